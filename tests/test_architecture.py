@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -181,17 +180,59 @@ def test_the_library_neither_prints_nor_exits(path):
     assert unpickles == ("pickle" in imports(path))
 
 
-def test_every_code_of_a_diagnostic_is_documented_and_used():
+def codes_given(tree):
+    """The codes that a module gives to diagnostics, by itself or through its own functions."""
+    makers = {"Diagnostic", "Diagnostic.each"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        names = [ast.unparse(code) for code in first_arguments(function, makers)]
+        if function.args.args and function.args.args[0].arg in names:
+            makers.add(function.name)
+    codes = first_arguments(tree, makers)
+    for function in functions:
+        for code in first_arguments(function, makers):
+            codes += values_of(function, ast.unparse(code))
+    keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    codes += [node.value for node in keywords if node.arg == "code"]
+    codes = [one for code in codes for one in alternatives(code)]
+    return {code.value for code in codes if isinstance(code, ast.Constant)}
+
+
+def first_arguments(tree, makers):
+    """The first arguments of the calls of some functions."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call.args[0] for call in calls if call.args and ast.unparse(call.func) in makers]
+
+
+def values_of(function, name):
+    """The expressions that a function gives to a name by assignments and loops over tuples."""
+    for node in ast.walk(function):
+        pairs = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, one) for target in node.targets for one in alternatives(node.value)]
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple):
+            pairs = [(node.target, one) for one in node.iter.elts]
+        for target, value in pairs:
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                of = dict(zip(map(ast.unparse, target.elts), value.elts, strict=True))
+                yield from [of[name]] if name in of else []
+            elif ast.unparse(target) == name:
+                yield value
+
+
+def alternatives(expression):
+    """The values of a conditional expression; of another the expression itself."""
+    if isinstance(expression, ast.IfExp):
+        return [*alternatives(expression.body), *alternatives(expression.orelse)]
+    return [expression]
+
+
+@pytest.mark.source
+def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
     from ckpttool.model.diagnostics import CODES
 
-    strings = Counter(
-        node.value
-        for name, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if not str(name).endswith("diagnostics.py")
-    )
-    assert not [code for code in CODES if not strings[code]]
+    trees = [tree for path, tree in TREES.items() if path.name != "diagnostics.py"]
+    assert set().union(*map(codes_given, trees)) == set(CODES)
 
 
 @pytest.mark.interpreter

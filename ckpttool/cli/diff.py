@@ -18,7 +18,7 @@ from ckpttool.model.catalog import RankCatalog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
@@ -30,8 +30,8 @@ def _build_sides(**values: Any) -> Mapping[str, object]:
     key, step, pattern = values["key"], values["step"], values["pattern"]
     b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
     return {
-        "a": options.make_source(values["a"], pattern, step, key, values["strategy"]),
-        "b": options.make_source(values["b"], b_pattern, b_step, key, values["b_strategy"]),
+        "a": options.make_side(values["a"], pattern, step, key, values["strategy"]),
+        "b": options.make_side(values["b"], b_pattern, b_step, key, values["b_strategy"]),
     }
 
 
@@ -52,15 +52,15 @@ sides = options.OptionGroup(
             "file needs none.  Again, or a folder, for several pipeline stages.",
         ),
         "b_strategy": _strategy("--b-strategy", help="Strategy file of B, if it is not that of A."),
-        "step": options.source.parameters["step"],
+        "step": options.source_options.parameters["step"],
         "b_step": options.option(
             "--b-step", metavar="STEP", help="Step of B, if it is not that of A."
         ),
-        "pattern": options.source.parameters["pattern"],
+        "pattern": options.source_options.parameters["pattern"],
         "b_pattern": options.option(
             "--b-pattern", metavar="PATTERN", help="Pattern of B, if it is not that of A."
         ),
-        "key": options.source.parameters["key"],
+        "key": options.source_options.parameters["key"],
     },
 )
 
@@ -77,7 +77,7 @@ sides = options.OptionGroup(
     """,
 )
 @sides()
-@options.resolve(
+@options.resolve_options(
     *("trust_strategy", "optimizer_shard"),
     replicated=options.option(
         "--replicated",
@@ -111,11 +111,11 @@ sides = options.OptionGroup(
     metavar="X",
     help="See --atol.  [default: 0]",
 )
-@options.run("jobs", "engine")
-@options.report(limit=options.LIMIT)
+@options.run_options("jobs", "engine")
+@options.report_options(limit=options.LIMIT)
 def diff(
-    a: Source,
-    b: Source,
+    a: Side,
+    b: Side,
     resolve: ResolveOptions,
     atol: float | None,
     rtol: float | None,
@@ -147,7 +147,7 @@ def diff(
 
 
 def _load(
-    a: Source, b: Source, report: ReportOptions, replicated: bool
+    a: Side, b: Side, report: ReportOptions, replicated: bool
 ) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
     """Read the catalogs and strategies of both sides, and raise all their problems at once.
 
@@ -161,14 +161,14 @@ def _load(
         b = replace(b, strategy_files=a.strategy_files)
     for side, source in (("A", a), ("B", b)):
         read = partial(workflow.load, source, report, find_strategy=not replicated)
-        side_errors: list[CkptToolError] = []
-        loaded = workflow.attempt(read, side_errors)
-        errors += [with_side(error, side) for error in side_errors]
-        if loaded is not None:
-            catalog, strategy, _ = loaded
-            is_of_a = source.strategy_files is a.strategy_files
-            needs_none = not isinstance(catalog, RankCatalog)
-            strategies.append(None if is_of_a and needs_none else strategy)
-            catalogs.append(catalog)
+        loaded = workflow.attempt(read)
+        if isinstance(loaded, CkptToolError):
+            errors.append(with_side(loaded, side))
+            continue
+        catalog, strategy, _ = loaded
+        is_of_a = source.strategy_files is a.strategy_files
+        needs_none = not isinstance(catalog, RankCatalog)
+        strategies.append(None if is_of_a and needs_none else strategy)
+        catalogs.append(catalog)
     raise_all(errors)
     return catalogs[0], catalogs[1], strategies[0], strategies[1]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """,
 )
 @click.argument("folder", metavar="DIR", type=options.EXISTING)
-@options.report()
+@options.report_options()
 def finalize(folder: str, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""
     manifest = ckpttool.finalize(folder)

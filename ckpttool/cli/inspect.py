@@ -12,7 +12,7 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
 
 
 @click.command(
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     are.
     """,
 )
-@options.source()
+@options.source_options()
 @options.crc
-@options.report()
-def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
+@options.report_options()
+def inspect(source: Side, crc: bool, report: ReportOptions) -> None:
     """Show the contents of a checkpoint, from headers alone."""
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification.describe import describe_foreign
@@ -42,9 +42,7 @@ def inspect(source: Source, crc: bool, report: ReportOptions) -> None:
         (tables.print_json if report.as_json else tables.print_foreign)(foreign)
         return
     diagnostics = Diagnostics("inspect")
-    catalog, strategy, _ = workflow.load(
-        source, report, tolerated=diagnostics.failures, command="inspect"
-    )
+    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:

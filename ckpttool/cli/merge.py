@@ -12,7 +12,7 @@ from ckpttool.cli import options, workflow
 from ckpttool.cli.params import PathName
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.planning.preflight import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     is then converted to another format.
     """,
 )
-@options.source()
-@options.resolve()
+@options.source_options()
+@options.resolve_options()
 @options.listed_under(
     options.OUTPUT,
     "path",
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     metavar="OUT",
     help="Output file; a folder with --max-shard-size.",
 )
-@options.output(
+@options.output_options(
     *("max_shard_bytes", "crc", "part", "overwrite", "resume"),
     format=options.option(
         "--format",
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
         help="Format of the output.  [default: by the ending of OUT, else hdf5]",
     ),
 )
-@options.run()
-@options.report()
+@options.run_options()
+@options.report_options()
 def merge(
-    source: Source,
+    source: Side,
     resolve: ResolveOptions,
     path: str,
     output: OutputOptions,
@@ -62,7 +62,7 @@ def merge(
 ) -> None:
     """Merge the files of all ranks into one."""
     options.refuse_two_strategies(source, resolve)
-    output = options.choose_format(path, output)
+    output = options.with_format(path, output)
     options.refuse_hdf5_checksum(output)
     path = options.absolute_for_cluster(path, run)
     catalog, strategy, _ = workflow.load(

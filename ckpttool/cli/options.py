@@ -40,18 +40,18 @@ HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
 MAX_KEY_FILE_BYTES = 1024  # a larger file does not hold a key
 
 
-def parse_key(data: bytes) -> Secret | None:
+def parse_key_file(data: bytes) -> Secret | None:
     r"""Return the key that the contents of a file hold, or None.
 
     They are the bytes of the key, or ``hex:`` and its digits.  One line end after them is ignored.
 
     Examples
     --------
-    >>> parse_key(b"0123456789abcdef\n").reveal()
+    >>> parse_key_file(b"0123456789abcdef\n").reveal()
     b'0123456789abcdef'
-    >>> len(parse_key(b"hex:" + b"5A" * 32))
+    >>> len(parse_key_file(b"hex:" + b"5A" * 32))
     32
-    >>> parse_key(b"too short")
+    >>> parse_key_file(b"too short")
     """
     for end in (b"", b"\n", b"\r\n"):
         key = data.removesuffix(end)
@@ -83,7 +83,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
         reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
         raise click.BadParameter(reason, ctx, param) from None
     is_small = len(data) <= MAX_KEY_FILE_BYTES
-    key = parse_key(data) if is_small else None
+    key = parse_key_file(data) if is_small else None
     if key is None:
         size = f"{len(data)} bytes" if is_small else "too many bytes"
         reason = f"the file holds {size}; keys have 16, 24 or 32, or are spelled hex:00ff..."
@@ -191,15 +191,15 @@ class OptionGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint that a command reads: its path, its strategy files, and options of its scan."""
+class Side:
+    """A checkpoint on the command line: its path, its strategy files, and options of its scan."""
 
     path: str
     strategy_files: tuple[str, ...]
     options: SourceOptions
 
-    def for_engine(self, run: RunOptions) -> Source:
-        """Return the source with a path that is valid for the workers of an engine."""
+    def for_engine(self, run: RunOptions) -> Side:
+        """Return the side with a path that is valid for the workers of an engine."""
         return replace(self, path=absolute_for_cluster(self.path, run))
 
 
@@ -230,14 +230,14 @@ class ReportOptions:
         return self.quiet or self.as_json
 
 
-def make_source(
+def make_side(
     path: str,
     pattern: str | None,
     step: str | None,
     key: Secret | None,
     strategy_files: tuple[str, ...] = (),
-) -> Source:
-    """Return a source; refuse a pattern without ``{rank}``."""
+) -> Side:
+    """Return a side; refuse a pattern without ``{rank}``."""
     from ckpttool.discovery.scan import SourceOptions
 
     if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
@@ -246,11 +246,11 @@ def make_source(
         raise click.UsageError(
             "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
         )
-    return Source(path, strategy_files, SourceOptions(pattern, step, key))
+    return Side(path, strategy_files, SourceOptions(pattern, step, key))
 
 
 def _build_source(src: str, **values: Any) -> Mapping[str, object]:
-    return {"source": make_source(src, **values)}
+    return {"source": make_side(src, **values)}
 
 
 def _build_resolve(**values: Any) -> Mapping[str, object]:
@@ -310,7 +310,7 @@ def _strategy(letter: str, side: str, of: str, required: bool) -> Parameter:
     )
 
 
-source = OptionGroup(
+source_options = OptionGroup(
     SOURCE,
     _build_source,
     {
@@ -337,7 +337,7 @@ source = OptionGroup(
     },
 )
 
-resolve = OptionGroup(
+resolve_options = OptionGroup(
     RESOLVE,
     _build_resolve,
     {
@@ -393,7 +393,7 @@ crc = listed_under(
     "them whole.",
 )
 
-output = OptionGroup(
+output_options = OptionGroup(
     OUTPUT,
     _build_output,
     {
@@ -478,11 +478,11 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
         help="Folder for rank_0/, rank_1/, ...",
     )
     strategy = _strategy("d", "dst", "target", required=True)("dst_strategy", OUTPUT)
-    added = output(*(output.parameters.keys() - {"max_shard_bytes"}))
+    added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes"}))
     return folder(strategy(added(command)))
 
 
-run = OptionGroup(
+run_options = OptionGroup(
     RUN,
     _build_run,
     {
@@ -515,7 +515,7 @@ LIMIT = option(
     metavar="N",
     help="List at most N of what was found.  [default: 50; with --json all]",
 )
-report = OptionGroup(
+report_options = OptionGroup(
     REPORT,
     _build_report,
     {
@@ -532,7 +532,7 @@ report = OptionGroup(
 )
 
 
-def refuse_two_strategies(source: Source, resolve: ResolveOptions) -> None:
+def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
     if resolve.replicated and source.strategy_files:
         raise click.UsageError("--replicated and -s exclude each other.")
@@ -551,7 +551,7 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
     return path if path.startswith("/") else prefix + path
 
 
-def choose_format(path: str, output: OutputOptions) -> OutputOptions:
+def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
     from ckpttool.planning import preflight
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -78,8 +80,27 @@ class Existing(PathName):
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
-            return f"Path {name!r} does not exist."
+            return f"Path {name!r} {_explain_absence(Path(name))}"
         return None
+
+
+def _explain_absence(path: Path) -> str:
+    """Return why a path does not exist: a dangling link, an unfinished run or a misspelt name."""
+    from difflib import get_close_matches
+
+    from ckpttool.formats.local import is_link, list_folder
+    from ckpttool.transaction.journal import find_unfinished_run
+
+    with suppress(OSError):  # a folder that cannot be read explains nothing
+        if is_link(path):
+            return f"is a link to {str(path.readlink())!r}, which leads nowhere."
+        for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
+            if unfinished := find_unfinished_run(output):
+                return f"does not exist: {unfinished.text}"
+        names = [one.name for one in list_folder(path.parent)]
+        if near := get_close_matches(path.name, names, 1):
+            return f"does not exist; did you mean {str(path.parent / near[0])!r}?"
+    return "does not exist."
 
 
 class Number(NumberType):

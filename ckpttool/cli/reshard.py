@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.cli import options, workflow
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.planning.preflight import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs none.
     """,
 )
-@options.source()
-@options.resolve("unlisted", "trust_strategy", "optimizer_shard", "strict", "check_replicas")
+@options.source_options()
+@options.resolve_options(
+    "unlisted", "trust_strategy", "optimizer_shard", "strict", "check_replicas"
+)
 @options.rank_outputs
-@options.run()
-@options.report()
+@options.run_options()
+@options.report_options()
 def reshard(
-    source: Source,
+    source: Side,
     resolve: ResolveOptions,
     folder: str,
     dst_strategy: tuple[str, ...],

@@ -11,7 +11,7 @@ import ckpttool
 from ckpttool.cli import options, workflow
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.planning.preflight import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     with --replicated also rank folders that each hold everything, and one rank's file of them.
     """,
 )
-@options.source("src", "step", "pattern", "key")
-@options.resolve("replicated", "unlisted", "strict")
+@options.source_options("src", "step", "pattern", "key")
+@options.resolve_options("replicated", "unlisted", "strict")
 @options.rank_outputs
-@options.run()
-@options.report()
+@options.run_options()
+@options.report_options()
 def split(
-    source: Source,
+    source: Side,
     resolve: ResolveOptions,
     folder: str,
     dst_strategy: tuple[str, ...],

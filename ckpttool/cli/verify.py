@@ -12,7 +12,7 @@ from ckpttool.cli.progress import show_progress
 from ckpttool.model.diagnostics import severities
 
 if TYPE_CHECKING:
-    from ckpttool.cli.options import ReportOptions, Source
+    from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.planning.resolve import ResolveOptions
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     if nothing is wrong, 1 if something is, 2 and more if it could not be verified.
     """,
 )
-@options.source()
-@options.resolve("replicated")
+@options.source_options()
+@options.resolve_options("replicated")
 @options.listed_under(
     options.CHECKS,
     "deep",
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     ),
     help="Warnings of this kind are no findings, only notes; may be given again.",
 )
-@options.run("jobs", "engine")
-@options.report(limit=options.LIMIT)
+@options.run_options("jobs", "engine")
+@options.report_options(limit=options.LIMIT)
 def verify(
-    source: Source,
+    source: Side,
     resolve: ResolveOptions,
     deep: bool,
     crc: bool,

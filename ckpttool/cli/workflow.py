@@ -15,11 +15,11 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, tables
-from ckpttool.cli.options import SIGNALS, ReportOptions, Source
+from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import show_count, show_progress
 from ckpttool.cli.signals import Terminated
 from ckpttool.errors import CkptToolError, raise_all
-from ckpttool.model.diagnostics import Diagnostic, severities
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
 from ckpttool.model.wording import count, format_bytes, shorten
 
 if TYPE_CHECKING:
@@ -39,26 +39,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def attempt(call: Callable[[], T], errors: list[CkptToolError]) -> T | None:
-    """Return the result of ``call``, or add its error to ``errors`` and return None.
+def attempt(call: Callable[[], T]) -> T | CkptToolError:
+    """Return the result of ``call``, or its error.
 
     One run can then report a bad strategy and a bad checkpoint together; see `raise_all`.
     """
     try:
         return call()
     except CkptToolError as error:
-        errors.append(error)
-        return None
+        return error
 
 
 def load(
-    source: Source,
+    source: Side,
     report: ReportOptions,
     dst_strategy: tuple[str, ...] = (),
     *,
     find_strategy: bool = True,
-    tolerated: list[CkptToolError] | None = None,
     command: Command = "convert",
+    diagnostics: Diagnostics | None = None,
 ) -> tuple[Catalog, Strategy | None, Strategy | None]:
     """Read the catalog and the strategies, and raise all their problems at once.
 
@@ -73,30 +72,33 @@ def load(
     find_strategy
         Whether to use the strategy in the output folder of a MindFormers run, with a note, if the
         source names none.
-    tolerated
-        List to which errors of a strategy are added; the strategy is then None.
     command
         What the catalog is for; see `ckpttool.scan`.
+    diagnostics
+        Gets the errors of strategies, which are then None; without it they are raised.
     """
-    errors: list[CkptToolError] = []
-    src_strategy = source.strategy_files
+    src_files = source.strategy_files
     with show_count("reading headers", report.hides_progress) as on_progress:
         read = partial(ckpttool.scan, source.path, source.options, command=command)
-        catalog = attempt(partial(read, on_progress=on_progress), errors)
-    if find_strategy and not src_strategy and catalog is not None and catalog.strategy_files:
-        src_strategy = catalog.strategy_files
-        found = _found_strategy_note(src_strategy)
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, found))
+        catalog = attempt(partial(read, on_progress=on_progress))
+    if find_strategy and not src_files and not isinstance(catalog, CkptToolError):
+        src_files = catalog.strategy_files
+        found = [_found_strategy_note(src_files)] if src_files else []
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *found))
     strategies = [
-        attempt(partial(ckpttool.read_strategy, paths), errors) if paths else None
-        for paths in (src_strategy, dst_strategy)
+        attempt(partial(ckpttool.read_strategy, paths)) if paths else None
+        for paths in (src_files, dst_strategy)
     ]
-    if tolerated is not None and catalog is not None:
-        tolerated += errors
-    else:
-        raise_all([*catalog.damaged.values(), *errors] if errors and catalog else errors)
-    assert catalog is not None, "raise_all() returned, so scan() did not fail"
-    return catalog, strategies[0], strategies[1]
+    errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
+    if isinstance(catalog, CkptToolError):
+        raise_all(errors)
+    elif diagnostics is not None:
+        diagnostics.failures += errors
+    elif errors:
+        raise_all([*catalog.damaged.values(), *errors])
+    assert not isinstance(catalog, CkptToolError), "its error was raised"
+    src, dst = (None if isinstance(one, CkptToolError) else one for one in strategies)
+    return catalog, src, dst
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:

@@ -85,8 +85,8 @@ from ckpttool.model.slicing import (
     Description,
     Listed,
     Source,
+    box_problems,
     fill_with_boxes,
-    misfits,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
@@ -797,7 +797,7 @@ def _place_slices(
                 missing += faults
         if missing:
             placement.faults.add_missing(missing, name)
-            placement.problems += misfits(parameter.meta, boxes)
+            placement.problems += box_problems(parameter.meta, boxes)
         else:
             _add_parameter(placement, parameter, boxes)
     placement.problems += placement.faults.problems()

@@ -74,8 +74,8 @@ from ckpttool.model.slicing import (
     Description,
     Listed,
     Source,
+    box_problems,
     fill_with_boxes,
-    misfits,
 )
 from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.model.wording import count, shorten
@@ -274,7 +274,7 @@ def _place_boxes(
         boxes = [box for box in found if isinstance(box, Box)]
         reasons = [fault for fault in found if isinstance(fault, str)]
         meta = TensorMeta(name, tensor.dtype, tensor.shape)
-        wrong = misfits(meta, boxes)
+        wrong = box_problems(meta, boxes)
         filled = wrong or fill_with_boxes(meta, boxes)
         if isinstance(filled, BoxSlicing):
             placed[name] = Source(meta, filled, Listed())

@@ -44,7 +44,9 @@ class Code:
 
 CODES: Mapping[str, Code] = {
     # files
-    "damaged": Code("a file is not what its format says", "error"),
+    "damaged": Code(
+        "a file is not what its format says, or its tensors have bytes in common", "error"
+    ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("ckpttool cannot read a file", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
@@ -69,7 +71,9 @@ CODES: Mapping[str, Code] = {
     "missing_own": Code(
         "every rank has a value of its own, and that of a missing rank is lost", "warning"
     ),
-    "lacking": Code("a file lacks parameters that its replicas hold", "warning"),
+    "lacking": Code(
+        "a file lacks parameters that its replicas or the other ranks of its stage hold", "warning"
+    ),
     "empty": Code("a file holds no tensor, which may be right", "note"),
     "faulty_replica": Code(
         "a described file is not as described, and others hold all its slices",
@@ -89,7 +93,7 @@ CODES: Mapping[str, Code] = {
     # steps and saves
     "step": Code("which step is read", "note"),
     "older_step": Code("not all ranks have the newest step", "note", {"verify": "warning"}),
-    "mixed_steps": Code("ranks are not of one step", "error"),
+    "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
     ),
@@ -153,7 +157,7 @@ CODES: Mapping[str, Code] = {
     "shape": Code("shapes do not fit over ranks, or with the strategy", "error"),
     "nan": Code("values are NaN", "warning"),
     "infinite": Code("values are infinite", "warning"),
-    "zero": Code("a weight is all zero", "warning"),
+    "zero": Code("a weight of two or more axes, or one rank's slice of it, is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
     # why a command cannot do what was requested
     "source": Code("the input is not a checkpoint that can be read as requested", "error"),
@@ -172,7 +176,7 @@ CODES: Mapping[str, Code] = {
         {"inspect": None, "verify": None, "diff": None},
     ),
     "format": Code("what the format of files means for those who load them", "note"),
-    "manifest": Code("a file is not what its manifest lists", "error"),
+    "manifest": Code("a file is missing or is not what its manifest lists", "error"),
 }
 
 # Option that a hint can name -> the commands that have it.

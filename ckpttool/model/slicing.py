@@ -355,7 +355,7 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     boxes
         In any order; they must fill the full tensor, and only equal boxes may overlap.
     """
-    problems = misfits(meta, boxes)
+    problems = box_problems(meta, boxes)
     if problems:
         return problems
     if 0 not in meta.shape:
@@ -382,9 +382,9 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
 
 
-def misfits(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
+def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
     """Return a message for each box that is wrong by itself; boxes may be missing."""
-    problems = [problem for box in boxes if (problem := _misfit(meta, box)) is not None]
+    problems = [problem for box in boxes if (problem := _box_problem(meta, box)) is not None]
     return [*problems, *_shared(meta, boxes)]
 
 
@@ -413,7 +413,7 @@ def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Sour
     return Source(meta, slicing, FollowsParameter(base.meta.name))
 
 
-def odd_state(base: Source, meta: TensorMeta) -> str | None:
+def described_state_message(base: Source, meta: TensorMeta) -> str | None:
     """Return the problem of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
@@ -425,7 +425,7 @@ def odd_state(base: Source, meta: TensorMeta) -> str | None:
     )
 
 
-def _misfit(meta: TensorMeta, box: Box) -> str | None:
+def _box_problem(meta: TensorMeta, box: Box) -> str | None:
     """Return the problem of a single box, or None."""
     found, shape = box.tensor.meta, box.region.shape
     where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"

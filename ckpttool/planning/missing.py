@@ -2,8 +2,8 @@
 
 A slice that another rank holds is read from there.  The strategy shows which slices a file held.
 The other ranks of its stage show which unlisted parameters it held, since all run the same program.
-If these ranks hold different parameters (saved without redundancy), a damaged file may have held
-something that no other rank has.  Such a file is not replaced.
+A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+It may have held something that no other rank has.
 
 ``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
 may hold nothing.  Safetensors files record it, unless they hold nothing.  ``.ckpt`` files do not
@@ -348,8 +348,8 @@ def has_redundancy_mark(catalog: Catalog) -> bool:
 def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     """Return whether a checkpoint was saved without redundancy.
 
-    Its files may record it.  Otherwise they show it if no slice is in two files, and some slice is
-    missing from the file of one of its owners.  Without layouts every rank owns everything.
+    Its files may record it.  Otherwise they show it if each slice is in one file only, and some
+    owner of a slice lacks it.  Without layouts every rank owns everything.
     """
     if isinstance(catalog, SelfDescribedCatalog):
         return False  # its description lists the slices of every file

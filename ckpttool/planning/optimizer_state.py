@@ -47,8 +47,8 @@ def match_states_by_name(
     of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
     count, since an optimizer may store some.
 
-    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module, since
-    the parameters of their states may be missing.
+    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
+    other name with such a prefix may be a state whose parameter is missing.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ def followed_parameter(
 ) -> str | None:
     """Return the parameter whose state the unlisted tensor ``name`` is; None if it is not a state.
 
-    The slice of a state on each of ``ranks`` has the shape that follows from its parameter's slices
-    in the same stage.  Other ranks may hold the parameter if it was saved without redundancy.
+    A state has slices of the expected shape on all of ``ranks``.  It follows from the parameter's
+    slices in the same stage.  Other ranks may hold these if they were saved without redundancy.
     """
     parameter = parameter_of_state.get(name)
     if (
@@ -207,8 +207,8 @@ def correct_layouts(
 ) -> tuple[Layout, ...]:
     """Correct the layouts of a listed parameter by its slices and by its parameter.
 
-    The strategy may give the full shape.  Slices that are too small for it by a divisor of the
-    replicas have an optimizer shard that the strategy hides.
+    The strategy may give the full shape.  If the slices are too small for it by a divisor of the
+    replicas, the strategy hides an optimizer shard.
 
     A state has its parameter's full shape, so its slices show how it is sharded.  MindSpore's
     entries of states are wrong in three ways:
@@ -328,8 +328,8 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     gradients and of AdaFactor's statistics.
 
     It is an error if the slices have equal shapes, so that the full shapes differ.  Otherwise it is
-    a warning, since headers do not show which rank holds which slice.  It is also a warning for a
-    state without a prefix of MindSpore's optimizers, since its name may be a coincidence.
+    a warning, since headers do not show which rank holds which slice.  States without a prefix of
+    MindSpore's optimizers only get a warning, since their names may be a coincidence.
     """
     contradictions, suspicious = [], []
     metas = catalog.metas

@@ -1,8 +1,8 @@
-"""The plans of merge, split and reshard, and everything that stands in their way.
+"""Plan merge, split and reshard, and find everything that prevents them.
 
 merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
-it.  All problems are collected before the first byte is written: those of the source, of the target
-and of the destination (formats, names, room on the disk, what an earlier run left).
+it.  All problems are collected before the first byte is written.  They are problems of the source,
+of the target, and of the destination: formats, names, disk space, and files of an earlier run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ckpttool.planning.resolve import (
     no_strategy_error,
     resolve,
 )
-from ckpttool.planning.sources import why_not_full
+from ckpttool.planning.sources import not_full_message
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
@@ -50,36 +50,36 @@ from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What is written, and what becomes of files that are there.
+    """Options of the outputs, and of existing files.
 
     Attributes
     ----------
     format
-        Format of the outputs; None for that of the suffix, else HDF5.
+        Format of the outputs; None to take it from the suffix, else HDF5.
     prefix
-        Files ``rank_R/{prefix}R`` with the suffix of the format are written for the ranks of a
-        strategy.
+        Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
     ranks
         Write only these ranks of the strategy.
     not_in_target
-        What to do with parameters that the strategy of the target does not list: see
+        How to write parameters that the target strategy does not list; see
         `ckpttool.model.plan.Target`.
     strategy_path
-        Write the strategy of the outputs to this file, as MindSpore's own tools read it: see
+        Write the strategy of the outputs to this file, which MindSpore's own tools can read; see
         `ckpttool.planning.targets`.
     max_shard_bytes
-        Write a merged checkpoint as a folder of numbered files, by default safetensors, with at
-        most so many bytes of tensors each, and the index files of MindSpore and of Hugging Face.
+        Write a merged checkpoint as a folder of numbered files with at most this many bytes of
+        tensors each.  The default format is then safetensors.  The folder also gets the index files
+        of MindSpore and of Hugging Face.
     crc
         Verify the checksums of the source, and store one in every output.
     part
-        ``(k, n)``: write only the outputs of the ``k``-th, from 1 on, of ``n`` runs of the same
-        plan; see `ckpttool.finalize`.
+        ``(k, n)``: write only the outputs of run ``k``, from 1, of ``n`` runs of the same plan; see
+        `ckpttool.finalize`.
     overwrite
-        Replace outputs that exist; an input is never replaced.
+        Replace existing outputs; an input is never replaced.
     resume
-        Keep the outputs that an interrupted run of the same plan completed.  What that run left may
-        be replaced in any case.
+        Keep the outputs that an interrupted run of the same plan completed.  Other files of that
+        run are replaced with and without this option.
 
     Examples
     --------
@@ -109,20 +109,14 @@ class OutputOptions:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
 
     def refuse(self, *names: str) -> None:
-        """Raise `ValueError` if an option was given that an output has no use for.
-
-        Parameters
-        ----------
-        names
-            The options that it has no use for.
-        """
+        """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
         given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         unused = sorted({*given} & {*names})
         if unused:
             raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
     def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
-        """Return what becomes of files that are there."""
+        """Return the policy for existing files."""
         return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
 
 
@@ -132,14 +126,14 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     Parameters
     ----------
     path, format
-        The file, and the format that was asked for, if any.
+        The file, and the requested format, if any.
     is_folder
-        Whether ``path`` is a folder of numbered files: safetensors if nothing is asked for.
+        Whether ``path`` is a folder of numbered files, whose default format is safetensors.
 
     Raises
     ------
     PlanError
-        The ending promises another format, or one that nobody knows.
+        The suffix is that of another format, or of none.
     """
     _refuse_url(path)
     by_name = format_of_suffix(path)
@@ -167,7 +161,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
     PlanError
         The folder is a URL.
     ValueError
-        An option is of merged checkpoints only.
+        An option applies to merged checkpoints only.
     """
     options.refuse("max_shard_bytes")
     _refuse_url(folder)
@@ -177,7 +171,11 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
     }
     return Target(
-        *(format, paths, len(strategy.ranks), strategy, header_attrs(options.crc)),
+        format,
+        paths,
+        ranks=len(strategy.ranks),
+        sharding=strategy,
+        attrs=header_attrs(options.crc),
         not_in_target=options.not_in_target,
     )
 
@@ -189,12 +187,12 @@ def _refuse_url(path: str) -> None:
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
-    """Return the attributes of every output's header: a place for a checksum, if wanted."""
+    """Return the attributes of every output's header: an empty checksum with ``crc``."""
     return {"crc_num": ""} if crc else {}
 
 
-def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
-    """Check what the output format can hold, and whether the disk has room for all not kept."""
+def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
+    """Check the limits of the output format, and the disk space for outputs not ``kept``."""
     found = Diagnostics()
     format = get_format(plan.target.format)
     refused: dict[str, None] = {}
@@ -214,14 +212,14 @@ def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
             folder = folder.parent
         if str(Path(path)) not in kept:
             replaced += is_there(path)
-            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _left_over(path)
+            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
     found.add(*Diagnostic.each("destination", refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
         found.add(Diagnostic("format", text))
-    has_sum = "crc_num" in plan.target.attrs
-    if plan.target.format == "safetensors" and has_sum and "BFloat16" in dtypes:
+    has_checksum = "crc_num" in plan.target.attrs
+    if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
         found.add(Diagnostic("format", f"{text}fails; load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
@@ -238,8 +236,8 @@ def _check_room(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
-def _left_over(path: str) -> int:
-    """Return the bytes that the temporary file of a killed run frees when it is replaced."""
+def _partial_bytes(path: str) -> int:
+    """Return the disk space of the temporary file of a killed run, which will be replaced."""
     try:
         return Path(path + PARTIAL).lstat().st_blocks * 512
     except OSError:
@@ -251,75 +249,69 @@ IS_INPUT = "is an input of this run"
 FileId = tuple[int, int]  # device and inode
 
 
-def place_problems(
+def destination_problems(
     source: Catalog,
     target: Target,
     inputs: Collection[str],
     overwrite: bool,
     documents: Collection[str] = (),
-    ours: Collection[str] = (),
+    replaceable: Collection[str] = (),
 ) -> Iterator[str]:
-    """Yield everything that stands in the way of the outputs' names.
+    """Yield messages of everything that prevents writing the outputs under their names.
 
     Parameters
     ----------
     source
-        What is read.
+        The source.
     target
-        What is to be written.
+        The outputs.
     inputs
-        Every file that is read; none is ever replaced, whatever name it is given by.
+        All files that are read; none of them is replaced, by whatever name.
     overwrite
-        Whether another file may be replaced.
+        Whether to replace other files.
     documents
         Small files that are written with the outputs.
-    ours
-        Outputs that may be replaced in any case; see `ckpttool.transaction.resume.find_remains`.
+    replaceable
+        Outputs that are replaced even without ``overwrite``; see
+        `ckpttool.transaction.resume.Destination`.
     """
     blocked = _blocked(target, inputs, documents)
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
     manifest = [target.manifest_path] if target.paths else []
     files = [path for path in paths if is_there(path) and path not in blocked]
-    existing = [path for path in files if str(Path(path)) not in ours]
+    existing = [path for path in files if str(Path(path)) not in replaceable]
     if not existing and not blocked:
-        existing = [path for path in manifest if is_there(path) and path not in ours]
+        existing = [path for path in manifest if is_there(path) and path not in replaceable]
     if existing and not overwrite:
         have = f"{existing[0]} exists already"
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         yield f"{have}; --overwrite replaces what is there"
-    yield from _mixtures(source, target)
+    yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if overwrite or blocked else stale_files(target)
+    stale = None if overwrite or blocked else _stale_files_message(target)
     if stale:
         yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
 
 
-def blocked_places(
-    target: Target, inputs: Collection[str], documents: Collection[str] = ()
-) -> Iterator[str]:
-    """Yield outputs that cannot be written even with ``--overwrite``.
-
-    If there are any, what lies there is not read either.
-    """
-    yield from dict.fromkeys(_blocked(target, inputs, documents).values())
-
-
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
-    """Return outputs that cannot be written, with a message; one cause has one message."""
-    taken = {_file_id(Path(path)) for path in inputs}
+    """Return path to message for outputs that cannot be written even with ``--overwrite``.
+
+    Outputs with the same cause have the same message.
+    """
+    input_ids = {_file_id(Path(path)) for path in inputs}
     paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
-    found = {path: text for path in paths for text in _problems_of(path, taken)}
+    found = {path: text for path in paths for text in _output_problems(path, input_ids)}
     inputs = [path for path, text in found.items() if text == IS_INPUT]
     have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
     have = f"{Path(inputs[0])}: {IS_INPUT}" if len(inputs) == 1 else have
     return found | dict.fromkeys(inputs, f"{have}; write somewhere else")
 
 
-def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
-    """Yield outputs that the next scan of the source would take for files of it."""
+def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
+    """Yield messages of outputs that the next scan of the source would read."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
@@ -330,7 +322,7 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         text = "what is written there would be taken for the checkpoint of that run, in the place"
         yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
     if not isinstance(source, RankCatalog):
-        return  # its files are those that are named
+        return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
     mixed: dict[str, list[str]] = {}
@@ -340,34 +332,34 @@ def _mixtures(source: Catalog, target: Target) -> Iterator[str]:
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
         if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
-    for name, found in mixed.items():
-        text = f"{shorten(found, 3)}: would be taken for a file of the source, which is read from"
+    for name, paths in mixed.items():
+        text = f"{shorten(paths, 3)}: would be taken for a file of the source, which is read from"
         yield f"{text} {name}; write to a folder outside of it"
 
 
-def _problems_of(name: str, taken: Collection[FileId]) -> Iterator[str]:
-    """Yield what is wrong with one output; one cause has one message."""
+def _output_problems(name: str, input_ids: Collection[FileId]) -> Iterator[str]:
+    """Yield a message if one output cannot be written."""
     path, partial = Path(name), Path(name + PARTIAL)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
         yield f"{folder}: is {what}; name a folder to write to"
-    elif closed := access_problem(folder, os.W_OK | os.X_OK) or _long_name(path, folder):
-        yield closed
+    elif problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        yield problem
     elif name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
         yield f"{name}: {what} a folder; name the file to be written"
     elif path.exists() and not path.is_file():
         yield f"{path}: is a device or a pipe; name a file to be written"
-    elif path.exists() and _file_id(path) in taken:
-        yield IS_INPUT  # as all files of a folder may be, which are told together
+    elif path.exists() and _file_id(path) in input_ids:
+        yield IS_INPUT  # `_blocked` joins the messages of several inputs
     else:
-        yield from _problems_of_partial(partial, taken)
+        yield from _partial_problems(partial, input_ids)
 
 
-def _long_name(path: Path, folder: Path) -> str | None:
-    """Return a message if a name, or that of a file beside it, is too long; else None."""
-    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 where none is known
+def _name_problem(path: Path, folder: Path) -> str | None:
+    """Return a message if a name, or that of a temporary file next to it, is too long."""
+    limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
     if limit <= 0 or longest <= limit:
@@ -377,17 +369,18 @@ def _long_name(path: Path, folder: Path) -> str | None:
     return f"{output}: {text}; give it a shorter one"
 
 
-def _problems_of_partial(partial: Path, taken: Collection[FileId]) -> Iterator[str]:
+def _partial_problems(partial: Path, input_ids: Collection[FileId]) -> Iterator[str]:
+    """Yield a message if the temporary file of an output cannot be created."""
     try:
         found = partial.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISREG(found.st_mode):
         yield f"{partial}: is in the way of the temporary file; move it away"
-    elif (found.st_dev, found.st_ino) in taken:
+    elif (found.st_dev, found.st_ino) in input_ids:
         yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif closed := access_problem(partial, os.R_OK | os.W_OK):
-        yield closed
+    elif problem := access_problem(partial, os.R_OK | os.W_OK):
+        yield problem
 
 
 def _file_id(path: Path) -> FileId:
@@ -395,8 +388,8 @@ def _file_id(path: Path) -> FileId:
     return found.st_dev, found.st_ino
 
 
-def stale_files(target: Target) -> str | None:
-    """Return a message on files of ranks or formats that the target does not have, if any."""
+def _stale_files_message(target: Target) -> str | None:
+    """Return a message if there are files of ranks or formats that the target does not have."""
     if target.is_merged:
         return None
     first = list(target.paths.items())[:1]
@@ -413,29 +406,29 @@ def _plan_and_check(
     options: ResolveOptions,
     policy: DestinationPolicy,
     executor: Executor | None,
-    beside: ShardedOutput | StrategySidecar | None = None,
+    extension: ShardedOutput | StrategySidecar | None = None,
 ) -> tuple[Plan, Destination]:
-    """Resolve a source, plan, and look what lies at the destination.
+    """Resolve a source, plan its transfer, and check the destination.
 
     Parameters
     ----------
     catalog, strategy
-        The source, and its layouts as they were given; see `resolve`.
+        The source and its layouts; see `resolve`.
     refusal
-        Why the command does not take the source, if it does not.
+        An error if the command does not accept the source, else None.
     target
-        What is to be written.
+        The outputs.
     options, policy
-        How the source is resolved, and what becomes of what is there.
+        How to resolve the source, and how to treat existing files.
     executor
         Reads contents where they decide; by default the caller's own thread.
-    beside
-        What is to be written beside the outputs.
+    extension
+        Completes the plan with documents, if there are any.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
+        All problems, in one error.
     """
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics(strict=options.strict)
@@ -445,31 +438,33 @@ def _plan_and_check(
             raise refusal
         resolved = resolve(catalog, strategy, options, executor, diagnostics)
         plan = targets.plan(resolved, target, diagnostics)
-        if plan is not None and beside is not None:
-            plan = beside.complete(plan, diagnostics)
+        if plan is not None and extension is not None:
+            plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:
         diagnostics.failures.append(error)
-    forged, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    checksum_errors, notes = check_files(catalog, executor, "crc_num" in target.attrs)
     diagnostics.add(*notes)
     if resolved is not None:
         _check_contents(resolved, plan, diagnostics)
     if plan is not None:
-        if beside is not None:
-            diagnostics.add(*Diagnostic.each("destination", beside.problems(plan)))
+        if extension is not None:
+            diagnostics.add(*Diagnostic.each("destination", extension.problems(plan)))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
     source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
     found = Diagnostics()
     destination = preflight(
-        *(target if plan is None else plan.target, plan, catalog),
+        target if plan is None else plan.target,
+        plan,
+        catalog,
         inputs=[*_files(catalog), *source_files, *target.sharding.files],
-        documents=[] if beside is None else beside.documents,
+        documents=[] if extension is None else extension.documents,
         policy=policy,
         executor=executor,
         diagnostics=found,
     )
     diagnostics.extend(found)
     diagnostics.add(*destination.notes)
-    diagnostics.failures[:0] = forged
+    diagnostics.failures[:0] = checksum_errors
     if catalog.errors():  # first, since what else is wrong may follow from them
         diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
@@ -481,10 +476,10 @@ def _plan_and_check(
 
 
 def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
-    """Add what contents say against a plan."""
+    """Add the problems that contents show, and those of a merged source that may be slices."""
     catalog, sharding = resolved.catalog, resolved.sharding
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [why_not_full(catalog)])))
+        diagnostics.add(*Diagnostic.each("strategy", filter(None, [not_full_message(catalog)])))
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
             *(
@@ -497,7 +492,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
 
 
 def _files(catalog: Catalog) -> list[str]:
-    """Return all files of a source that are there, whole or damaged."""
+    """Return the paths of all existing files of a source, also of damaged ones."""
     damaged = (error.path for error in catalog.damaged.values())
     return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
@@ -512,47 +507,49 @@ def preflight(
     executor: Executor,
     diagnostics: Diagnostics,
 ) -> Destination:
-    """Look what lies at the destination, and find everything that keeps a run from writing there.
+    """Inspect the destination, and find everything that prevents a run from writing there.
 
     Parameters
     ----------
     target
-        What is to be written.
+        The outputs.
     plan
-        How; None if the source has problems that keep it from being planned.
+        Their plan; None if problems of the source prevent one.
     source
-        What is read.
+        The source.
     inputs
-        Every file that is read.
+        All files that are read.
     documents
         Small files that are written with the outputs.
     policy
-        What becomes of files that are there, and which outputs this run writes.
+        How to treat existing files, and which outputs this run writes.
     executor
         Reads outputs of an earlier run where their contents decide.
     diagnostics
-        Gets what is in the way, and errors of files that cannot be read.
+        Collects problems, and errors of files that cannot be read.
     """
     found = Destination(tuple(target.paths) if policy.part is None else ())
-    if plan is not None:  # else nobody knows which outputs fall to a part
+    if plan is not None:  # only a plan decides which outputs belong to a part
         found = Destination.of(plan, policy)
     target = target.limited_to(found.ranks)
     own_documents = documents if policy.part is None else ()
-    if plan is not None and not any(blocked_places(target, inputs, own_documents)):
+    if plan is not None and not _blocked(target, inputs, own_documents):
         seen = Diagnostics()
         try:
             found = inspect_previous_run(plan, found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
-            seen.extend(_check_room(plan.limited_to(found.ranks), kept))
+            seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if policy.overwrite and (stale := stale_files(target)) is not None:
+        if policy.overwrite and (stale := _stale_files_message(target)) is not None:
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
             seen.add(Diagnostic("stale", text))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
-    places = place_problems(source, target, inputs, policy.overwrite, documents, found.replaceable)
-    diagnostics.add(*Diagnostic.each("destination", places))
+    problems = destination_problems(
+        source, target, inputs, policy.overwrite, documents, found.replaceable
+    )
+    diagnostics.add(*Diagnostic.each("destination", problems))
     return found
 
 
@@ -573,31 +570,32 @@ def plan_merge(
     catalog
         The source, from `scan`.
     strategy
-        Its layouts.  None for a source that holds full tensors, for a checkpoint that describes
+        The layouts.  None for a source that holds full tensors, for a checkpoint that describes
         itself, and for replicated ranks.
     path
-        The file to be written; a folder with ``max_shard_bytes``.
+        The output file; a folder with ``max_shard_bytes``.
     resolve_options
         How the source is resolved to full tensors.
     output_options
-        What is written.
+        Options of the outputs.
     executor
         Reads contents where they decide; by default the caller's own thread.
     open_progress
-        Called with a number of bytes that are to be read to prove what an earlier run left; gives a
-        context manager of a function that is called with the bytes read since the last call.
+        Called with the number of bytes to read if outputs of an earlier run are verified.  It
+        returns a context manager, which returns a function to call with the bytes read since the
+        last call.
 
     Returns
     -------
     plan, destination
-        What to write, and what lies there now.
+        The outputs, and the state of their files now.
 
     Raises
     ------
     FormatError, PlanError
-        Everything that is in the way, in one error.
+        All problems, in one error.
     ValueError
-        An option is of outputs for ranks only.
+        An option applies to outputs for ranks only.
     """
     output = output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
@@ -638,27 +636,27 @@ def plan_split(
     strategy
         Layouts of the target.
     folder
-        Where the folders of the ranks are written.
+        The output folder, which will hold the rank folders.
     resolve_options
-        How the source is resolved; ``unlisted`` also decides on tensors of which the source may
-        hold one rank's slice only.
+        How the source is resolved; ``unlisted`` also applies to tensors that may be slices of one
+        rank.
     output_options
-        What is written; HDF5 by default.
+        Options of the outputs.
     executor, open_progress
         As for `plan_merge`.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
+        All problems, in one error.
     ValueError
-        An option is of merged checkpoints only.
+        An option applies to merged checkpoints only.
     """
     is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
     return _plan_and_check(
         catalog,
         Merged() if is_full else None,
-        _why_not_one(catalog) if is_full else None,
+        _several_ranks_error(catalog) if is_full else None,
         rank_files(strategy, folder, output_options),
         resolve_options,
         output_options.policy(open_progress),
@@ -667,8 +665,8 @@ def plan_split(
     )
 
 
-def _why_not_one(catalog: Catalog) -> PlanError | None:
-    """Return why files do not make one full checkpoint: those of several ranks do not."""
+def _several_ranks_error(catalog: Catalog) -> PlanError | None:
+    """Return the error of a source that is not one full checkpoint: files of several ranks."""
     found = sorted({*catalog.files, *catalog.damaged})
     if isinstance(catalog, MergedCatalog) or len(found) < 2:
         return None
@@ -709,9 +707,9 @@ def plan_reshard(
     Raises
     ------
     FormatError, StrategyError, PlanError
-        Everything that is in the way, in one error.
+        All problems, in one error.
     ValueError
-        An option is of merged checkpoints only.
+        An option applies to merged checkpoints only.
     """
     refusal = None
     is_described = isinstance(catalog, SelfDescribedCatalog)

@@ -28,7 +28,7 @@ from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import quarantine_damaged, scan_notes
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
-    Agreement,
+    ContentGroups,
     Sources,
     content_decided_names,
     find_sources,
@@ -197,28 +197,28 @@ def _resolve(
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
-    agreement: Agreement = {}
+    content_groups: ContentGroups = {}
     running: frozenset[str] = frozenset()
 
     def find(sharding: Sharding) -> Sources:
-        return find_sources(catalog, sharding, agreement, options.unlisted, running)
+        return find_sources(catalog, sharding, content_groups, options.unlisted, running)
 
     sources: Sources | None = None
     replicas: list[Diagnostic] = []
     try:
         if contents == "all":
-            agreement = compare_contents(catalog, sharding, executor, of_contents)
-            differing = [name for name, groups in agreement.items() if len(groups) > 1]
+            content_groups = compare_contents(catalog, sharding, executor, of_contents)
+            differing = [name for name, groups in content_groups.items() if len(groups) > 1]
             running = find_running_statistics(catalog, sharding, differing, executor)
         else:
-            agreement = sample_states(catalog, sharding, executor)
+            content_groups = sample_states(catalog, sharding, executor)
         sources = find(sharding)
         problem = _optimizer_shard_problem(sharding, options)
         if problem is not None:
             of_contents.add(problem)
         elif contents == "headers":
             of_contents.add(*find_contradictions(catalog, sharding))
-        elif keep_going or not (sources.problems or sources.damage):  # else it may repeat these
+        elif keep_going or not (sources.problems or sources.damage):  # else contents repeat these
             by_samples = contents == "samples"
             sharding, sources = correct_strategy(
                 find, sources, catalog, sharding, executor, options, by_samples, of_contents
@@ -300,7 +300,7 @@ def _merged_with_index_error(catalog: Catalog) -> PlanError | None:
 
 def compare_contents(
     catalog: Catalog, sharding: Sharding, executor: Executor, diagnostics: Diagnostics
-) -> Agreement:
+) -> ContentGroups:
     """Group the ranks by equal contents, for every parameter that contents decide.
 
     A note names parameters whose elements are all equal, since slices of these look like full
@@ -328,7 +328,7 @@ def compare_contents(
     }
 
 
-def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> Agreement:
+def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> ContentGroups:
     """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
 
     Samples distinguish state from replicated parameters; see `find_sources`.
@@ -415,7 +415,9 @@ def correct_strategy(
     executor
         Reads the contents.
     options
-        Whether to trust the strategy, and how much of the contents to read.
+        Whether to trust the strategy, and which optimizer shard the user requests.
+    by_samples
+        Whether samples are enough to infer an optimizer shard.
     diagnostics
         Collects the contradictions between strategy and contents.
     """

@@ -1,11 +1,12 @@
 """Full shape, layout and owners of every parameter: catalog + source strategy -> sources.
 
-A source is a full tensor, the layout of its slices and the files that hold them.  Parameters that
-the strategy lists have its layout.  Optimizer state that it omits follows its parameter.  Any other
-parameter is one full tensor if all ranks hold the same bytes, and a question to the user if not.
+A source is a full tensor, the layout of its slices and the files that hold them.  A parameter in
+the strategy has the layout that it lists.  Optimizer state that it omits has the layout of its
+parameter.  Any other parameter is one full tensor if all ranks hold the same bytes.  If they
+differ, the user has to choose.
 
-A merged checkpoint holds full tensors, in one file or several.  Of several, one may hold the
-tensors that go to every rank as they are.
+A merged checkpoint holds full tensors, in one file or several.  One of several files may hold the
+tensors that go to every rank unchanged.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from ckpttool.model.slicing import (
     NotInStrategy,
     Origin,
     Source,
+    described_state_message,
     follow,
-    odd_state,
 )
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of, part_names
@@ -70,95 +71,110 @@ from ckpttool.planning.unlisted import (
 _T = TypeVar("_T", bound=Hashable)
 
 
-def join_slices(
+def infer_full_tensor(
     catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
 ) -> tuple[Layout, TensorMeta] | str:
-    """The layout, folded if it was expanded, and the full tensor; or what is wrong, in words.
+    """Infer the full tensor from the slices of a stage, and fold its layout if it is expanded.
 
     Parameters
     ----------
     catalog
         The files, for messages.
     layout
-        As the strategy has it.
+        The layout in the strategy.
     metas
-        Rank to slice, of the ranks of the stage that have one; ascending, at least one.
+        Rank to slice, for the ranks of the stage that hold one: at least one, ascending.
+
+    Returns
+    -------
+    tuple or str
+        The layout, folded if it was expanded, and the full tensor.  A message if the slices do not
+        fit the layout.
     """
     ranks = list(metas)
-    shapes = group_metas(metas, lambda meta: meta.shape)
+    shapes = group_by_meta(metas, lambda meta: meta.shape)
     name = metas[ranks[0]].name
     if len(shapes) > 1 and layout.has_equal_slices:
-        return disagreement(catalog, name, "slice shape", shapes)
-    piece = metas[ranks[0]].shape
-    ways = fold_layout(layout, len(piece), lambda way: way.fills(piece))
+        return disagreement_message(catalog, name, "slice shape", shapes)
+    slice_shape = metas[ranks[0]].shape
+    ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
     if len(ways) > 1:
         return f"{name}: {ambiguity(layout, ways)}"
     layout = ways[0] if ways else layout
-    # Of a manual split one slice may have other axes than the rest; that one is to be named.
-    axes = len(layout.tensor_map)
-    meta = next((metas[rank] for rank in ranks if len(metas[rank].shape) == axes), metas[ranks[0]])
-    full = meta
-    if len(meta.shape) == axes:
-        full = meta.of_shape(layout.implied_shape(meta.shape))
-    reason = layout.why_not(full.shape)
+    # A slice of a manual split may have a wrong number of axes.  The full shape follows from
+    # another slice, so that the message below names the wrong one.
+    ndim = len(layout.tensor_map)
+    meta = next((metas[rank] for rank in ranks if len(metas[rank].shape) == ndim), metas[ranks[0]])
+    full_meta = meta
+    if len(meta.shape) == ndim:
+        full_meta = meta.of_shape(layout.implied_shape(meta.shape))
+    reason = layout.why_not(full_meta.shape)
     if reason is not None:
         return f"{name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
     wrong = [
         f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
         for rank in (() if layout.has_equal_slices else ranks)
-        if metas[rank].shape != (shape := layout.slice_shape(rank, full.shape))
+        if metas[rank].shape != (shape := layout.slice_shape(rank, full_meta.shape))
     ]
     if wrong:
         split = f"the manual split of {list(layout.rows)} rows"
         return f"{name}: slice shapes are not those of {split}: {shorten(wrong)}"
-    return layout, full
+    return layout, full_meta
 
 
-def disagreement(
-    catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+def disagreement_message(
+    catalog: Catalog, name: str, property_name: str, groups: Mapping[_T, tuple[int, ...]]
 ) -> str:
-    """Who holds what, the few before the many, with a file of each of the few; for a message."""
+    """Describe which ranks hold which value: the largest group last, the others with a file."""
     ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
     parts = []
     for value, ranks in ordered[:-1]:
         parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
     value, ranks = ordered[-1]
     parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
-    return f"{name}: the {what} differs between ranks: {', '.join(parts)}"
+    return f"{name}: the {property_name} differs between ranks: {', '.join(parts)}"
 
 
-def group_metas(
+def group_by_meta(
     metas: Mapping[int, TensorMeta], key: Callable[[TensorMeta], _T]
 ) -> dict[_T, tuple[int, ...]]:
-    """The ranks with equal ``key`` of what they hold, as of `group_ranks`.
+    """Group ranks by the ``key`` of their tensors, as `group_ranks` does.
 
-    Ranks whose headers are alike share what these say, so the few different objects are looked at,
-    not the many ranks.
+    Ranks with equal headers share one object.  The key is computed for the few different objects,
+    not for each of many ranks.
     """
-    different = dict(zip(map(id, metas.values()), metas.values(), strict=True))
-    keys = {at: key(meta) for at, meta in different.items()}
+    distinct = dict(zip(map(id, metas.values()), metas.values(), strict=True))
+    keys = {identity: key(meta) for identity, meta in distinct.items()}
     if len(set(keys.values())) == 1:
         return {next(iter(keys.values())): tuple(metas)}
     return group_ranks(tuple(metas), lambda rank: keys[id(metas[rank])])
 
 
 def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
-    """The ranks with equal ``key``, by key, in the order of the first of each."""
+    """Group ranks by ``key``, in the order of the first rank of each group."""
     groups: dict[_T, list[int]] = {}
     for rank in ranks:
         groups.setdefault(key(rank), []).append(rank)
     return {value: tuple(members) for value, members in groups.items()}
 
 
-Agreement = Mapping[str, RankGroups]  # of the content of a parameter
+ContentGroups = Mapping[str, RankGroups]  # parameter to the groups of ranks with equal content
 
 
 @dataclass(slots=True)
 class Sources:
-    """What `find_sources` found: sources in the order of the files, all problems, all notes.
+    """The sources of a checkpoint, as `find_sources` returns them.
 
-    ``is_deduplicated`` says that of ranks with equal slices one alone has each.
-    ``damage`` are the errors of damaged files that nothing replaces.
+    Attributes
+    ----------
+    found
+        The sources, in the order of the files.
+    problems, notes
+        What is wrong, and what else the user should know.
+    is_deduplicated
+        Whether only one of the ranks with equal slices holds each slice.
+    damage
+        Errors of the damaged files that replicas do not replace.
     """
 
     found: list[Source] = field(default_factory=list)
@@ -167,61 +183,63 @@ class Sources:
     is_deduplicated: bool = False
     damage: list[FormatError] = field(default_factory=list)
 
-    def add(self, losses: MissingSlices) -> None:
-        """Take over what is lost, and what is replaced."""
-        self.problems += losses.problems
-        self.notes += losses.notes
-        self.damage += losses.damage
+    def add_missing(self, missing: MissingSlices) -> None:
+        """Add the problems, notes and errors of missing slices."""
+        self.problems += missing.problems
+        self.notes += missing.notes
+        self.damage += missing.damage
 
 
 def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str | None]:
-    """Parameters of which the contents decide: not listed, on several ranks, alike by header.
+    """Find the unlisted parameters whose headers are equal on several ranks, so contents decide.
+
+    States of MindSpore's optimizers are left out, since their names identify them.
 
     Returns
     -------
     dict
-        Of each that may be state, as names and shapes show, the parameter; contents may contradict.
-        A state of one of MindSpore's optimizers needs no contents.
+        Name to the parameter whose state it is by name and shape, unless contents contradict it;
+        None for any other tensor.
     """
     found: dict[str, str | None] = {}
     if isinstance(sharding, Merged):
         return found
-    owners = _owners_in(catalog, sharding)
+    parameter_of_state = _match_states(catalog, sharding)
     for name, ranks in catalog.holders.items():
         if name in sharding.layouts:
             continue
-        follows = followed_parameter(catalog, sharding, name, ranks, owners)
-        described = _described_source(catalog, name, ranks, owners)
+        parameter = followed_parameter(catalog, sharding, name, ranks, parameter_of_state)
+        described = _described_source(catalog, name, ranks, parameter_of_state)
         if described is not None:
             if described.parameter is None:
                 continue
-            follows = described.parameter
-        if follows is not None and parameter_by_prefix(name) is not None:
+            parameter = described.parameter
+        if parameter is not None and parameter_by_prefix(name) is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
-            found[name] = follows
+            found[name] = parameter
     return found
 
 
 def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
-    """Return the names of which the strategy, or the checkpoint itself, gives the slices."""
+    """Return the names whose slices the strategy or the checkpoint itself describes."""
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog.description.tensors.keys()
     return sharding.layouts.keys()
 
 
-def _owners_in(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
-    """Return the parameter of every optimizer state, as far as names tell."""
+def _match_states(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
+    """Match the optimizer states of a checkpoint with their parameters by their names."""
     return match_states_by_name(_listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
     catalog: Catalog,
     sharding: Sharding,
-    agreement: Agreement,
+    content_groups: ContentGroups,
     unlisted: UnlistedChoice | None,
-    running: Collection[str] = (),
+    running_statistics: Collection[str] = (),
 ) -> Sources:
     """Find the sources of all parameters of a checkpoint.
 
@@ -230,15 +248,15 @@ def find_sources(
     catalog
         What is on disk.
     sharding
-        How the tensors are spread over its files; a strategy has no rules any more.
-    agreement
+        How the tensors are spread over the files.  The rules of a strategy are resolved already.
+    content_groups
         For each of `content_decided_names`, the ranks grouped by equal content.
     unlisted
-        What to do with a parameter that is not listed and differs between ranks: target rank ``r``
-        takes what source rank ``r`` modulo the number of source ranks holds (``"rank"``), the
-        lowest rank's for all (``"first"``), none (``"drop"``).  None makes it a problem.
-    running
-        Parameters that are running statistics, so that they differ by design.
+        What to do with an unlisted parameter that differs between ranks.  ``"rank"``: target rank
+        ``r`` takes it from source rank ``r`` modulo the number of source ranks.  ``"first"``: all
+        take it from the lowest rank.  ``"drop"``: none takes it.  None makes it a problem.
+    running_statistics
+        Names of running statistics, which differ by design.
     """
     if isinstance(sharding, Merged):
         return _full_sources(catalog, unlisted)
@@ -249,28 +267,38 @@ def find_sources(
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
-    owners = _owners_in(catalog, sharding)
-    partly = find_partly_held(catalog, sharding, sources.is_deduplicated)
-    alone = {name: one for one in partly if one.is_on_one_rank for name in one.names}
+    parameter_of_state = _match_states(catalog, sharding)
+    partly_held = find_partly_held(catalog, sharding, sources.is_deduplicated)
+    on_one_rank = {name: one for one in partly_held if one.is_on_one_rank for name in one.names}
     search = _Search(
-        catalog, sharding, agreement, unlisted, running, sources, presence.lacking, owners, alone
+        catalog,
+        sharding,
+        content_groups,
+        unlisted,
+        running_statistics,
+        sources,
+        presence.missing,
+        parameter_of_state,
+        on_one_rank,
     )
     for name, ranks in catalog.holders.items():
-        search.take(name, ranks)
-    search.settle(is_complete)
-    asked = {name for names in search.differing.values() for name in names}
+        search.add_source(name, ranks)
+    search.resolve_differing(is_complete)
+    differing = {name for names in search.differing.values() for name in names}
     sources.notes += (
         Diagnostic("partly_held", f"{one.message}; taken from {format_ranks(one.ranks[:1])}")
-        for one in partly
-        if not asked.issuperset(one.names)
+        for one in partly_held
+        if not differing.issuperset(one.names)
     )
     sources.problems += handwritten_shape_problems(sharding, sources.found)
-    each = [name for of in search.differing.values() for name in of if unlisted == "rank"]
-    lacking = presence.lacking
-    sources.add(find_missing_slices(catalog, sharding, lacking, each, sources.is_deduplicated))
-    sources.notes += layout_notes(sources.found, search.corrected, search.where)
+    per_rank = [name for group in search.differing.values() for name in group if unlisted == "rank"]
+    missing = presence.missing
+    sources.add_missing(
+        find_missing_slices(catalog, sharding, missing, per_rank, sources.is_deduplicated)
+    )
+    sources.notes += layout_notes(sources.found, search.corrected, search.listing)
     listed = _listed_names(catalog, sharding)
-    sources.notes += guessed_state_notes(sources.found, listed, owners)
+    sources.notes += guessed_state_notes(sources.found, listed, parameter_of_state)
     sources.notes += misplaced_notes(sharding, catalog.holders)
     if not isinstance(sharding, SelfDescribed):
         note = redundancy_note(catalog, sources.is_deduplicated)
@@ -280,44 +308,46 @@ def find_sources(
 
 @dataclass(slots=True)
 class _Search:
-    """What `find_sources` goes by, and what it has found so far.
+    """A search for the sources of a checkpoint: its arguments, and what it found so far.
 
     Attributes
     ----------
-    sources, lacking
-        Where what is found goes, and what is lost, by the ranks that should have it.
-    owners
+    sources
+        Receives sources, problems and notes.
+    missing
+        Receives parameters with missing slices, by the owners of these slices.
+    parameter_of_state
         See `match_states_by_name`.
-    alone
-        Names without a layout that one rank alone has, though its stage has others.
+    on_one_rank
+        Names without a layout that only one rank of a stage holds.
     corrected
-        Names whose layouts are not as the strategy says.
+        Names whose layouts in the strategy were wrong.
     differing
-        Names without a layout that differ between ranks, by the ranks that hold the same.
+        Names without a layout that differ between ranks, by the groups of equal ranks.
     """
 
     catalog: Catalog
     sharding: Sharding
-    agreement: Agreement
+    content_groups: ContentGroups
     unlisted: UnlistedChoice | None
-    running: Collection[str]
+    running_statistics: Collection[str]
     sources: Sources
-    lacking: dict[tuple[int, ...], list[str]]
-    owners: ParameterOfState
-    alone: Mapping[str, PartlyHeld]
+    missing: dict[tuple[int, ...], list[str]]
+    parameter_of_state: ParameterOfState
+    on_one_rank: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[RankGroups, list[str]] = field(default_factory=dict)
 
     @property
-    def where(self) -> str:
-        """What says how tensors are cut."""
+    def listing(self) -> str:
+        """What lists the layouts, for messages."""
         is_described = isinstance(self.sharding, SelfDescribed)
         return "the description" if is_described else "the strategy"
 
-    def take(self, name: str, ranks: Sequence[int]) -> None:
-        """Find the source of one parameter, which ``ranks`` hold."""
+    def add_source(self, name: str, ranks: Sequence[int]) -> None:
+        """Add the source of one parameter, which ``ranks`` hold."""
         catalog, sharding = self.catalog, self.sharding
-        described = _described_source(catalog, name, ranks, self.owners)
+        described = _described_source(catalog, name, ranks, self.parameter_of_state)
         if described is not None and described.parameter is not None:
             is_contradicted = self._is_contradicted(name, described.slicing.owners())
             described = None if is_contradicted else described
@@ -325,70 +355,114 @@ class _Search:
             self.sources.found.append(described)
         if described is not None or _is_broken(catalog, name):
             return
-        followed = followed_parameter(catalog, sharding, name, ranks, self.owners)
-        layouts = state_layouts(sharding, name, self.owners)
-        if followed is not None and self._is_contradicted(name, _shares(layouts)):
-            followed = None
-        if name not in sharding.layouts and followed is None:
-            self._take_unlisted(name, ranks)
+        parameter = followed_parameter(catalog, sharding, name, ranks, self.parameter_of_state)
+        layouts = state_layouts(sharding, name, self.parameter_of_state)
+        if parameter is not None and self._is_contradicted(name, _slice_owners(layouts)):
+            parameter = None
+        if name not in sharding.layouts and parameter is None:
+            self._add_unlisted(name, ranks)
             return
-        if followed is None:
-            layouts = correct_layouts(catalog, sharding, name, self.owners)
+        if parameter is None:
+            layouts = correct_layouts(catalog, sharding, name, self.parameter_of_state)
             self.corrected += [name] if layouts != sharding.layouts[name] else []
-        origin = Listed() if followed is None else FollowsParameter(followed)
-        source = _sharded_source(catalog, layouts, name, ranks, origin, self.lacking, self.sources)
-        if source is not None:
-            self.sources.found.append(source)
+        origin = Listed() if parameter is None else FollowsParameter(parameter)
+        self._add_sharded(name, ranks, layouts, origin)
 
-    def _is_contradicted(self, name: str, shares: Iterable[Sequence[int]]) -> bool:
-        """Whether contents show that a tensor is not shared by ranks as a state of it would be.
+    def _add_sharded(
+        self, name: str, ranks: Sequence[int], layouts: Sequence[Layout], origin: Origin
+    ) -> None:
+        """Add the source of a parameter that has layouts, or its problems or missing slices.
 
-        ``shares`` are the ranks that would hold the same.  Ranks that all hold the same, where a
-        state would differ, hold a parameter that is whole.  The prefixes of MindSpore's optimizers
-        need no such proof.
+        A parameter shared by stages is taken from the lowest stage that holds all of it.
+        """
+        catalog, sources = self.catalog, self.sources
+        metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
+        dtypes = group_by_meta(metas, lambda meta: meta.dtype)
+        if len(dtypes) > 1:
+            text = disagreement_message(catalog, name, "element type", dtypes)
+            sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
+            return
+        chosen: Source | None = None
+        first_gaps: tuple[tuple[int, ...], ...] = ()
+        for listed in layouts:
+            stage_ranks = listed.ranks
+            held = {rank: meta for rank, meta in metas.items() if rank in stage_ranks}
+            present = tuple(held)
+            if not present:
+                continue
+            joined = infer_full_tensor(catalog, listed, held)
+            if isinstance(joined, str):
+                problem = Diagnostic("shape", joined, tensor=name, ranks=present)
+                sources.problems.append(problem)
+                return
+            layout, meta = joined
+            gaps = layout.gaps(present)
+            if not gaps and chosen is None:
+                chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
+            elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
+                text = _stage_shapes_message(chosen, meta, layout, catalog.files[present[0]].path)
+                sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
+            first_gaps = first_gaps or gaps
+        if chosen is not None:
+            sources.found.append(chosen)
+            return
+        for owners in first_gaps or [tuple(layouts[0].ranks)]:
+            self.missing[owners].append(name)
+
+    def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
+        """Return whether contents show that a tensor is not an optimizer state.
+
+        ``slice_owners`` are the ranks that hold each slice of the state.  Owners of one slice hold
+        equal contents.  If all owners of several slices do, the tensor is a parameter that every
+        rank holds in full.  A prefix of MindSpore's optimizers needs no such proof.
         """
         if parameter_by_prefix(name) is not None:
             return False
-        groups = self.agreement.get(name, ())
-        place = {rank: number for number, group in enumerate(groups) for rank in group}
-        found = [held for ranks in shares if (held := {place[r] for r in ranks if r in place})]
-        if any(len(held) > 1 for held in found):
+        groups = self.content_groups.get(name, ())
+        group_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
+        groups_by_slice = [
+            groups_held
+            for ranks in slice_owners
+            if (groups_held := {group_of_rank[r] for r in ranks if r in group_of_rank})
+        ]
+        if any(len(groups_held) > 1 for groups_held in groups_by_slice):
             return True
-        return len(groups) == 1 and len(found) > 1
+        return len(groups) == 1 and len(groups_by_slice) > 1
 
-    def _take_unlisted(self, name: str, ranks: Sequence[int]) -> None:
+    def _add_unlisted(self, name: str, ranks: Sequence[int]) -> None:
         catalog = self.catalog
-        groups = _group_by_content(catalog, self.agreement, name, ranks)
+        groups = _group_by_content(catalog, self.content_groups, name, ranks)
         meta = catalog.files[ranks[0]].header[name].meta
-        odd = _odd_shape(catalog, self.sharding, meta, self.owners)
-        is_decided = odd is not None and self.unlisted is not None
-        if _may_be_parts(catalog, name, groups) or name in self.alone or is_decided:
+        message = _state_shape_message(catalog, self.sharding, meta, self.parameter_of_state)
+        is_chosen = message is not None and self.unlisted is not None
+        if _differs_between_ranks(catalog, name, groups) or name in self.on_one_rank or is_chosen:
             self.differing.setdefault(groups, []).append(name)
-        elif odd is not None:
+        elif message is not None:
             self.sources.problems.append(
-                Diagnostic("unlisted", odd, tensor=name, ranks=tuple(ranks))
+                Diagnostic("unlisted", message, tensor=name, ranks=tuple(ranks))
             )
         else:
             self.sources.found.append(full_source(catalog, name, ranks[0]))
 
-    def settle(self, is_complete: bool) -> None:
-        """What becomes of those that differ: as the user decided, or a question.
+    def resolve_differing(self, is_complete: bool) -> None:
+        """Apply the user's choice to parameters that differ between ranks, or add the problems.
 
-        Where ranks are missing, or the strategy is of another run, it would only follow from that.
+        Missing ranks and the strategy of a different run make parameters differ.  So nothing is
+        added unless the checkpoint ``is_complete``.
         """
         if self.unlisted is not None:
-            self._settle(self.differing, self.unlisted)
+            self._apply_choice(self.differing, self.unlisted)
         elif is_complete:
-            own, rest = split_names(self.differing, RANK_SPECIFIC_NAMES)
-            self._settle(own, "drop")
-            told_by = None if isinstance(self.sharding, Replicated) else self.where
+            rank_specific, others = split_names(self.differing, RANK_SPECIFIC_NAMES)
+            self._apply_choice(rank_specific, "drop")
+            listing = None if isinstance(self.sharding, Replicated) else self.listing
             number = len(self.catalog.holders)
-            is_cut = isinstance(self.sharding, Strategy)
+            may_add_strategy = isinstance(self.sharding, Strategy)
             self.sources.problems += unlisted_problems(
-                told_by, rest, number, self.alone, is_cut, self.running
+                listing, others, number, self.on_one_rank, may_add_strategy, self.running_statistics
             )
 
-    def _settle(self, differing: DifferingNames, unlisted: UnlistedChoice) -> None:
+    def _apply_choice(self, differing: DifferingNames, unlisted: UnlistedChoice) -> None:
         catalog, sources = self.catalog, self.sources
         cycle = max(len(self.sharding.ranks), max(catalog.files, default=0) + 1)
         for groups, names in differing.items():
@@ -401,67 +475,71 @@ class _Search:
                     for name in names
                     for rank in ranks
                 ]
-            sources.notes.append(decision_note(names, groups, unlisted, cycle, self.where))
+            sources.notes.append(decision_note(names, groups, unlisted, cycle, self.listing))
 
 
-def _shares(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
-    """The ranks that hold equal slices, slice by slice."""
+def _slice_owners(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
+    """Yield the ranks that hold each slice of each layout."""
     for layout in layouts:
         yield from layout.slice_owners()
 
 
 def _described_source(
-    catalog: Catalog, name: str, ranks: Sequence[int], owners: ParameterOfState
+    catalog: Catalog, name: str, ranks: Sequence[int], parameter_of_state: ParameterOfState
 ) -> Source | None:
     """Return the source of a described tensor, or of its state; None if nothing describes it."""
     if not isinstance(catalog, SelfDescribedCatalog):
         return None
     tensors = catalog.description.tensors
-    base = tensors.get(_shaped_owner(name, owners))
-    if name in tensors or base is None:
+    parameter = tensors.get(_parameter_of_same_shape(name, parameter_of_state))
+    if name in tensors or parameter is None:
         return tensors.get(name)
-    return follow(base, name, {rank: catalog.files[rank].tensors[name] for rank in ranks})
+    return follow(parameter, name, {rank: catalog.files[rank].tensors[name] for rank in ranks})
 
 
 def _is_broken(catalog: Catalog, name: str) -> bool:
     return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
 
 
-def _shaped_owner(name: str, owners: ParameterOfState) -> str:
-    """The parameter of a state that has its shape; none of a statistic, which has not."""
-    return owners.get(name, "") if reduced_from(name) is None else ""
+def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) -> str:
+    """Return the parameter of a state; "" for a statistic, which has a different shape."""
+    return parameter_of_state.get(name, "") if reduced_from(name) is None else ""
 
 
-def _odd_shape(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, owners: ParameterOfState
+def _state_shape_message(
+    catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
-    """Why optimizer state without a layout is not taken as it is, or None if nothing speaks so."""
+    """Describe why optimizer state without a layout is not a full tensor; None if it may be."""
     if not isinstance(catalog, SelfDescribedCatalog):
-        return state_shape_message(catalog, sharding, meta, owners)
+        return state_shape_message(catalog, sharding, meta, parameter_of_state)
     if parameter_by_prefix(meta.name) is None:
         return None
-    base = catalog.description.tensors.get(_shaped_owner(meta.name, owners))
-    return None if base is None else odd_state(base, meta)
+    parameter = catalog.description.tensors.get(
+        _parameter_of_same_shape(meta.name, parameter_of_state)
+    )
+    return None if parameter is None else described_state_message(parameter, meta)
 
 
-def _may_be_parts(catalog: Catalog, name: str, groups: RankGroups) -> bool:
-    """Whether ranks hold different things, or only some of them a map parameter."""
+def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> bool:
+    """Return whether contents differ between ranks, or only some ranks hold a map parameter."""
     holders = sum(len(group) for group in groups)
     return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
 
 
 def _group_by_content(
-    catalog: Catalog, agreement: Agreement, name: str, ranks: Sequence[int]
+    catalog: Catalog, content_groups: ContentGroups, name: str, ranks: Sequence[int]
 ) -> RankGroups:
-    """Ranks grouped by equal bytes, as far as is known; of a map parameter by all of its parts."""
+    """Group ranks by equal headers and known equal contents, for all parts of a map parameter."""
     tag = map_of(name)
     parts = (name,) if tag is None else part_names(tag)
 
     def content(rank: int) -> tuple[object, ...]:
         tensors = [catalog.files[rank].header.get(part) for part in parts]
-        groups = [agreement.get(part, ()) for part in parts]
-        which = [next((g for g in known if rank in g), None) for known in groups]
-        return (*(tensor and tensor.meta for tensor in tensors), *which)
+        groups = [content_groups.get(part, ()) for part in parts]
+        own_groups = [
+            next((group for group in of_part if rank in group), None) for of_part in groups
+        ]
+        return (*(tensor and tensor.meta for tensor in tensors), *own_groups)
 
     return tuple(group_ranks(ranks, content).values())
 
@@ -476,55 +554,8 @@ def full_source(
     return Source(meta, slicing, NotInStrategy(rank_cycle))
 
 
-def _sharded_source(
-    catalog: Catalog,
-    layouts: Sequence[Layout],
-    name: str,
-    ranks: Sequence[int],
-    origin: Origin,
-    lacking: dict[tuple[int, ...], list[str]],
-    sources: Sources,
-) -> Source | None:
-    """Return the source of a parameter that has layouts; None if there are problems.
-
-    A parameter shared by stages is taken from the lowest stage that holds all of it.
-    """
-    files = catalog.files
-    metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
-    dtypes = group_metas(metas, lambda meta: meta.dtype)
-    if len(dtypes) > 1:
-        text = disagreement(catalog, name, "element type", dtypes)
-        sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
-        return None
-    chosen: Source | None = None
-    missing: tuple[tuple[int, ...], ...] = ()
-    for spelled in layouts:
-        of_stage = spelled.ranks
-        held = {rank: meta for rank, meta in metas.items() if rank in of_stage}
-        present = tuple(held)
-        if not present:
-            continue
-        joined = join_slices(catalog, spelled, held)
-        if isinstance(joined, str):
-            odd = Diagnostic("shape", joined, tensor=name, ranks=present)
-            sources.problems.append(odd)
-            return None
-        layout, meta = joined
-        gaps = layout.gaps(present)
-        if not gaps and chosen is None:
-            chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
-        elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-            text = _on_stages(chosen, meta, layout, files[present[0]].path)
-            sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
-        missing = missing or gaps
-    if chosen is None:
-        for owners in missing or [tuple(layouts[0].ranks)]:
-            lacking[owners].append(name)
-    return chosen
-
-
-def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> str:
-    """What is said of a tensor whose full shape is another in another stage."""
+def _stage_shapes_message(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> str:
+    """Describe a tensor whose full shapes in two stages differ."""
     text = f"{meta.name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
     text += f", {meta.shape} in {format_ranks(layout.ranks)} ({path}); "
     return f"{text}stages hold the same of what they share: is it the strategy of this run?"
@@ -533,30 +564,30 @@ def _on_stages(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> s
 def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
     """Return the sources of a checkpoint whose files hold full tensors.
 
-    ``unlisted`` decides what becomes of tensors of which it may hold only one rank's slice.
+    ``unlisted`` decides about the tensors that may be slices of one rank.
     """
     sources = Sources(damage=list(catalog.damaged.values()))
-    sources.notes += on_one_of_several(catalog)
+    sources.notes += one_of_several_notes(catalog)
     slices = suspected_rank_slices(catalog)
     if slices:
-        question, note = _settle_slices(catalog, slices, unlisted)
-        sources.problems += [Diagnostic("unlisted", question)] if question else []
-        sources.notes += [note] if note else []
+        is_decided = unlisted in ("drop", "first")
+        diagnostics = sources.notes if is_decided else sources.problems
+        diagnostics.append(_rank_slices_diagnostic(catalog, slices, unlisted))
     for rank, file in catalog.files.items():
         kept = (name for name in file.tensors if unlisted != "drop" or name not in slices)
         sources.found += [full_source(catalog, name, rank) for name in kept]
     return sources
 
 
-def on_one_of_several(catalog: Catalog) -> Iterator[Diagnostic]:
-    """A warning if a source is one rank's file of several."""
+def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield a warning if a source is the file of one rank of several."""
     if isinstance(catalog, MergedCatalog) and catalog.one_of_several:
         text = f"{catalog.root}: one rank of several ({catalog.one_of_several}); its tensors may "
         yield Diagnostic("one_of_several", text + "be slices")
 
 
-def why_not_full(catalog: Catalog) -> str | None:
-    """Why a source is not taken for a full checkpoint, and what to do; None if it is taken."""
+def not_full_message(catalog: Catalog) -> str | None:
+    """Describe why a source is not a full checkpoint, and what to do; None if it is one."""
     if not catalog.one_of_several:
         return None
     return (
@@ -568,94 +599,94 @@ def why_not_full(catalog: Catalog) -> str | None:
 
 
 def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
-    """What an undivided checkpoint keeps apart and what may be rank 0's slice of it all.
+    """Find the common tensors of a merged checkpoint that may be slices of rank 0.
 
-    MindSpore puts there what it did not merge: what the strategy does not list, but also
-    ``accu_grads.*`` and parameters that were not chosen.  Whole for certain is what an index names,
-    a tensor without axes, one with a single element, and a state that has its parameter's shape.
-    A state that has not is none, even of a single element.
+    MindSpore stores as common tensors what it did not merge: tensors that the strategy does not
+    list, ``accu_grads.*`` and parameters that were not chosen.  Tensors that an index names are
+    full, and so are tensors with one element or no axes.  A state is full if it has the shape of
+    its parameter, and suspected otherwise, even with one element.
 
     Returns
     -------
     Mapping
-        Name to what is known of it, for a message.
+        Name to a description of the tensor, for a message.
     """
     if not isinstance(catalog, MergedCatalog):
         return {}
     metas = catalog.metas
-    owners = match_states_by_name((), metas)
+    parameter_of_state = match_states_by_name((), metas)
     found = {}
     for name, is_named in catalog.common_tensors.items():
-        meta, base = metas[name], metas.get(_owner(metas, owners, name))
+        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
         if is_named or not meta.shape:
             continue
-        if base is not None and base.name not in catalog.common_tensors:
-            if meta.shape != base.shape:
-                found[name] = f"{name} {meta.shape}, of {base.name} {base.shape}"
+        if parameter is not None and parameter.name not in catalog.common_tensors:
+            if meta.shape != parameter.shape:
+                found[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
         elif math.prod(meta.shape) != 1:
             found[name] = f"{name} {meta.shape}"
     return found
 
 
-def _owner(metas: Mapping[str, TensorMeta], owners: ParameterOfState, name: str) -> str:
-    """The parameter whose state ``name`` is, by its prefix or by its shape; itself if of none."""
-    base = owners.get(name, name)
-    is_alike = metas[base].shape == metas[name].shape
-    return base if is_alike else parameter_of(name) or name
+def _find_parameter(
+    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
+) -> str:
+    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
+    parameter = parameter_of_state.get(name, name)
+    has_same_shape = metas[parameter].shape == metas[name].shape
+    return parameter if has_same_shape else parameter_of(name) or name
 
 
-def _settle_slices(
+def _rank_slices_diagnostic(
     catalog: Catalog, slices: Mapping[str, str], unlisted: UnlistedChoice | None
-) -> tuple[str | None, Diagnostic | None]:
-    """The question that `suspected_rank_slices` raise, or a note of how the user decided it."""
-    listed = f"{catalog.root}: {shorten(slices.values())}"
+) -> Diagnostic:
+    """Return the problem of `suspected_rank_slices`, or the note on the user's choice."""
+    found = f"{catalog.root}: {shorten(slices.values())}"
     if unlisted == "drop":
-        return None, Diagnostic("dropped", f"{listed}: perhaps rank 0's slices only: dropped")
+        return Diagnostic("dropped", f"{found}: perhaps rank 0's slices only: dropped")
     if unlisted == "first":
-        return None, Diagnostic(
-            "decided", f"{listed}: perhaps rank 0's slices only: taken as they are"
-        )
-    text = f"{listed}: not in the index, so only rank 0's, of which it may have a slice; "
+        return Diagnostic("decided", f"{found}: perhaps rank 0's slices only: taken as they are")
+    text = f"{found}: not in the index, so only rank 0's, of which it may have a slice; "
     text += "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
-    return text, None
+    return Diagnostic("unlisted", text)
 
 
 @dataclass(slots=True)
 class Presence:
-    """What `check_presence` found.
+    """Result of `check_presence`.
 
     Attributes
     ----------
     is_deduplicated
-        Of ranks with equal slices one alone has each.
+        Whether only one of the ranks with equal slices holds each slice.
     problems, notes
-        What is wrong, and what else is to be known.
-    lacking
-        Parameters that are lost, by the ranks that should have a slice.
+        What is wrong, and what else the user should know.
+    missing
+        Parameters that no rank holds although they were saved, by the owners of their slices.
     """
 
     is_deduplicated: bool
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[Diagnostic] = field(default_factory=list)
-    lacking: dict[tuple[int, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
+    missing: dict[tuple[int, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
-    """Hold the ranks and names that are on disk against those of the strategy, or description."""
+    """Compare the ranks and names on disk with those of the strategy or description."""
     presence = Presence(is_deduplicated(catalog, sharding))
     if isinstance(catalog, SelfDescribedCatalog):
         presence.problems += [Diagnostic("missing", text) for text in catalog.description.problems]
     elif isinstance(sharding, Strategy):
-        _check_strategy(catalog, sharding, presence)
+        _compare_with_strategy(catalog, sharding, presence)
     elif presence.is_deduplicated:
         presence.problems += missing_rank_problems(catalog)
     else:
-        presence.problems += _incomplete_replicas(catalog)
+        presence.problems += _incomplete_replica_problems(catalog)
     return presence
 
 
-def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) -> None:
-    """Whether it is of this checkpoint, and which of its parameters are not there."""
+def _compare_with_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) -> None:
+    """Check that a strategy belongs to this checkpoint, and find its parameters on no rank."""
     holders = catalog.holders
     found = sorted({*catalog.files, *catalog.damaged})
     extra = tuple(rank for rank in found if rank not in strategy.ranks)
@@ -674,77 +705,79 @@ def _check_strategy(catalog: Catalog, strategy: Strategy, presence: Presence) ->
         )
         presence.problems.append(Diagnostic("strategy", text))
     elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
-        _check_absent(catalog, strategy, absent, holders, presence)
+        _classify_absent(catalog, strategy, absent, holders, presence)
 
 
-def _incomplete_replicas(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Ranks that do not hold everything, where every rank should."""
+def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield a problem for each rank that lacks parameters, where all ranks should be equal."""
     holders = catalog.holders
     for rank, file in catalog.files.items():
-        lacks = [name for name in holders if name not in file.tensors]
-        if lacks:
+        missing = [name for name in holders if name not in file.tensors]
+        if missing:
             state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
             text = (
-                f"rank {rank}: {file.path} lacks {count(len(lacks), 'parameter')} that other ranks "
-                f"have ({shorten(lacks)}), so it {state}, or the ranks do not all hold everything"
+                f"rank {rank}: {file.path} lacks {count(len(missing), 'parameter')} that other "
+                f"ranks have ({shorten(missing)}), so it {state}, or the ranks do not all hold "
+                "everything"
             )
             yield Diagnostic("missing", text, ranks=(rank,))
 
 
-def _check_absent(
+def _classify_absent(
     catalog: Catalog,
     strategy: Strategy,
     absent: Sequence[str],
     holders: Mapping[str, Sequence[int]],
     presence: Presence,
 ) -> None:
-    """Listed parameters that no rank holds: never saved, or lost with the files of some ranks.
+    """Decide which listed parameters on no rank were not saved, and which are missing.
 
-    With files missing, or without redundancy, a parameter counts as lost, unless other ranks that
-    should hold its slices are there and do not.  And optimizer state of a kind that no rank holds
-    anything of was not saved: many keep the weights alone.
+    A parameter was not saved if its owners have files without it.  It is missing if these files are
+    missing, or if the checkpoint has no redundancy.  Optimizer state was not saved either if no
+    rank holds state with its prefix, since many checkpoints contain only weights.
     """
-    owners = match_states_by_name(strategy.layouts, catalog.metas)
-    saved = {name.removesuffix(owners.get(name, "")) for name in holders}
+    parameter_of_state = match_states_by_name(strategy.layouts, catalog.metas)
+    saved_prefixes = {name.removesuffix(parameter_of_state.get(name, "")) for name in holders}
     unsaved = []
     for name in absent:
-        base = owners.get(name, "")
-        is_weight = base not in strategy.layouts
+        parameter = parameter_of_state.get(name, "")
+        is_weight = parameter not in strategy.layouts
         ranks = tuple(rank for layout in strategy.layouts[name] for rank in layout.ranks)
-        is_complete = all(_is_answered(catalog, layout) for layout in strategy.layouts[name])
-        if (is_complete and not presence.is_deduplicated) or not (
-            is_weight or name.removesuffix(base) in saved
+        is_conclusive = all(_is_conclusive(catalog, layout) for layout in strategy.layouts[name])
+        if (is_conclusive and not presence.is_deduplicated) or not (
+            is_weight or name.removesuffix(parameter) in saved_prefixes
         ):
             unsaved.append(name)
         else:
-            presence.lacking[ranks].append(name)
+            presence.missing[ranks].append(name)
     if unsaved:
         text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
         text += f": {shorten(unsaved)}"
-        weights = {name for name in unsaved if owners.get(name) not in strategy.layouts}
-        others = _unlisted_weights(catalog, strategy, owners) if weights else []
+        weights = {name for name in unsaved if parameter_of_state.get(name) not in strategy.layouts}
+        others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
         if others:
             text += f"; on ranks but not in the strategy: {shorten(others)}; was one renamed?"
         presence.notes.append(Diagnostic("renamed" if others else "absent", text))
 
 
-def _unlisted_weights(catalog: Catalog, strategy: Strategy, owners: ParameterOfState) -> list[str]:
-    """Names that the strategy does not list and that are no single values and no states."""
+def _unlisted_weights(
+    catalog: Catalog, strategy: Strategy, parameter_of_state: ParameterOfState
+) -> list[str]:
+    """Return the unlisted tensors with several elements that are not optimizer states."""
     metas = catalog.metas
     return [
         name
         for name, meta in metas.items()
         if name not in strategy.layouts
         and meta.nbytes > meta.itemsize
-        and owners.get(name) not in metas
+        and parameter_of_state.get(name) not in metas
     ]
 
 
-def _is_answered(catalog: Catalog, layout: Layout) -> bool:
-    """Whether the files that are there tell for every slice if it was saved."""
+def _is_conclusive(catalog: Catalog, layout: Layout) -> bool:
+    """Return whether the files at hand show for every slice whether it was saved."""
     if all(rank in catalog.files for rank in layout.ranks):
         return True
-    groups = (layout.owners(index) for index in layout.slice_indices())
     return hold_same_parameters(catalog, layout.ranks) and all(
-        any(rank in catalog.files for rank in owners) for owners in groups
+        any(rank in catalog.files for rank in owners) for owners in layout.slice_owners()
     )

@@ -1,8 +1,8 @@
-"""Sources + target -> plan, and the files that are written beside the outputs.
+"""Plan the outputs of a target, and the documents that are written with them.
 
-What does not fit the target is one error.  Beside the outputs there may be their strategy, and the
-indexes of numbered files.  The indexes are written last and, where they are replaced, removed
-first: an index never speaks of files of another run.
+All problems of the target are reported together.  Documents are the strategy file of rank files,
+and the indexes of numbered files.  They are written last, and old ones are removed first, so that
+an index never lists files of a different run.
 
 Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
 parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
@@ -49,28 +49,28 @@ from ckpttool.strategy_files.writer import encode_strategy, name_problem
 
 
 def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) -> Plan | None:
-    """Plan how sources are brought into the target's layout; nothing is read for it.
+    """Plan the transfer of sources to a target, without reading files.
 
     Parameters
     ----------
     resolved
         The sources.
     target
-        What is to be written.
+        The outputs.
     diagnostics
-        Gets what does not fit the target, all of it.
+        Collects all problems of the target.
 
     Returns
     -------
     Plan or None
-        None if anything is wrong with the sources, or with how they fit the target.
+        None if the sources have problems, or do not fit the target.
     """
     catalog = resolved.catalog
-    target, reasons = _with_names(target, resolved)
-    diagnostics.add(*Diagnostic.each("target", reasons))
+    target, problems = _resolve_names(target, resolved)
+    diagnostics.add(*Diagnostic.each("target", problems))
     transfers: list[Transfer] = []
     not_listed = NotListed()
-    if not reasons:
+    if not problems:
         diagnostics.add(*target.sharding.notes)
         transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
@@ -87,57 +87,57 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
 
 
-def _with_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
-    """Return the target with the names of the checkpoint in its strategy, and what has no name."""
+def _resolve_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
+    """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()
     metas = {**resolved.catalog.metas}
     metas |= {source.meta.name: source.meta for source in resolved.sources}
-    strategy, reasons = target.sharding.resolve(metas, target.not_in_target != "follow")
-    return replace(target, sharding=strategy), reasons
+    strategy, problems = target.sharding.resolve(metas, target.not_in_target != "follow")
+    return replace(target, sharding=strategy), problems
 
 
 def _find_transfers(
     resolved: ResolvedSources, target: Target, diagnostics: Diagnostics
 ) -> tuple[list[Transfer], NotListed]:
-    """Return a transfer for every source that is written, and what the target does not list."""
+    """Return a transfer for each source to write, and the tensors that the target does not list."""
     transfers: list[Transfer] = []
     sources = resolved.sources
-    fitting = _Fitting(resolved, target)
+    chooser = _LayoutChooser(resolved, target)
     for source in sources:
         name, shape = source.meta.name, source.meta.shape
-        layouts = fitting.layouts(source)
+        layouts = chooser.layouts(source)
         if layouts:
-            layouts = tuple(_folded(layout, shape) for layout in layouts)
-            reasons = {_why_not_target(layout, shape) for layout in layouts} - {None}
+            layouts = tuple(_fold(layout, shape) for layout in layouts)
+            mismatches = {_mismatch_message(layout, shape) for layout in layouts} - {None}
             where = target.sharding.origin
-            for reason in sorted(map(str, reasons)):
-                text = f"{name}: target {where}: {reason}"
+            for mismatch in sorted(map(str, mismatches)):
+                text = f"{name}: target {where}: {mismatch}"
                 diagnostics.add(Diagnostic("target", text, tensor=name))
-            if reasons:
+            if mismatches:
                 continue
         elif layouts is not None:
-            layouts = _everywhere(source, target.ranks)
+            layouts = _full_layouts(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
-        diagnostics.add(*fitting.notes(), *fitting.gradients.notes())
-    turned = {source.meta.name for source in sources if source.rank_cycle is not None}
-    turned -= fitting.not_listed.dropped.keys()
-    nowhere = sorted(turned - {transfer.source.meta.name for transfer in transfers})
-    if nowhere:
+        diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
+    cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
+    cycled -= chooser.not_listed.dropped.keys()
+    unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
+    if unwritten:
         text = "dropped, being only on source ranks whose turn does not come"
-        names = f"{count(len(nowhere), 'parameter')}: {shorten(nowhere)}"
+        names = f"{count(len(unwritten), 'parameter')}: {shorten(unwritten)}"
         diagnostics.add(Diagnostic("dropped", f"{text}: {names}"))
-    return transfers, fitting.not_listed
+    return transfers, chooser.not_listed
 
 
-class _Fitting:
-    """The layouts that sources get in a target.
+class _LayoutChooser:
+    """Chooses the layouts of sources in a target.
 
-    What its strategy does not list is decided by names and full shapes alone, so that it does not
-    matter whether the source is merged or spread over ranks.
+    Names and full shapes alone decide on tensors that the target strategy does not list.  A merged
+    source and a sharded one have the same result.
     """
 
     def __init__(self, resolved: ResolvedSources, target: Target) -> None:
@@ -147,7 +147,7 @@ class _Fitting:
         self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
             self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
-        self.recut: list[str] = []
+        self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
 
@@ -176,48 +176,48 @@ class _Fitting:
         return ()
 
     def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
-        """Return the corrected layouts of a source that the strategy lists."""
+        """Return the layouts that the strategy lists for a source, corrected for its state."""
         name = source.meta.name
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
-            self.recut.append(name)
+            self.corrected.append(name)
         return self.gradients.drop_unproven_shard(source, self.src_sharding, layouts)
 
     def notes(self) -> Iterator[Diagnostic]:
-        """Yield notes on what is not as the target strategy says."""
-        if self.recut:
+        """Yield notes on corrected layouts, and on tensors that the target does not list."""
+        if self.corrected:
             text = "cut for the target like their parameters, whose optimizer shard their own "
-            text += f"entries lack: {count(len(self.recut), 'optimizer state')}"
-            yield Diagnostic("corrected", f"{text}: {shorten(self.recut)}")
+            text += f"entries lack: {count(len(self.corrected), 'optimizer state')}"
+            yield Diagnostic("corrected", f"{text}: {shorten(self.corrected)}")
         names = [f"{name} (as {self.owners[name]})" for name in self.not_listed.followed]
         if names:
             text = "not in the target strategy, cut like the parameter: "
             text += f"{count(len(names), 'optimizer state')}: {shorten(names)}"
             yield Diagnostic("follows", text)
-        for kind, text, found in (
+        for code, text, metas in (
             ("undivided", "written undivided to every rank", self.not_listed.full),
             ("dropped", "left out", self.not_listed.dropped),
         ):
-            if found:
-                text = f"not in the target strategy, {text}: {count(len(found), 'parameter')}"
-                yield Diagnostic(kind, f"{text}: {shorten(found)}")
+            if metas:
+                text = f"not in the target strategy, {text}: {count(len(metas), 'parameter')}"
+                yield Diagnostic(code, f"{text}: {shorten(metas)}")
 
 
-def _folded(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the layout for a full tensor of ``shape``, folded if it was expanded."""
-    ways = fold_layout(layout, len(shape), lambda way: way.full_shape == shape)
-    return ways[0] if len(ways) == 1 else layout
+def _fold(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """Fold an expanded layout for a full tensor of ``shape``, if there is only one result."""
+    folded = fold_layout(layout, len(shape), lambda one: one.full_shape == shape)
+    return folded[0] if len(folded) == 1 else layout
 
 
-def _why_not_target(layout: Layout, shape: tuple[int, ...]) -> str | None:
-    """Return why a full tensor of ``shape`` cannot be sharded for a target; None if it can."""
+def _mismatch_message(layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Return a message if a layout cannot shard a full tensor of ``shape``; else None."""
     if not layout.has_boxes:
         return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
     return layout.why_not(shape)
 
 
-def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
-    """Return layouts that give the full tensor to every target rank, or to those of its cycle."""
+def _full_layouts(source: Source, ranks: int) -> tuple[Layout, ...]:
+    """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
     ndim = len(source.meta.shape)
     if source.rank_cycle is None:
         return (Layout.unsharded(ndim, ranks),)
@@ -226,7 +226,7 @@ def _everywhere(source: Source, ranks: int) -> tuple[Layout, ...]:
 
 
 def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: Diagnostics) -> None:
-    """Add a note on what only the target lists; that nothing is in common is a problem."""
+    """Add a note on names that only the target lists, and a problem if no name is in common."""
     names = {source.meta.name for source in sources}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
@@ -243,28 +243,28 @@ def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: D
 
 
 def written_strategy(plan: Plan, target: Strategy) -> Strategy:
-    """Return the layouts of all parameters in the outputs of ``plan``, whose target is ``target``.
+    """Return the strategy of the outputs of ``plan``, whose target strategy is ``target``.
 
-    They are those of the transfers: patterns of names resolved, expanded maps folded, states that
-    follow their parameter in their own names, corrections made.  What every rank gets undivided,
-    since ``target`` does not list it, is listed as undivided in each stage: of a parameter that one
-    strategy does not list and another cuts MindSpore's transform takes one rank's slice for all.
+    It has the layouts of the transfers: rules are resolved, expanded tensor maps are folded, and
+    states that follow a parameter are listed by name.  Tensors that ``target`` does not list are
+    listed as full tensors in each stage.  For a parameter that only one of two strategies lists,
+    MindSpore's transform takes the slice of one rank for all.
 
-    Not listed are strings, what each rank has of its own, single values beside the network, and
-    what is undivided and has a ``-`` in its name: MindSpore cannot read such names there, so it has
-    no other layout for them either.  Files that MindSpore compiles list single parameters of the
-    network and states of them; ``global_step``, ``learning_rate`` and the like they leave out.
+    Strings and values that differ between ranks are not listed.  Unsharded names with a ``-`` are
+    not listed, since MindSpore cannot read such names.  Unlisted single values are not listed:
+    MindSpore's own files have those of the network, but not ``global_step`` or ``learning_rate``.
     """
     layouts: dict[str, tuple[Layout, ...]] = {}
     for transfer in plan.transfers:
         name = transfer.name
-        if _is_told(transfer, name in target.layouts or name in plan.not_listed.followed):
+        if _has_entry(transfer, name in target.layouts or name in plan.not_listed.followed):
             placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
             layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
     return replace(target, layouts=layouts, rules=None)
 
 
-def _is_told(transfer: Transfer, is_listed: bool) -> bool:
+def _has_entry(transfer: Transfer, is_listed: bool) -> bool:
+    """Return whether the strategy of the outputs lists a parameter; see `written_strategy`."""
     meta = transfer.meta
     if transfer.source.rank_cycle is not None or meta.text is not None:
         return False
@@ -274,7 +274,7 @@ def _is_told(transfer: Transfer, is_listed: bool) -> bool:
 
 
 def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
-    """Yield the layouts of a transfer, one for each stage."""
+    """Yield the layouts of a transfer, with one of all ranks repeated for each stage."""
     for layout in transfer.layouts:
         if len(layout.ranks) == target.stage_ranks:
             yield layout
@@ -285,14 +285,14 @@ def _by_stage(transfer: Transfer, target: Strategy) -> Iterator[Layout]:
 
 @dataclass(frozen=True, slots=True)
 class StrategySidecar:
-    """The strategy file that is written beside rank files.
+    """The strategy file that is written with rank files.
 
     Attributes
     ----------
     path
-        Where it goes.
+        The file.
     is_part
-        Whether the run is one of several, and `finalize` the one that writes it.
+        Whether the run is one of several, so that `finalize` writes the file.
     """
 
     path: str
@@ -304,9 +304,10 @@ class StrategySidecar:
         return [self.path]
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
-        """Return the plan that also writes the strategy of its outputs.
+        """Return the plan with the strategy of its outputs as a document.
 
-        None, and an error among ``diagnostics``, if MindSpore's form cannot say that strategy.
+        The result is None, with an error in ``diagnostics``, if MindSpore's format cannot hold that
+        strategy.
         """
         assert isinstance(plan.target.sharding, Strategy), "rank files are sharded by one"
         try:
@@ -317,13 +318,13 @@ class StrategySidecar:
         return replace(plan, documents=(*plan.documents, Document(self.path, data, "strategy")))
 
     def problems(self, plan: Plan) -> Iterator[str]:
-        """Yield what keeps the strategy from getting its name.
+        """Yield messages if the strategy cannot have its path.
 
-        Whether something is there already `ckpttool.planning.preflight` finds.
+        `ckpttool.planning.preflight` checks for an existing file.
         """
-        reason = name_problem(self.path)
-        if reason is not None:
-            yield f"{self.path}: {reason}"
+        problem = name_problem(self.path)
+        if problem is not None:
+            yield f"{self.path}: {problem}"
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -336,7 +337,7 @@ class StrategySidecar:
             )
         if parent == folder.resolve() and name.startswith((MANIFEST, f".{PART_RECORD}")):
             yield f"{self.path}: is a name that ckpttool itself uses there; choose another"
-        inside = os.path.relpath(self.path, folder)  # as a record of a part has it
+        inside = os.path.relpath(self.path, folder)  # records of parts have this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield (
                 f"{self.path}: with --part it is `ckpttool finalize` that writes it, and that "
@@ -351,11 +352,11 @@ class ShardedOutput:
     Attributes
     ----------
     folder, format
-        Where the files go, and their format.
+        The output folder, and the format of the files.
     limit
-        Bytes of tensors in each, at most.
+        Maximum bytes of tensors in each file.
     attrs
-        What else the headers say.
+        Further attributes of every header.
     """
 
     folder: str
@@ -369,31 +370,31 @@ class ShardedOutput:
         return [str(Path(self.folder, name)) for name in index_names(self.format)]
 
     def target(self) -> Target:
-        """Return a target of one file; `complete` spreads it over as many as it takes."""
+        """Return a target of one file, which `complete` spreads over numbered files."""
         attrs = {**PART_ATTRS, **self.attrs}
         return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
-        """Return the plan for that one file, spread over numbered ones with their indexes."""
+        """Return the plan of `target` spread over numbered files, with their indexes."""
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.meta for transfer in plan.transfers]
         text = index_text(files, sum(meta.nbytes for meta in metas))
         documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]
-        more = "larger than --max-shard-size by themselves, and written whole all the same"
         if large:
-            diagnostics.add(Diagnostic("part", f"{more}: {shorten(large)}"))
+            text = "larger than --max-shard-size by themselves, and written whole all the same"
+            diagnostics.add(Diagnostic("part", f"{text}: {shorten(large)}"))
         return replace(plan, documents=documents)
 
     def problems(self, plan: Plan) -> Iterator[str]:
-        """Yield a message if a loader might take other files for parts of this checkpoint."""
+        """Yield a message if the folder has files that a loader may read with this checkpoint."""
         folder = Path(self.folder)
-        ours = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
+        outputs = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
         stale = [
             path.name
             for path in (sorted(folder.iterdir()) if folder.is_dir() else [])
-            if path.name not in ours
+            if path.name not in outputs
             and (format_of_suffix(path.name) == self.format or is_index_name(path.name))
         ]
         if stale:

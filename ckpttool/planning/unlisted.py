@@ -1,9 +1,9 @@
 """Parameters that a strategy does not list: checks, problems, decisions of the user and notes.
 
 Running statistics of normalisation layers are an example.  A BatchNorm layer in training mode
-updates a mean and a variance for each channel from the samples of its device.  Gradients are
-averaged over the devices, but statistics are not.  So statistics differ between ranks whose other
-parameters are equal.
+updates a mean and a variance for each channel.  It computes them from the samples of its device.
+Gradients are averaged over the devices, but statistics are not.  So statistics differ between ranks
+whose other parameters are equal.
 
 Source
 ------
@@ -179,7 +179,7 @@ UnlistedChoice = Literal["rank", "first", "drop"]
 RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
 DifferingNames = Mapping[RankGroups, Sequence[str]]  # parameters that differ between these groups
 
-# In an emergency save each rank stores its own number, which means nothing to other ranks.
+# Each rank stores its own number in an emergency save.  It means nothing to other ranks.
 # Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
 RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 

@@ -45,8 +45,8 @@ Any other key is an error.
 YAML is read only as far as JSON goes: mappings with text for keys, sequences, text, whole numbers
 and nothing (``null``, ``~`` or no value).  Only plain decimal digits are a number; ``010``,
 ``1_000``, ``1:30``, ``yes``, ``1.5`` and dates are text.  Refused are a key that comes twice in its
-mapping, tags (``!!python/object``) and aliases (``*a``).  So the document constructs no other
-objects, and it cannot grow in memory beyond the file.
+mapping, tags (``!!python/object``), anchors (``&a``) and aliases (``*a``).  So the document
+constructs no other objects, and it cannot grow in memory beyond the file.
 
 Source
 ------
@@ -109,31 +109,34 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     OSError
         The file cannot be read.
     """
-    problems: list[str] = []
     try:
         top = _read_top(path)
     except ValueError as error:
         raise StrategyError(path, str(error)) from error
-    problems += _unknown_keys(top, "", _TOP_KEYS)
-    sizes = _collect(problems, _parse_sizes, top, listed)
+    sizes, mistakes = _attempt(_parse_sizes, top, listed)
+    problems = [*_unknown_keys(top, "", _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
-        problems.append(str(_unexpected(otherwise, "otherwise", "the word replicated")))
-    cuts = _collect(problems, _parse_mapping, top.get("parameters", Node({})), "parameters") or {}
-    rules = [_parse_rule(path, pattern, node, sizes, problems) for pattern, node in cuts.items()]
+        problems += _unexpected(otherwise, "otherwise", "the word replicated").args
+    cuts, mistakes = _attempt(_parse_mapping, top.get("parameters", Node({})), "parameters")
+    problems += mistakes
+    rules: list[Rule] = []
+    for pattern, node in (cuts or {}).items():
+        rule, mistakes = _attempt(_parse_rule, path, pattern, node, sizes)
+        problems += mistakes
+        rules += [rule] if rule else []
     raise_all([StrategyError(path, problem) for problem in problems])
     strategy = listed or Strategy({}, *(sizes or (1, 1)))
-    checked = Rules(path, tuple(rule for rule in rules if rule), otherwise is not None)
+    checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
 
-def _collect(problems: list[str], parse: Callable[..., T], *arguments: object) -> T | None:
-    """Return the result of ``parse``; add its ValueError to ``problems`` and return None."""
+def _attempt(parse: Callable[..., T], *arguments: object) -> tuple[T | None, tuple[str, ...]]:
+    """Return the result of ``parse``, or None and the messages of its ValueError."""
     try:
-        return parse(*arguments)
+        return parse(*arguments), ()
     except ValueError as error:
-        problems.append(str(error))
-        return None
+        return None, error.args
 
 
 def _read_top(path: str) -> Mapping[str, Node]:
@@ -176,10 +179,8 @@ def _parse_sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int,
 # ----------------------------------------------------------------------------------- rules and cuts
 
 
-def _parse_rule(
-    path: str, pattern: str, node: Node, sizes: tuple[int, int] | None, problems: list[str]
-) -> Rule | None:
-    """Return the rule for a pattern; add its mistakes to ``problems`` and return None.
+def _parse_rule(path: str, pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule:
+    """Return the rule for a pattern; raise ValueError with a message for each mistake.
 
     ``sizes`` are the numbers of stages and of ranks in each; None if they are wrong.
     """
@@ -192,16 +193,9 @@ def _parse_rule(
         node = Node({"parts": node}, node.place)
     if not isinstance(node.value, dict):
         expected = "replicated, a list of parts such as [4, 1], or a mapping"
-        problems.append(str(_unexpected(node, pattern, expected)))
-        return None
-    mistakes: list[str] = []
-    cut = _parse_cut(pattern, node.value, stages if sizes else None, mistakes)
-    layout = None
-    if not mistakes:
-        layout = _collect(mistakes, _make_layout, f"{node.place}{pattern}", cut, ranks)
-    problems += mistakes
-    if mistakes or layout is None:
-        return None
+        raise _unexpected(node, pattern, expected)
+    cut = _parse_cut(pattern, node.value, stages if sizes else None)
+    layout = _make_layout(f"{node.place}{pattern}", cut, ranks)
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
@@ -219,30 +213,33 @@ class _Cut:
     stages: tuple[int, ...] | None = None
 
 
-def _parse_cut(
-    pattern: str, entries: Mapping[str, Node], stages: int | None, mistakes: list[str]
-) -> _Cut:
-    """Return the values of a cut; add mistakes in single values to ``mistakes``."""
+def _parse_cut(pattern: str, entries: Mapping[str, Node], stages: int | None) -> _Cut:
+    """Return the values of a cut; raise ValueError with a message for each mistake."""
     cut = _Cut()
-    mistakes += _unknown_keys(entries, pattern, _CUT_KEYS)
+    mistakes = [*_unknown_keys(entries, pattern, _CUT_KEYS)]
     for key, node in entries.items():
         what = f"{pattern}: {key}"
-        if key == "axis":
-            cut.axis = _collect(mistakes, _parse_axis, node, what)
-        elif key == "parts" and "axis" in entries:
-            cut.axis_parts = _collect(mistakes, _parse_number, node, what)
-        elif key == "parts":
-            cut.parts = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "device_matrix":
-            cut.device_matrix = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "tensor_map":
-            cut.tensor_map = _collect(mistakes, _parse_tensor_map, node, what)
-        elif key == "optimizer_shard":
-            cut.optimizer_shard = _collect(mistakes, _parse_number, node, what)
-        elif key == "rows":
-            cut.rows = _collect(mistakes, _parse_numbers, node, what)
-        elif key == "stages":
-            cut.stages = _collect(mistakes, _parse_stages, node, what, stages)
+        try:
+            if key == "axis":
+                cut.axis = _parse_axis(node, what)
+            elif key == "parts" and "axis" in entries:
+                cut.axis_parts = _parse_number(node, what)
+            elif key == "parts":
+                cut.parts = _parse_numbers(node, what)
+            elif key == "device_matrix":
+                cut.device_matrix = _parse_numbers(node, what)
+            elif key == "tensor_map":
+                cut.tensor_map = _parse_tensor_map(node, what)
+            elif key == "optimizer_shard":
+                cut.optimizer_shard = _parse_number(node, what)
+            elif key == "rows":
+                cut.rows = _parse_numbers(node, what)
+            elif key == "stages":
+                cut.stages = _parse_stages(node, what, stages)
+        except ValueError as error:
+            mistakes += error.args
+    if mistakes:
+        raise ValueError(*mistakes)
     return cut
 
 
@@ -409,14 +406,18 @@ def parse_yaml(data: bytes) -> Node:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that refuses aliases and tags."""
+        """A loader that refuses anchors, aliases and tags."""
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            is_alias = isinstance(event, yaml.AliasEvent)
-            if is_alias or event.tag is not None:
-                problem = f"{'an alias' if is_alias else 'a tag'}, which is not read"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            place = _place(event.start_mark)
+            if isinstance(event, yaml.AliasEvent):
+                text = f"an alias, *{event.anchor}, which is not read; {_QUOTE_HINT}"
+                raise ValueError(f"{place}{text}")
+            if event.anchor is not None:
+                raise ValueError(f"{place}an anchor, &{event.anchor}, which is not read")
+            if event.tag is not None:
+                raise ValueError(f"{place}a tag, {event.tag}, which is not read")
             return super().compose_node(parent, index)
 
     if len(data) > MAX_BYTES:
@@ -428,6 +429,9 @@ def parse_yaml(data: bytes) -> Node:
         raise ValueError(f"not UTF-8: {error}") from error
     except RecursionError as error:
         raise ValueError("no YAML: nested too deep") from error
+    except yaml.composer.ComposerError as error:  # not one of anchors, refused above
+        place = _place(error.problem_mark)
+        raise ValueError(f"{place}a second document; expected one") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
         hint = f"; {_QUOTE_HINT}" if any(text[at : at + 1] == "*" for at in marks) else ""

@@ -22,7 +22,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
-from ckpttool.planning.sources import on_one_of_several, suspected_rank_slices
+from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 
 Json = dict[str, object]
 
@@ -78,7 +78,7 @@ def describe(
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors; that of a file which replicas replace says which."""
+    """Return the errors, with the hint of `damaged_replica` for files that replicas replace."""
     replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
     return [
         type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
@@ -90,7 +90,7 @@ def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
     """Describe a single file, or several files with an index."""
-    found.add(*on_one_of_several(catalog), *catalog.diagnostics)
+    found.add(*one_of_several_notes(catalog), *catalog.diagnostics)
     if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
         text = (
@@ -216,12 +216,12 @@ def _describe_tensors(
 
 
 def describe_foreign(path: str) -> Json | None:
-    """Describe a graph, an exported model, group information or a rank table; None if it is none.
+    """Describe a graph, an exported model, group information or a rank table; else return None.
 
     Raises
     ------
     FormatError
-        It is group information or a rank table, and damaged.
+        The group information or the rank table is damaged.
     """
     try:
         if not is_file(path) or format_of_content(path) is not None:

@@ -11,7 +11,7 @@ from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
-from ckpttool.planning.sources import disagreement, group_ranks
+from ckpttool.planning.sources import disagreement_message, group_ranks
 from ckpttool.planning.unlisted import find_partly_held
 
 
@@ -37,10 +37,10 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Di
     dtypes = group_ranks(ranks, lambda rank: held[rank].dtype)
     axes = group_ranks(ranks, lambda rank: len(held[rank].shape))
     if len(dtypes) > 1:
-        text = disagreement(catalog, name, "element type", dtypes)
+        text = disagreement_message(catalog, name, "element type", dtypes)
         yield Diagnostic("dtype", text, tensor=name, ranks=ranks)
     elif len(axes) > 1:
-        text = disagreement(catalog, name, "number of axes", axes)
+        text = disagreement_message(catalog, name, "number of axes", axes)
         yield Diagnostic("shape", text, tensor=name, ranks=ranks)
 
 
@@ -53,7 +53,7 @@ def check_unlisted(
     found = [*check_types(catalog, held)]
     shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
     if not found and len(shapes) > 1:
-        text = disagreement(catalog, meta.name, "text" if meta.text else "shape", shapes)
+        text = disagreement_message(catalog, meta.name, "text" if meta.text else "shape", shapes)
         if not isinstance(sharding, Replicated):
             text += "; nothing says how it is cut"
             found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]

@@ -15,10 +15,10 @@ from tests.support.corpus import GOLDEN
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
 GROUPS = {
-    ckpttool.SourceOptions: options.source,
-    ckpttool.ResolveOptions: options.resolve,
-    ckpttool.OutputOptions: options.output,
-    ckpttool.RunOptions: options.run,
+    ckpttool.SourceOptions: options.source_options,
+    ckpttool.ResolveOptions: options.resolve_options,
+    ckpttool.OutputOptions: options.output_options,
+    ckpttool.RunOptions: options.run_options,
 }
 
 

@@ -585,13 +585,13 @@ def test_objects_keep_their_attributes_and_a_shape_is_a_tuple(protocol, tmp_path
     path = tmp_path / "p"
     kind = classes("checkpoint")
     path.write_bytes(pickle.dumps(kind.ChunkStorageMetadata((1, 2), (3, 4)), protocol))
-    value = hyper_parallel._load(str(path))
+    value = hyper_parallel._load(StoredFile(str(path)))
     assert (type(value).__name__, vars(value)) == (
         "ChunkStorageMetadata",
         {"offsets": (1, 2), "sizes": (3, 4)},
     )
     path.write_bytes(b"\x80\x02ctorch\nSize\n(K\x02K\x03t\x85R.")
-    assert hyper_parallel._load(str(path)) == (2, 3)
+    assert hyper_parallel._load(StoredFile(str(path))) == (2, 3)
 
 
 def test_a_pickle_that_shares_and_nests_without_end_is_refused(tmp_path):

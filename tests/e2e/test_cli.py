@@ -710,8 +710,13 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
     [
         (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
         (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
-        (["inspect", "scr"], 2, "Path 'scr' does not exist."),
-        (["inspect", "link"], 2, "Path 'link' does not exist."),
+        (["inspect", "scr"], 2, "Path 'scr' does not exist; did you mean 'src'?"),
+        (["inspect", "src/rank0"], 2, "'src/rank0' does not exist; did you mean 'src/rank_0'?"),
+        (["inspect", "other"], 2, "Path 'other' does not exist."),
+        (["inspect", "src/rank_9/x"], 2, "Path 'src/rank_9/x' does not exist."),
+        (["inspect", "src/" + "x" * 250], 2, "xxx' does not exist."),
+        (["inspect", "link"], 2, "Path 'link' is a link to 'gone', which leads nowhere."),
+        (["inspect", "link/"], 2, "Path 'link/' is a link to 'gone', which leads nowhere."),
         (
             ["merge", "src", "-o", "m.h5", "-s", "s.yaml"],
             5,

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 import ckpttool
-from ckpttool.cli.options import parse_key
+from ckpttool.cli.options import parse_key_file
 from ckpttool.formats import read_index
 from ckpttool.secret import Secret
 from tests.oracle import OracleLayout
@@ -265,7 +265,7 @@ def test_a_key_file_holds_the_bytes_or_their_digits(size):
     key = bytes(range(200, 200 + size))
     spelled = b"hex:" + key.hex().encode()
     for data in (key, key + b"\n", key + b"\r\n", spelled, spelled.replace(b"f", b"F") + b"\n"):
-        assert parse_key(data) == Secret(key)
+        assert parse_key_file(data) == Secret(key)
     for data in (
         b"",
         key[1:],
@@ -275,13 +275,13 @@ def test_a_key_file_holds_the_bytes_or_their_digits(size):
         spelled[:-1],
         spelled + b"0",
     ):
-        assert parse_key(data) is None
-    assert parse_key(b"hex:" + b"zz" * size) is None
+        assert parse_key_file(data) is None
+    assert parse_key_file(b"hex:" + b"zz" * size) is None
 
 
 @pytest.mark.parametrize("key", [b"\n" * 16, b"hex:00112233445\n", b"0123456789abcde\n", b"A" * 32])
 def test_bytes_of_the_right_number_are_always_the_key_itself(key):
-    assert parse_key(key) == Secret(key)
+    assert parse_key_file(key) == Secret(key)
 
 
 @pytest.mark.parametrize(

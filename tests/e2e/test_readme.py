@@ -245,20 +245,17 @@ def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_readme
         assert f"\n| {code} | " in README
 
 
-# Why a command cannot do what was requested: `verify` raises them, too.
-REASONS = (
-    *("source", "options", "changed", "destination", "resume", "busy", "parts", "engine"),
-    "memory",
-)
-
-
-def test_every_kind_of_finding_is_in_the_table_of_what_verify_finds():
-    table = README.split("### What `verify` finds")[1].split("\n\n")[1]
-    told = {}
-    for kinds, grades in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
-        told |= dict.fromkeys(re.findall(r"`(\w+)`", kinds), grades)
+def test_the_codes_that_the_readme_names_are_findings_of_verify():
+    text = README.split("### What `verify` finds")[1].split("\n\n")[1]
+    named = set(re.findall(r"`([a-z_]+)`", text)) - {"kind", "verify"}
     column = severities("verify")
-    found = {code: column[code] for code in column if column[code] in ("warning", "error")}
-    assert told == {code: found[code] for code in found if code not in REASONS}
+    assert len(named) > 5
+    assert {column.get(code) for code in named} == {"warning", "error"}
     (ignore,) = (one for one in verify.params if one.name == "ignore")
-    assert sorted(ignore.type.choices) == sorted(one for one in told if told[one] == "warning")
+    assert {*ignore.type.choices} == {code for code in column if column[code] == "warning"}
+
+
+def test_the_files_that_the_readme_links_to_are_there():
+    links = {link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link}
+    assert "docs/codes.md" in links
+    assert [link for link in links if not (ROOT / link).is_file()] == []

@@ -20,7 +20,7 @@ from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.local import demand_same
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from tests.support.checkpoints import write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
@@ -178,7 +178,7 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
     from ckpttool.formats.ckpt import Ckpt
 
     def seal(self, path, crc=None):
-        index = self.read_index(path)
+        index = self.read_index(StoredFile(path))
         self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,9 +20,28 @@ from ckpttool.model.diagnostics import (
     Severity,
     severities,
 )
+from tests.support.snapshots import UPDATE
+
+PAGE = Path(__file__).parents[2] / "docs" / "codes.md"
 
 
-def test_every_code_is_documented_and_has_a_severity_for_every_command() -> None:
+@pytest.mark.source
+def test_the_documentation_has_the_table_of_all_codes() -> None:
+    columns = [severities(command) for command in COMMANDS]
+    rows = [("code", "meaning", "merge, split, reshard", *COMMANDS[1:]), ("---",) * 6]
+    rows += [
+        (f"`{name}`", code.meaning, *(column[name] or "" for column in columns))
+        for name, code in CODES.items()
+    ]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    before, heading, found = PAGE.read_text(encoding="utf-8").partition("| code |")
+    if os.environ.get(UPDATE):
+        PAGE.write_text(before + table, encoding="utf-8")
+        return
+    assert heading + found == table
+
+
+def test_every_code_has_a_meaning_and_a_severity_for_every_command() -> None:
     known = {*get_args(Severity), None}
     for name, code in CODES.items():
         assert name == name.lower().replace(" ", "_")

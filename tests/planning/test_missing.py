@@ -37,9 +37,9 @@ def damaged(catalog, *ranks, kind=FormatError):
     return RankCatalog("run", files, damaged=errors)
 
 
-def outcome(catalog, strategy=ONE_STAGE, unlisted=None, agreement=None):
+def outcome(catalog, strategy=ONE_STAGE, unlisted=None, content_groups=None):
     """Damage that is left, problems, and notes of replicas."""
-    sources = find_sources(catalog, strategy, agreement or {}, unlisted)
+    sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
     notes = [note.text for note in sources.notes if is_warning(note)]
     return sources.damage, [problem.text for problem in sources.problems], notes
 
@@ -49,7 +49,7 @@ SAME = {"step": ((0, 1, 2, 3),)}
 
 
 def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_and_replica():
-    damage, problems, notes = outcome(damaged(FULL, 2), agreement=SAME)
+    damage, problems, notes = outcome(damaged(FULL, 2), content_groups=SAME)
     assert not damage
     assert not problems
     text = "rank 2: run/rank_2/net.ckpt: byte 7: cut short; all its slices are read from replicas: "
@@ -57,7 +57,7 @@ def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_an
 
 
 def test_a_damaged_file_whose_replicas_are_damaged_too_is_an_error():
-    damage, problems, notes = outcome(damaged(FULL, 2, 3), agreement=SAME)
+    damage, problems, notes = outcome(damaged(FULL, 2, 3), content_groups=SAME)
     assert len(damage) == 2
     the_one(problems, "ranks 2, 3: not read", "parameter w")
     assert not notes
@@ -125,13 +125,13 @@ def test_a_stage_that_is_all_damaged_is_an_error():
 
 
 def test_a_file_of_a_kind_that_is_not_read_is_not_replaced():
-    damage, _, notes = outcome(damaged(FULL, 2, kind=UnsupportedError), agreement=SAME)
+    damage, _, notes = outcome(damaged(FULL, 2, kind=UnsupportedError), content_groups=SAME)
     assert len(damage) == 1
     assert not notes
 
 
 def test_a_file_that_cannot_be_read_is_replaced():
-    damage, problems, notes = outcome(damaged(FULL, 2, kind=UnreadableError), agreement=SAME)
+    damage, problems, notes = outcome(damaged(FULL, 2, kind=UnreadableError), content_groups=SAME)
     assert not damage
     assert not problems
     assert len(notes) == 1
@@ -147,10 +147,10 @@ def test_a_damaged_file_of_a_rank_that_is_not_in_the_strategy_is_an_error():
 def test_each_ranks_own_is_lost_with_a_damaged_file():
     catalog = damaged(catalog_of({r: {"w": (4, 3), "rng": (2,)} for r in range(4)}), 3)
     differ = {"rng": ((0,), (1,), (2,))}
-    _, problems, _ = outcome(catalog, unlisted="rank", agreement=differ)
+    _, problems, _ = outcome(catalog, unlisted="rank", content_groups=differ)
     the_one(problems, "rng:", "that of rank 3 is lost", "--unlisted first or drop")
     for choice in ("first", "drop"):
-        damage, problems, notes = outcome(catalog, unlisted=choice, agreement=differ)
+        damage, problems, notes = outcome(catalog, unlisted=choice, content_groups=differ)
         assert not damage
         assert not problems
         assert len(notes) == 1
@@ -159,7 +159,7 @@ def test_each_ranks_own_is_lost_with_a_damaged_file():
 def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
     catalog = catalog_of({r: {"w": (4, 3), "rng": (2,)} for r in range(3)})
     differ = {"rng": ((0,), (1,), (2,))}
-    _, problems, notes = outcome(catalog, unlisted="rank", agreement=differ)
+    _, problems, notes = outcome(catalog, unlisted="rank", content_groups=differ)
     assert not problems
     assert "rng: not in the strategy, each rank has its own, and that of rank 3" in notes[1]
 
@@ -167,7 +167,7 @@ def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
 def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():
     catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in range(3)}), 0)
     strategy = Replicated(range(3))
-    damage, problems, notes = outcome(catalog, strategy, agreement={"w": ((1, 2),)})
+    damage, problems, notes = outcome(catalog, strategy, content_groups={"w": ((1, 2),)})
     assert not damage
     assert not problems
     assert "replicas: rank 1" in notes[0]

@@ -38,12 +38,12 @@ CASE = GOLDEN / "dst_without_optimizer"
 WORDS = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "--format", "ckpt"]
 
 
-def plan_of(catalog, strategy, target, choice, agreement=None):
+def plan_of(catalog, strategy, target, choice, content_groups=None):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
     made = Target("ckpt", paths, ranks, target or Merged(), not_in_target=choice)
-    return plan_in_memory(catalog, strategy, made, agreement or {})
+    return plan_in_memory(catalog, strategy, made, content_groups or {})
 
 
 def held_by(plan):
@@ -79,8 +79,10 @@ def test_what_each_rank_has_of_its_own_is_left_out_with_the_rest(choice):
         *("ckpt", {rank: f"out/{rank}" for rank in range(2)}, 2, strategy_of({"w": TWO_ROWS})),
         not_in_target=choice,
     )
-    agreement = {"rng": ((0,), (1,), (2,), (3,))}
-    made = plan_in_memory(catalog_of(ranks), strategy_of({"w": ROWS}), target, agreement, "rank")
+    content_groups = {"rng": ((0,), (1,), (2,), (3,))}
+    made = plan_in_memory(
+        catalog_of(ranks), strategy_of({"w": ROWS}), target, content_groups, "rank"
+    )
     assert ("rng" in held_by(made)[1]) == (choice != "drop")
     assert made.not_listed.sizes["dropped" if choice == "drop" else "full"] == (1, 20)
 
@@ -229,7 +231,7 @@ def true_slices(move):
     return cut(move.entries, replace(move.src, layouts={**move.src.layouts, **more}))
 
 
-def agreement_of(catalog, strategy, ranks):
+def content_groups_of(catalog, strategy, ranks):
     """Ranks by equal content, as `compare_contents` finds them."""
     found = {}
     for name, follows in content_decided_names(catalog, strategy).items():
@@ -247,14 +249,14 @@ def agreement_of(catalog, strategy, ranks):
 def test_merge_and_split_give_what_reshard_gives(move, choice):
     ranks = true_slices(move)
     catalog = catalog_of_entries(ranks)
-    agreement = agreement_of(catalog, move.src, ranks)
+    content_groups = content_groups_of(catalog, move.src, ranks)
     try:
-        merge = plan_of(catalog, move.src, None, "follow", agreement)
+        merge = plan_of(catalog, move.src, None, "follow", content_groups)
     except PlanError:  # noise of one byte that is the same on two ranks by chance
         assume(False)
     merged = carry_out(merge, ranks)
     split = plan_of(catalog_of_entries(merged), None, move.dst, choice)
-    reshard = plan_of(catalog, move.src, move.dst, choice, agreement)
+    reshard = plan_of(catalog, move.src, move.dst, choice, content_groups)
     assert carry_out(split, merged) == carry_out(reshard, ranks)
     assert split.not_listed == reshard.not_listed
 

@@ -82,8 +82,8 @@ def test_state_that_the_target_lists_has_the_layout_of_the_target():
 @pytest.mark.parametrize("shape", [(8, 3), (4, 3, 1), (4,), ()])
 def test_state_of_another_slice_shape_does_not_follow(shape):
     catalog = with_names({"w": (4, 3), "adam_m.w": shape})
-    agreement = {"adam_m.w": ((0, 1, 2, 3),)}
-    found, problems, notes = find(catalog, agreement=agreement)
+    content_groups = {"adam_m.w": ((0, 1, 2, 3),)}
+    found, problems, notes = find(catalog, content_groups=content_groups)
     assert not problems
     assert "follows" not in notes
     assert (found["adam_m.w"][0].parameter, found["adam_m.w"][0].meta.shape) == (None, shape)
@@ -92,14 +92,14 @@ def test_state_of_another_slice_shape_does_not_follow(shape):
 def test_state_that_is_neither_a_slice_nor_whole_is_a_question():
     """Zeros are equal on all ranks, be they slices or not."""
     catalog = with_names({"w": (4, 3), "accu_grads.w": (2, 3)})
-    agreement = {"accu_grads.w": ((0, 1, 2, 3),)}
-    _, problems, _ = find(catalog, agreement=agreement)
+    content_groups = {"accu_grads.w": ((0, 1, 2, 3),)}
+    _, problems, _ = find(catalog, content_groups=content_groups)
     the_one(problems, "accu_grads.w", "(2, 3)", "slice of w (4, 3)", "all of it (8, 3)")
-    found, problems, notes = find(catalog, agreement=agreement, unlisted="first")
+    found, problems, notes = find(catalog, content_groups=content_groups, unlisted="first")
     assert not problems
     assert found["accu_grads.w"][0].meta.shape == (2, 3)
     assert "decided" in notes
-    assert "accu_grads.w" not in find(catalog, agreement=agreement, unlisted="drop")[0]
+    assert "accu_grads.w" not in find(catalog, content_groups=content_groups, unlisted="drop")[0]
 
 
 def test_state_does_not_follow_if_one_rank_has_another_shape():
@@ -174,7 +174,7 @@ def owners_in(listed, held):
 def test_state_of_any_optimizer_follows_in_source_and_target(prefix):
     state = f"{prefix}.w"
     catalog = with_names({"w": (4, 3), state: (4, 3)})
-    found, problems, notes = find(catalog, agreement={state: SHARED})
+    found, problems, notes = find(catalog, content_groups={state: SHARED})
     assert not problems
     assert (found[state][0].parameter, found[state][0].layout) == ("w", ROWS)
     assert list(notes) == ["follows"]
@@ -226,23 +226,23 @@ def test_a_state_of_a_state_belongs_to_the_nearest_that_is_listed():
     names = {"w": (4, 3), "ema.w": (4, 3), "adam_m.ema.w": (4, 3)}
     assert owners_in(["w"], names) == {"ema.w": "w", "adam_m.ema.w": "w"}
     assert owners_in(["w", "ema.w"], names) == {"ema.w": "w", "adam_m.ema.w": "ema.w"}
-    found, problems, _ = find(with_names(names), agreement={"ema.w": SHARED})
+    found, problems, _ = find(with_names(names), content_groups={"ema.w": SHARED})
     assert not problems
     assert [found[name][0].layout for name in names] == [ROWS] * 3
 
 
 def test_a_name_with_a_listed_tail_and_other_slices_is_no_state():
     catalog = with_names({"w": (4, 3), "mine.w": (3, 4)})
-    found, problems, _ = find(catalog, agreement={"mine.w": ((0, 1, 2, 3),)})
+    found, problems, _ = find(catalog, content_groups={"mine.w": ((0, 1, 2, 3),)})
     assert not problems
     assert (found["mine.w"][0].parameter, found["mine.w"][0].meta.shape) == (None, (3, 4))
-    _, problems, _ = find(catalog, agreement={"mine.w": SHARED})
+    _, problems, _ = find(catalog, content_groups={"mine.w": SHARED})
     the_one(problems, "mine.w: not in the strategy, and different between ranks")
 
 
 def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
-    found, problems, _ = find(catalog, agreement={"decoder.w": ((0, 1, 2, 3),)})
+    found, problems, _ = find(catalog, content_groups={"decoder.w": ((0, 1, 2, 3),)})
     assert not problems
     assert (found["decoder.w"][0].parameter, found["decoder.w"][0].meta.shape) == (None, (4, 3))
 
@@ -250,7 +250,7 @@ def test_what_is_the_same_on_all_ranks_is_no_state_of_a_parameter_that_is_cut():
 @pytest.mark.parametrize("groups", [((0, 2), (1, 3)), ((0,), (1, 2, 3)), ((0, 1), (2,), (3,))])
 def test_what_differs_where_a_state_would_not_is_no_state(groups):
     catalog = with_names({"w": (4, 3), "decoder.w": (4, 3)})
-    _, problems, _ = find(catalog, agreement={"decoder.w": groups})
+    _, problems, _ = find(catalog, content_groups={"decoder.w": groups})
     the_one(problems, "decoder.w: not in the strategy, and different between ranks")
 
 
@@ -261,8 +261,8 @@ def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefi
     names = ["w", "x", "y"]
     strategy = strategy_of(dict.fromkeys(names, ROWS))
     held = [*names, *(f"{prefix}.{name}" for name in names[:states])]
-    agreement = {f"{prefix}.{name}": SHARED for name in names[:states]}
-    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, agreement, None)
+    content_groups = {f"{prefix}.{name}": SHARED for name in names[:states]}
+    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups, None)
     assert not sources.problems
     warned = [note.text for note in sources.notes if is_warning(note)]
     if prefix == "adam_m" or states == 2:

@@ -46,7 +46,7 @@ def test_a_name_that_some_ranks_lack_is_a_warning(name):
         catalog = lacking(name, *missing)
         held = tuple(rank for rank in range(4) if rank not in missing)
         assert partly(catalog) == [((name,), held, missing)]
-        sources, problems, notes = find(catalog, agreement={name: (held,)})
+        sources, problems, notes = find(catalog, content_groups={name: (held,)})
         assert name in sources
         assert not problems
         (text,) = notes["partly_held"]

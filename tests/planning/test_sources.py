@@ -55,7 +55,7 @@ def test_a_missing_rank_is_named_if_no_other_has_its_slice():
 
 def test_slices_that_are_nowhere_although_all_files_are_there_are_named_with_a_file():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {"b": ()}, 3: {"b": ()}})
-    _, problems, _ = find(catalog, agreement={"b": ((2, 3),)})
+    _, problems, _ = find(catalog, content_groups={"b": ((2, 3),)})
     the_one(problems, "ranks 2, 3", "rank_2/net.ckpt was perhaps cut short", "parameter w")
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {}, 3: {}})
     the_one(find(catalog)[1], "rank_2/net.ckpt is empty (0 bytes)", "parameter w")
@@ -175,7 +175,7 @@ def test_ranks_beyond_the_strategy_are_a_problem():
 
 
 def test_a_strategy_of_another_model_is_a_problem():
-    _, problems, _ = find(with_names({"x": ()}), agreement={"x": ((0, 1, 2, 3),)})
+    _, problems, _ = find(with_names({"x": ()}), content_groups={"x": ((0, 1, 2, 3),)})
     the_one(problems, "src.ckpt: no parameter in common with run", "lists w", "hold x")
 
 
@@ -257,8 +257,10 @@ def test_only_unlisted_names_that_are_alike_on_several_ranks_are_compared():
 
 
 def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
-    agreement = {"step": ((0, 1, 2, 3),)}
-    found, problems, notes = find(with_names({"w": (4, 3), "step": (2,)}), agreement=agreement)
+    content_groups = {"step": ((0, 1, 2, 3),)}
+    found, problems, notes = find(
+        with_names({"w": (4, 3), "step": (2,)}), content_groups=content_groups
+    )
     (source,) = found["step"]
     assert not problems
     assert not notes
@@ -271,7 +273,7 @@ GROUPS = {"rng": ((0, 2), (1, 3))}
 
 
 def test_an_unlisted_name_that_differs_is_a_question_to_the_user():
-    found, problems, _ = find(DIFFERENT, agreement=GROUPS)
+    found, problems, _ = find(DIFFERENT, content_groups=GROUPS)
     the_one(problems, "rng: not in the strategy", "(ranks 0, 2 | ranks 1, 3)", "--unlisted rank")
     assert "rng" not in found
 
@@ -290,21 +292,21 @@ def test_strings_are_compared_as_values():
 
 def test_unlisted_first_takes_the_lowest_rank_for_all():
     catalog = catalog_of({r: {"w": (4, 3)} | ({"rng": (2,)} if r else {}) for r in range(4)})
-    found, problems, notes = find(catalog, agreement={"rng": ((3,), (1, 2))}, unlisted="first")
+    found, problems, notes = find(catalog, content_groups={"rng": ((3,), (1, 2))}, unlisted="first")
     assert not problems
     assert [source.layout.first_rank for source in found["rng"]] == [1]
     assert "taken from rank 1" in notes["decided"][0]
 
 
 def test_unlisted_drop_leaves_it_out():
-    found, problems, notes = find(DIFFERENT, agreement=GROUPS, unlisted="drop")
+    found, problems, notes = find(DIFFERENT, content_groups=GROUPS, unlisted="drop")
     assert not problems
     assert set(found) == {"w"}
     assert "rng" in notes["dropped"][0]
 
 
 def test_unlisted_rank_gives_every_rank_its_own():
-    found, problems, notes = find(DIFFERENT, agreement=GROUPS, unlisted="rank")
+    found, problems, notes = find(DIFFERENT, content_groups=GROUPS, unlisted="rank")
     assert not problems
     assert [source.rank_cycle for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
@@ -321,8 +323,8 @@ def test_unlisted_rank_never_gives_two_ranks_the_same_turn():
 def test_many_groups_are_not_all_listed():
     catalog = with_names({"w": (1, 3), "rng": ()}, range(64))
     strategy = strategy_of({"w": Layout((64,), ((0,), ()))})
-    agreement = {"rng": tuple((rank,) for rank in range(64))}
-    the_one(find(catalog, strategy, agreement)[1], "rank 7 | and 56 more")
+    content_groups = {"rng": tuple((rank,) for rank in range(64))}
+    the_one(find(catalog, strategy, content_groups)[1], "rank 7 | and 56 more")
 
 
 def test_an_undivided_checkpoint_has_every_parameter_whole():

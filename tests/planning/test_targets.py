@@ -35,8 +35,10 @@ def target_of(strategy=None, ranks=None):
     )
 
 
-def plan(catalog, strategy, target=None, agreement=None, unlisted=None, ranks=None):
-    return plan_in_memory(catalog, strategy, target_of(target, ranks), agreement or {}, unlisted)
+def plan(catalog, strategy, target=None, content_groups=None, unlisted=None, ranks=None):
+    return plan_in_memory(
+        catalog, strategy, target_of(target, ranks), content_groups or {}, unlisted
+    )
 
 
 def problems_of(*arguments, **more):
@@ -178,8 +180,8 @@ def test_what_only_ranks_without_a_turn_hold_is_dropped_with_a_note():
 def test_replicated_ranks_with_a_gap_write_a_name_once():
     replicated = Replicated(range(2))
     catalog = with_names({"w": (4, 3), "rng": (2,)}, [0, 2])
-    agreement = {"w": ((0, 2),), "rng": ((0,), (2,))}
-    made = plan(catalog, replicated, None, agreement, "rank")
+    content_groups = {"w": ((0, 2),), "rng": ((0,), (2,))}
+    made = plan(catalog, replicated, None, content_groups, "rank")
     assert names_by_rank(made) == {0: ["w", "rng"]}
 
 

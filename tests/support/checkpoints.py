@@ -172,9 +172,9 @@ def catalog_on_disk(
 ONE_STAGE = strategy_of({"w": ROWS})
 
 
-def find(catalog, strategy=ONE_STAGE, agreement=None, unlisted=None):
+def find(catalog, strategy=ONE_STAGE, content_groups=None, unlisted=None):
     """Return sources by name, problems, and texts of the notes by kind."""
-    sources = find_sources(catalog, strategy, agreement or {}, unlisted)
+    sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
     notes = {}
     for note in sources.notes:
         notes.setdefault(note.code, []).append(note.text)

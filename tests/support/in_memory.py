@@ -30,11 +30,11 @@ def catalog_of_entries(ranks) -> Catalog:
     return RankCatalog("run", files)
 
 
-def plan_in_memory(catalog, strategy, target, agreement=None, unlisted=None):
-    """The plan of a catalog of which nothing is read: ``agreement`` says which ranks are equal."""
+def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None):
+    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors."""
     sharding = Merged() if strategy is None else strategy
     notes = [*scan_notes(catalog, sharding), *sharding.notes]
-    sources = find_sources(catalog, sharding, agreement or {}, unlisted)
+    sources = find_sources(catalog, sharding, content_groups or {}, unlisted)
     found = Diagnostics()
     found.failures += sources.damage
     found.add(*notes, *sources.notes, *sources.problems)
@@ -56,14 +56,16 @@ def merge_in_memory(catalog, strategy=None, agreement=None):
 
 def make(catalog, src, dst):
     """Plan for all target ranks; unlisted names are the same on all ranks."""
-    agreement = {
+    content_groups = {
         name: (tuple(rank for rank, file in catalog.files.items() if name in file.tensors),)
         for name in {name for file in catalog.files.values() for name in file.tensors}
         if name not in src.layouts
     }
     ranks = 1 if dst is None else len(dst.ranks)
     paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst or Merged()), agreement)
+    return plan_in_memory(
+        catalog, src, Target("ckpt", paths, ranks, dst or Merged()), content_groups
+    )
 
 
 def carry_out(plan, ranks):

@@ -978,14 +978,45 @@ def test_a_single_file_is_begun_again(tmp_path, failing):
 MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]
 
 
+def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
+    out, seen = tmp_path / "m.h5", []
+
+    def look(task):
+        seen.append(run("inspect", out))
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", look)
+    run_well(*MERGE, out)
+    assert seen[0].exit_code == 2
+    said = f"'{out}' does not exist: {out}: a run of ckpttool is writing here (process "
+    assert f"{said}{os.getpid()} on" in message(seen[0])
+
+
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
     assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
+    for command in ("inspect", "verify"):
+        result = run(command, out)
+        assert result.exit_code == 2
+        said = f"'{out}' does not exist: {out}: a run of ckpttool has not ended here, so files may"
+        assert said in message(result)
+        assert "finish it with the same command and --resume" in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = "a run did not end, and nothing of it could be kept; this one begins anew"
     assert f"note: {out}.{MANIFEST}: {said}" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
+    run_with_signal(signal.SIGKILL, *ordered_words(tmp_path), *part, "-j", "1")
+    for rank in (0, 9):
+        path = tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        result = run("verify", path)
+        assert result.exit_code == 2
+        said = f"'{path}' does not exist: {tmp_path}: a run of ckpttool has not ended here"
+        assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
