@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
     from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-    from ckpttool.planning.preflight import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
@@ -58,7 +58,7 @@ _MODULES = {
     "EngineError": "ckpttool.errors",
     "ExecutionError": "ckpttool.errors",
     "FormatError": "ckpttool.errors",
-    "OutputOptions": "ckpttool.planning.preflight",
+    "OutputOptions": "ckpttool.planning.plans",
     "PlanError": "ckpttool.errors",
     "ResolveOptions": "ckpttool.planning.resolve",
     "RunOptions": "ckpttool.execution.executors",
@@ -74,9 +74,9 @@ _MODULES = {
     "finalize": "ckpttool.transaction.parts",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.planning.preflight",
-    "plan_reshard": "ckpttool.planning.preflight",
-    "plan_split": "ckpttool.planning.preflight",
+    "plan_merge": "ckpttool.planning.plans",
+    "plan_reshard": "ckpttool.planning.plans",
+    "plan_split": "ckpttool.planning.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.planning.resolve",

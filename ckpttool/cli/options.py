@@ -32,7 +32,7 @@ from ckpttool.secret import Secret, forbid_core_dumps
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
@@ -260,7 +260,7 @@ def _build_resolve(**values: Any) -> Mapping[str, object]:
 
 
 def _build_output(**values: Any) -> Mapping[str, object]:
-    from ckpttool.planning.preflight import OutputOptions
+    from ckpttool.planning.plans import OutputOptions
 
     return {"output": OutputOptions(**values)}
 
@@ -553,13 +553,13 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
 def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.planning import preflight
+    from ckpttool.planning import plans
 
     if path == "-":
         raise click.UsageError("A checkpoint does not go to standard output; name a file.")
     is_folder = output.max_shard_bytes is not None
     try:
-        return replace(output, format=preflight.choose_format(path, output.format, is_folder))
+        return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
         raise click.UsageError(f"{error}.") from error
 

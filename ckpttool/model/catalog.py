@@ -54,7 +54,7 @@ class Catalog:
         Files that were skipped or selected, problems that prevent a conversion, and files that
         contradict each other.  `scan` raises what is an error even for ``inspect``.
     documents
-        The files that say where slices or tensors are stored: index files, or metadata.
+        The files that list where slices or tensors are stored: index files, or metadata.
     strategy_files
         The default strategy files: those in the output folder of the same MindFormers run.
     one_of_several
@@ -85,7 +85,7 @@ class Catalog:
         object.__setattr__(self, "headers", headers)
 
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
-        """Return what is an error for a command."""
+        """Return the diagnostics that are errors for a command."""
         column = severities(command)
         return tuple(one for one in self.diagnostics if column[one.code] == "error")
 

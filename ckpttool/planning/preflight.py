@@ -1,194 +1,29 @@
-"""Plan merge, split and reshard, and find everything that prevents them.
-
-merge and split are reshard: merge reshards to one rank that holds full tensors, split reshards from
-it.  All problems are collected before the first byte is written.  They are problems of the source,
-of the target, and of the destination: formats, names, disk space, and files of an earlier run.
-"""
+"""Check the destination: formats, names, disk space, and files of an earlier run."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
-from ckpttool.formats.local import why_not_a_path
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.errors import CkptToolError
+from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import JOURNAL, MANIFEST
-from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.planning import targets
-from ckpttool.planning.missing import find_incomplete_files
-from ckpttool.planning.resolve import (
-    ResolvedSources,
-    ResolveOptions,
-    no_strategy_error,
-    resolve,
-)
-from ckpttool.planning.sources import not_full_message
-from ckpttool.planning.targets import ShardedOutput, StrategySidecar
-from ckpttool.storage.checksums import check_files
+from ckpttool.model.plan import Plan, Target
+from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
-from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """Options of the outputs, and of existing files.
-
-    Attributes
-    ----------
-    format
-        Format of the outputs; None to take it from the suffix, else HDF5.
-    prefix
-        Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
-    ranks
-        Write only these ranks of the strategy.
-    not_in_target
-        How to write parameters that the target strategy does not list; see
-        `ckpttool.model.plan.Target`.
-    strategy_path
-        Write the strategy of the outputs to this file, which MindSpore's own tools can read; see
-        `ckpttool.planning.targets`.
-    max_shard_bytes
-        Write a merged checkpoint as a folder of numbered files with at most this many bytes of
-        tensors each.  The default format is then safetensors.  The folder also gets the index files
-        of MindSpore and of Hugging Face.
-    crc
-        Verify the checksums of the source, and store one in every output.
-    part
-        ``(k, n)``: write only the outputs of run ``k``, from 1, of ``n`` runs of the same plan; see
-        `ckpttool.finalize`.
-    overwrite
-        Replace existing outputs; an input is never replaced.
-    resume
-        Keep the outputs that an interrupted run of the same plan completed.  Other files of that
-        run are replaced with and without this option.
-
-    Examples
-    --------
-    >>> OutputOptions("ckpt", overwrite=True).prefix
-    'checkpoint_'
-    """
-
-    format: str | None = None
-    prefix: str = "checkpoint_"
-    ranks: Collection[int] | None = None
-    not_in_target: NotInTarget = "follow"
-    strategy_path: str | None = None
-    max_shard_bytes: int | None = None
-    crc: bool = False
-    part: tuple[int, int] | None = None
-    overwrite: bool = False
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
-            given = getattr(self, name)
-            if given not in (None, *choices):
-                raise ValueError(f"{name}={given!r}, expected one of {choices}")
-        if "/" in self.prefix:
-            raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
-        if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
-            raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
-
-    def refuse(self, *names: str) -> None:
-        """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
-        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        unused = sorted({*given} & {*names})
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
-
-    def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
-        """Return the policy for existing files."""
-        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
-
-
-def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
-    """Return the format of an output file: the given one, else that of its suffix, else HDF5.
-
-    Parameters
-    ----------
-    path, format
-        The file, and the requested format, if any.
-    is_folder
-        Whether ``path`` is a folder of numbered files, whose default format is safetensors.
-
-    Raises
-    ------
-    PlanError
-        The suffix is that of another format, or of none.
-    """
-    _refuse_url(path)
-    by_name = format_of_suffix(path)
-    if is_folder:
-        if by_name is not None:
-            reason = "ends like a file; --max-shard-size writes a folder, name that"
-            text = f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"
-            raise PlanError([Diagnostic("options", text)])
-        return format or "safetensors"
-    if format is not None and by_name not in (None, format):
-        reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
-        text = f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"
-        raise PlanError([Diagnostic("options", text)])
-    if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
-        reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
-        raise PlanError([Diagnostic("options", f"{path}: {reason}or give --format")])
-    return format or by_name or "hdf5"
-
-
-def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Target:
-    """Return the target that writes a file for each rank of a strategy, or for some of them.
-
-    Raises
-    ------
-    PlanError
-        The folder is a URL.
-    ValueError
-        An option applies to merged checkpoints only.
-    """
-    options.refuse("max_shard_bytes")
-    _refuse_url(folder)
-    format = options.format or "hdf5"
-    paths = {
-        rank: str(Path(folder, f"rank_{rank}", f"{options.prefix}{rank}{suffix_of(format)}"))
-        for rank in (strategy.ranks if options.ranks is None else sorted(options.ranks))
-    }
-    return Target(
-        format,
-        paths,
-        ranks=len(strategy.ranks),
-        sharding=strategy,
-        attrs=header_attrs(options.crc),
-        not_in_target=options.not_in_target,
-    )
-
-
-def _refuse_url(path: str) -> None:
-    url = why_not_a_path(path)
-    if url is not None:
-        raise PlanError([Diagnostic("destination", f"{path}: {url}")])
-
-
-def header_attrs(crc: bool) -> dict[str, str]:
-    """Return the attributes of every output's header: an empty checksum with ``crc``."""
-    return {"crc_num": ""} if crc else {}
 
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
@@ -244,18 +79,16 @@ def _partial_bytes(path: str) -> int:
         return 0
 
 
-IS_INPUT = "is an input of this run"
-
 FileId = tuple[int, int]  # device and inode
 
 
-def destination_problems(
+def _destination_problems(
     source: Catalog,
     target: Target,
-    inputs: Collection[str],
+    blocked: Mapping[str, str],
     overwrite: bool,
-    documents: Collection[str] = (),
-    replaceable: Collection[str] = (),
+    documents: Collection[str],
+    replaceable: Collection[str],
 ) -> Iterator[str]:
     """Yield messages of everything that prevents writing the outputs under their names.
 
@@ -265,8 +98,8 @@ def destination_problems(
         The source.
     target
         The outputs.
-    inputs
-        All files that are read; none of them is replaced, by whatever name.
+    blocked
+        Outputs that cannot be written at all; see `_blocked`.
     overwrite
         Whether to replace other files.
     documents
@@ -275,7 +108,6 @@ def destination_problems(
         Outputs that are replaced even without ``overwrite``; see
         `ckpttool.transaction.resume.Destination`.
     """
-    blocked = _blocked(target, inputs, documents)
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
     manifest = [target.manifest_path] if target.paths else []
@@ -299,15 +131,23 @@ def destination_problems(
 def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
     """Return path to message for outputs that cannot be written even with ``--overwrite``.
 
-    Outputs with the same cause have the same message.
+    All outputs that are inputs share one message.
     """
     input_ids = {_file_id(Path(path)) for path in inputs}
-    paths = [*target.paths.values(), *documents, *([target.manifest_path] if target.paths else [])]
-    found = {path: text for path in paths for text in _output_problems(path, input_ids)}
-    inputs = [path for path, text in found.items() if text == IS_INPUT]
-    have = f"{len(inputs)} outputs are inputs of this run ({shorten(inputs, 3)})"
-    have = f"{Path(inputs[0])}: {IS_INPUT}" if len(inputs) == 1 else have
-    return found | dict.fromkeys(inputs, f"{have}; write somewhere else")
+    manifest = [target.manifest_path] if target.paths else []
+    found: dict[str, str] = {}
+    replaced: list[str] = []
+    for path in (*target.paths.values(), *documents, *manifest):
+        problem = _location_problem(path)
+        if problem is None and Path(path).exists() and _file_id(Path(path)) in input_ids:
+            replaced.append(path)
+        elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
+            found[path] = problem
+    if len(replaced) == 1:
+        have = f"{Path(replaced[0])}: is an input of this run"
+    else:
+        have = f"{len(replaced)} outputs are inputs of this run ({shorten(replaced, 3)})"
+    return found | dict.fromkeys(replaced, f"{have}; write somewhere else")
 
 
 def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
@@ -337,24 +177,21 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
         yield f"{text} {name}; write to a folder outside of it"
 
 
-def _output_problems(name: str, input_ids: Collection[FileId]) -> Iterator[str]:
-    """Yield a message if one output cannot be written."""
-    path, partial = Path(name), Path(name + PARTIAL)
+def _location_problem(name: str) -> str | None:
+    """Return a message if the folder or the name of an output prevents writing it."""
+    path = Path(name)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        yield f"{folder}: is {what}; name a folder to write to"
-    elif problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
-        yield problem
-    elif name.endswith("/") or path.is_dir():
+        return f"{folder}: is {what}; name a folder to write to"
+    if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        return problem
+    if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
-        yield f"{name}: {what} a folder; name the file to be written"
-    elif path.exists() and not path.is_file():
-        yield f"{path}: is a device or a pipe; name a file to be written"
-    elif path.exists() and _file_id(path) in input_ids:
-        yield IS_INPUT  # `_blocked` joins the messages of several inputs
-    else:
-        yield from _partial_problems(partial, input_ids)
+        return f"{name}: {what} a folder; name the file to be written"
+    if path.exists() and not path.is_file():
+        return f"{path}: is a device or a pipe; name a file to be written"
+    return None
 
 
 def _name_problem(path: Path, folder: Path) -> str | None:
@@ -369,18 +206,17 @@ def _name_problem(path: Path, folder: Path) -> str | None:
     return f"{output}: {text}; give it a shorter one"
 
 
-def _partial_problems(partial: Path, input_ids: Collection[FileId]) -> Iterator[str]:
-    """Yield a message if the temporary file of an output cannot be created."""
+def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> str | None:
+    """Return a message if the temporary file of an output cannot be created."""
     try:
         found = partial.lstat()
     except FileNotFoundError:
-        return
+        return None
     if not stat.S_ISREG(found.st_mode):
-        yield f"{partial}: is in the way of the temporary file; move it away"
-    elif (found.st_dev, found.st_ino) in input_ids:
-        yield f"{partial}: an input of this run has the name of the temporary file; rename it"
-    elif problem := access_problem(partial, os.R_OK | os.W_OK):
-        yield problem
+        return f"{partial}: is in the way of the temporary file; move it away"
+    if (found.st_dev, found.st_ino) in input_ids:
+        return f"{partial}: an input of this run has the name of the temporary file; rename it"
+    return access_problem(partial, os.R_OK | os.W_OK)
 
 
 def _file_id(path: Path) -> FileId:
@@ -396,105 +232,6 @@ def _stale_files_message(target: Target) -> str | None:
     stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
     beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
     return f"{shorten(stale, 3)}: {beyond} run" if stale else None
-
-
-def _plan_and_check(
-    catalog: Catalog,
-    strategy: Strategy | Merged | None,
-    refusal: CkptToolError | None,
-    target: Target,
-    options: ResolveOptions,
-    policy: DestinationPolicy,
-    executor: Executor | None,
-    extension: ShardedOutput | StrategySidecar | None = None,
-) -> tuple[Plan, Destination]:
-    """Resolve a source, plan its transfer, and check the destination.
-
-    Parameters
-    ----------
-    catalog, strategy
-        The source and its layouts; see `resolve`.
-    refusal
-        An error if the command does not accept the source, else None.
-    target
-        The outputs.
-    options, policy
-        How to resolve the source, and how to treat existing files.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-    extension
-        Completes the plan with documents, if there are any.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems, in one error.
-    """
-    executor = executor or InlineExecutor()
-    diagnostics = Diagnostics(strict=options.strict)
-    resolved, plan = None, None
-    try:
-        if refusal is not None:
-            raise refusal
-        resolved = resolve(catalog, strategy, options, executor, diagnostics)
-        plan = targets.plan(resolved, target, diagnostics)
-        if plan is not None and extension is not None:
-            plan = extension.complete(plan, diagnostics)
-    except CkptToolError as error:
-        diagnostics.failures.append(error)
-    checksum_errors, notes = check_files(catalog, executor, "crc_num" in target.attrs)
-    diagnostics.add(*notes)
-    if resolved is not None:
-        _check_contents(resolved, plan, diagnostics)
-    if plan is not None:
-        if extension is not None:
-            diagnostics.add(*Diagnostic.each("destination", extension.problems(plan)))
-        plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
-    found = Diagnostics()
-    destination = preflight(
-        target if plan is None else plan.target,
-        plan,
-        catalog,
-        inputs=[*_files(catalog), *source_files, *target.sharding.files],
-        documents=[] if extension is None else extension.documents,
-        policy=policy,
-        executor=executor,
-        diagnostics=found,
-    )
-    diagnostics.extend(found)
-    diagnostics.add(*destination.notes)
-    diagnostics.failures[:0] = checksum_errors
-    if catalog.errors():  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.errors()))
-    has_errors = bool(diagnostics.failures or diagnostics.errors)
-    if has_errors and (changed := changed_sources(catalog)):
-        raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
-    diagnostics.raise_if_errors()
-    assert plan is not None, "else there is an error"
-    return plan, destination
-
-
-def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
-    """Add the problems that contents show, and those of a merged source that may be slices."""
-    catalog, sharding = resolved.catalog, resolved.sharding
-    if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [not_full_message(catalog)])))
-    elif plan is not None and not resolved.is_deduplicated:
-        diagnostics.add(
-            *(
-                replace(one, message=f"{one.message}; these are read")
-                for one in find_incomplete_files(catalog, resolved.sources)
-                if one.code == "lacking"
-            )
-        )
-    diagnostics.add(*resolved.content_diagnostics)
-
-
-def _files(catalog: Catalog) -> list[str]:
-    """Return the paths of all existing files of a source, also of damaged ones."""
-    damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
 
 
 def preflight(
@@ -518,7 +255,7 @@ def preflight(
     source
         The source.
     inputs
-        All files that are read.
+        All files that are read; none of them is replaced, by whatever name.
     documents
         Small files that are written with the outputs.
     policy
@@ -532,8 +269,8 @@ def preflight(
     if plan is not None:  # only a plan decides which outputs belong to a part
         found = Destination.of(plan, policy)
     target = target.limited_to(found.ranks)
-    own_documents = documents if policy.part is None else ()
-    if plan is not None and not _blocked(target, inputs, own_documents):
+    blocked = _blocked(target, inputs, documents)
+    if plan is not None and not blocked:
         seen = Diagnostics()
         try:
             found = inspect_previous_run(plan, found, policy, executor, seen)
@@ -546,184 +283,8 @@ def preflight(
             text = f"{stale}; it stays, and is taken for a part of this set: move it away"
             seen.add(Diagnostic("stale", text))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
-    problems = destination_problems(
-        source, target, inputs, policy.overwrite, documents, found.replaceable
+    problems = _destination_problems(
+        source, target, blocked, policy.overwrite, documents, found.replaceable
     )
     diagnostics.add(*Diagnostic.each("destination", problems))
     return found
-
-
-def plan_merge(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    path: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan a merge into one file, or into numbered files with an index; for `execute`.
-
-    Parameters
-    ----------
-    catalog
-        The source, from `scan`.
-    strategy
-        The layouts.  None for a source that holds full tensors, for a checkpoint that describes
-        itself, and for replicated ranks.
-    path
-        The output file; a folder with ``max_shard_bytes``.
-    resolve_options
-        How the source is resolved to full tensors.
-    output_options
-        Options of the outputs.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-    open_progress
-        Called with the number of bytes to read if outputs of an earlier run are verified.  It
-        returns a context manager, which returns a function to call with the bytes read since the
-        last call.
-
-    Returns
-    -------
-    plan, destination
-        The outputs, and the state of their files now.
-
-    Raises
-    ------
-    FormatError, PlanError
-        All problems, in one error.
-    ValueError
-        An option applies to outputs for ranks only.
-    """
-    output = output_options
-    output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
-    format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
-    if output.max_shard_bytes is not None:
-        numbered = ShardedOutput(path, format, output.max_shard_bytes, header_attrs(output.crc))
-        target = numbered.target()
-    return _plan_and_check(
-        catalog,
-        strategy,
-        None,
-        target,
-        resolve_options,
-        output.policy(open_progress),
-        executor,
-        numbered,
-    )
-
-
-def plan_split(
-    catalog: Catalog,
-    strategy: Strategy,
-    folder: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
-
-    Parameters
-    ----------
-    catalog
-        The source, from `scan`: one file, several with an index, a folder with the file of one
-        rank, replicated ranks, or a checkpoint that describes itself.
-    strategy
-        Layouts of the target.
-    folder
-        The output folder, which will hold the rank folders.
-    resolve_options
-        How the source is resolved; ``unlisted`` also applies to tensors that may be slices of one
-        rank.
-    output_options
-        Options of the outputs.
-    executor, open_progress
-        As for `plan_merge`.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems, in one error.
-    ValueError
-        An option applies to merged checkpoints only.
-    """
-    is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
-    return _plan_and_check(
-        catalog,
-        Merged() if is_full else None,
-        _several_ranks_error(catalog) if is_full else None,
-        rank_files(strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-    )
-
-
-def _several_ranks_error(catalog: Catalog) -> PlanError | None:
-    """Return the error of a source that is not one full checkpoint: files of several ranks."""
-    found = sorted({*catalog.files, *catalog.damaged})
-    if isinstance(catalog, MergedCatalog) or len(found) < 2:
-        return None
-    text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
-    text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
-    return PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
-
-
-def _sidecar(options: OutputOptions) -> StrategySidecar | None:
-    path = options.strategy_path
-    return None if path is None else StrategySidecar(path, options.part is not None)
-
-
-def plan_reshard(
-    catalog: Catalog,
-    src_strategy: Strategy | None,
-    dst_strategy: Strategy,
-    folder: str,
-    resolve_options: ResolveOptions = ResolveOptions(),
-    output_options: OutputOptions = OutputOptions(),
-    *,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
-    """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
-
-    Parameters
-    ----------
-    catalog, src_strategy
-        The source, from `scan`, and its layouts; None for a checkpoint that describes itself.
-    dst_strategy
-        Layouts of the target.
-    folder, output_options
-        As for `plan_split`.
-    resolve_options, executor, open_progress
-        As for `plan_merge`.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems, in one error.
-    ValueError
-        An option applies to merged checkpoints only.
-    """
-    refusal = None
-    is_described = isinstance(catalog, SelfDescribedCatalog)
-    if src_strategy is None and not is_described and not resolve_options.replicated:
-        is_merged = isinstance(catalog, MergedCatalog)
-        other = "or use split if it holds everything undivided" if is_merged else ""
-        refusal = no_strategy_error(catalog, other)
-    return _plan_and_check(
-        catalog,
-        src_strategy,
-        refusal,
-        rank_files(dst_strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-    )

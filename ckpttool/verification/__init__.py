@@ -1,1 +1,1 @@
-"""What is wrong with a checkpoint, and how two of them differ."""
+"""Verify a checkpoint, describe it, and compare two of them."""

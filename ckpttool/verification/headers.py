@@ -30,12 +30,12 @@ def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagn
             yield Diagnostic(code, f"rank {rank}: {error}", ranks=(rank,), path=error.path)
 
 
-def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
+def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
     """Yield a problem if ranks disagree on the element type or the number of axes of a name."""
-    ranks = tuple(held)
-    name = held[ranks[0]].name
-    dtypes = group_ranks(ranks, lambda rank: held[rank].dtype)
-    axes = group_ranks(ranks, lambda rank: len(held[rank].shape))
+    ranks = tuple(metas)
+    name = metas[ranks[0]].name
+    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
+    axes = group_ranks(ranks, lambda rank: len(metas[rank].shape))
     if len(dtypes) > 1:
         text = disagreement_message(catalog, name, "element type", dtypes)
         yield Diagnostic("dtype", text, tensor=name, ranks=ranks)
@@ -45,13 +45,13 @@ def check_types(catalog: Catalog, held: Mapping[int, TensorMeta]) -> Iterator[Di
 
 
 def check_unlisted(
-    catalog: Catalog, sharding: Sharding, held: Mapping[int, TensorMeta], owners: ParameterOfState
+    catalog: Catalog, sharding: Sharding, metas: Mapping[int, TensorMeta], owners: ParameterOfState
 ) -> Iterator[Diagnostic]:
     """Yield a problem of a parameter that the strategy does not list, if it has one."""
-    ranks = tuple(held)
-    meta = held[ranks[0]]
-    found = [*check_types(catalog, held)]
-    shapes = group_ranks(ranks, lambda rank: held[rank].text or held[rank].shape)
+    ranks = tuple(metas)
+    meta = metas[ranks[0]]
+    found = [*check_types(catalog, metas)]
+    shapes = group_ranks(ranks, lambda rank: metas[rank].text or metas[rank].shape)
     if not found and len(shapes) > 1:
         text = disagreement_message(catalog, meta.name, "text" if meta.text else "shape", shapes)
         if not isinstance(sharding, Replicated):
@@ -77,14 +77,14 @@ def check_partly_held(
 
 def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield files whose tensors are only the first tensors of another file."""
-    held = group_ranks(
+    headers = group_ranks(
         tuple(catalog.files),
         lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].header.values()),
     )
-    for metas, ranks in held.items():
+    for metas, ranks in headers.items():
         longer = [
             others
-            for more, others in held.items()
+            for more, others in headers.items()
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:

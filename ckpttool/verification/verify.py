@@ -297,19 +297,21 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
     """Open a progress that ends at ``total`` even if fewer or more bytes are read."""
     done = 0
 
-    def count(nbytes: int) -> None:
+    def advance(nbytes: int) -> None:
         nonlocal done
         step = min(nbytes, total - done)
         done += step
         on_progress(step)
 
     with open_progress(total) if total else no_progress(0) as on_progress:
-        yield count
-        count(total)
+        yield advance
+        advance(total)
 
 
 @dataclass(slots=True)
 class _Verification:
+    """The checks of one run, which add to ``found``."""
+
     resolved: ResolvedSources
     executor: Executor
     found: Diagnostics

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.planning.preflight import choose_format
+from ckpttool.planning.plans import choose_format
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import read

@@ -194,7 +194,7 @@ def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
     result = run("inspect", *plain)
     assert result.exit_code == 3
     assert message(result).count("empty (0 bytes)") == 1
-    assert result.stderr.startswith(f"ckpttool: rank 5: {rank_file(plain[0], 5)}: empty (0 bytes)")
+    assert result.stderr.startswith(f"ckpttool: {rank_file(plain[0], 5)}: empty (0 bytes)")
     assert "are read from replicas: rank" in result.stderr
     result = run("inspect", plain[0])  # without a strategy it is not known
     assert result.exit_code == 0
