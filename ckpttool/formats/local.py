@@ -71,7 +71,7 @@ def is_folder(path: AnyPath) -> bool:
 
 def stat_file(path: AnyPath) -> FileStamp:
     """Return the stamp of a file without opening it."""
-    return _as_stamp(Path(path).stat())
+    return as_stamp(Path(path).stat())
 
 
 @contextmanager
@@ -169,10 +169,11 @@ def identify_file(path: str) -> StoredFile:
 
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
-    return _as_stamp(os.fstat(fd))
+    return as_stamp(os.fstat(fd))
 
 
-def _as_stamp(found: os.stat_result) -> FileStamp:
+def as_stamp(found: os.stat_result) -> FileStamp:
+    """Return the stamp in what the system says of a file."""
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
