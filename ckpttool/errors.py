@@ -278,7 +278,7 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     if isinstance(error, StrategyError):
         return StrategyError(f"{side}: {error.where}", error.reason)
     if isinstance(error, CombinedError):
-        return CombinedError([with_side(part, side) for part in error.errors])
+        return CombinedError([with_side(one, side) for one in error.errors])
     return error
 
 

@@ -9,10 +9,8 @@ import pytest
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from tests.support.encryption import KEY
-from tests.support.executors import (
-    Threads,
-    wait_until,
-)
+from tests.support.executors import Threads, wait_until
+from tests.support.file_bytes import record
 
 
 @pytest.fixture
@@ -57,3 +55,17 @@ def key_file(tmp_path):
     path = tmp_path / "key"
     path.write_bytes(KEY)
     return path
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Return a function that makes files with their path as the name of a tensor, below a root."""
+
+    def make(*names):
+        for name in names:
+            path = tmp_path / "run" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(record(name))
+        return str(tmp_path / "run")
+
+    return make

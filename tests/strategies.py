@@ -111,7 +111,7 @@ def moves(draw: st.DrawFn, most_stages: int = 3, has_state: bool = False) -> Mov
             for stage in sorted(members):
                 layout = draw(layouts(ndim, count))
                 side[stage][name] = layout
-                parts = [math.lcm(a, b) for a, b in zip(parts, layout.parts, strict=True)]
+                parts = [math.lcm(a, b) for a, b in zip(parts, layout.slice_counts, strict=True)]
         shape = tuple(n * draw(st.sampled_from([1, 1, 1, 2, 3, 0])) for n in parts)
         if math.prod(shape) > 5000:
             shape = tuple(parts)
@@ -135,10 +135,10 @@ def table_moves(draw: st.DrawFn) -> Move:
     sides = []
     for kinds in (["rows", "rows", "even", "fields"], ["rows", "rows", "even"]):
         layout = draw(layouts(ndim, draw(st.sampled_from(sorted(MATRICES)))))
-        kind, units = draw(st.sampled_from(kinds)), list(layout.parts)
+        kind, units = draw(st.sampled_from(kinds)), list(layout.slice_counts)
         if kind == "fields":
             layout = replace(layout, optimizer_shard=1, fields=draw(st.integers(2, 4)))
-            units[0] = layout.parts[0] * layout.fields
+            units[0] = layout.slice_counts[0] * layout.fields
         elif kind == "rows":
             units[0] = layout.optimizer_shard
         parts = [math.lcm(a, b) for a, b in zip(parts, units, strict=False)]
@@ -161,7 +161,7 @@ def table_moves(draw: st.DrawFn) -> Move:
 def rows_of(draw: st.DrawFn, layout: Layout, total: int) -> tuple[int, ...]:
     """Draw the rows of every part before the optimizer shard, ``total`` in all."""
     shard = layout.optimizer_shard
-    count = layout.parts[0] // shard
+    count = layout.slice_counts[0] // shard
     ends = sorted(draw(st.lists(st.integers(0, total // shard), min_size=count, max_size=count)))
     ends = [0, *ends[:-1], total // shard]
     return tuple((b - a) * shard for a, b in pairwise(ends))

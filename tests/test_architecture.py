@@ -463,6 +463,19 @@ def test_the_description_of_the_architecture_shows_every_room():
     assert listed == {*ROOMS, "__init__"}
 
 
+@pytest.mark.source
+def test_the_description_of_the_tests_names_every_builder_and_no_file_that_is_gone():
+    text = (ROOT.parent / "docs" / "development" / "testing.md").read_text(encoding="utf-8")
+    builders = text.split("## What tests build on")[1].split("## Markers")[0]
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", builders, re.MULTILINE)))
+    support = (ROOT.parent / "tests" / "support").glob("[!_]*.py")
+    assert sorted(named) == sorted(path.stem for path in support)
+    paths = re.findall(r"`((?:tests|planning|e2e|formats)/[\w/]+\.py)`", text)
+    tests = ROOT.parent / "tests"
+    assert len(paths) > 5
+    assert [one for one in paths if not (tests / one.removeprefix("tests/")).is_file()] == []
+
+
 def test_the_record_of_a_run_is_behind_few_names():
     """What other rooms may know of it; neither journals nor their lines."""
     used = {

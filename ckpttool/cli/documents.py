@@ -73,7 +73,7 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
             (transfer.source for transfer in plan.transfers),
             key=lambda source: (parameter_of(source.meta.name) is None, source.meta.nbytes),
         )
-        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.parts) > 1
+        if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.slice_counts) > 1
     }
     return [describe_layout(source) for source in [*reversed(sharded.values())][:MAX_SHARDED]]
 

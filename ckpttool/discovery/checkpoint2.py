@@ -407,7 +407,7 @@ def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> li
 
 
 def _list_files(folder: Path) -> dict[str, re.Match[str]]:
-    """Return the names of MindFormers' files in a folder, and their parts."""
+    """Return the names of MindFormers' files in a folder, and their matches."""
     names = [path.name for path in list_folder(folder) if is_file(path)]
     return {
         name: match for name in names if (match := MINDFORMERS_FILE.fullmatch(name)) is not None
@@ -488,7 +488,7 @@ class _Parameter:
     ----------
     meta
         Name, element type and full shape.
-    parts
+    slice_counts
         Slices along each axis; slices are numbered in C order.
     number_of
         For each rank of the stage the number of its slice by the layout; None without a layout.
@@ -497,7 +497,7 @@ class _Parameter:
     """
 
     meta: TensorMeta
-    parts: tuple[int, ...]
+    slice_counts: tuple[int, ...]
     number_of: Mapping[int, int] | None
     stored: Mapping[int, tuple[_StorageLocation, ...]]
 
@@ -592,27 +592,27 @@ def _parse_parameter(
 ) -> _Parameter:
     """Return one tensor; raise ValueError if its entry is wrong."""
     shape = _parse_sizes(entry, "global_shape")
-    parts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
-    if len(parts) != len(shape) or any(
-        n < 1 or size % n for size, n in zip(shape, parts, strict=True)
+    counts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
+    if len(counts) != len(shape) or any(
+        n < 1 or size % n for size, n in zip(shape, counts, strict=True)
     ):
-        raise ValueError(f"axis_fragmentations {parts} do not divide global_shape {shape}")
+        raise ValueError(f"axis_fragmentations {counts} do not divide global_shape {shape}")
     word = _require(_require(entry, "properties"), "dtype")
     dtype = find_word(word) if isinstance(word, str) else None
     if dtype is None:
         raise ValueError(f"dtype {short(word)} is none of MindSpore's")
-    slice_shape = tuple(size // n for size, n in zip(shape, parts, strict=True))
+    slice_shape = tuple(size // n for size, n in zip(shape, counts, strict=True))
     numbers = _parse_slice_numbers(entry, slice_shape)
-    total = math.prod(parts)
+    total = math.prod(counts)
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
-        raise ValueError(f"chunk does not have the slices 0 to {total - 1} of {parts}: {wrong}")
+        raise ValueError(f"chunk does not have the slices 0 to {total - 1} of {counts}: {wrong}")
     beyond = [number for number in stored if number >= total]
     if beyond:
         raise ValueError(f"storage_data has slice {beyond[0]}, its slices are 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
-    number_of = None if layout is None else _parse_layout(layout, parts)
-    return _Parameter(TensorMeta(name, dtype.name, shape), parts, number_of, stored)
+    number_of = None if layout is None else _parse_layout(layout, counts)
+    return _Parameter(TensorMeta(name, dtype.name, shape), counts, number_of, stored)
 
 
 def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
@@ -634,8 +634,8 @@ def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int
     return numbers
 
 
-def _parse_layout(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
-    """Return the slice number of every rank of a layout, which has to match ``parts``."""
+def _parse_layout(spelled: object, counts: tuple[int, ...]) -> dict[int, int]:
+    """Return the slice number of every rank of a layout, which has to match ``counts``."""
     matrix, ranks = _parse_sizes(spelled, "device_matrix"), _parse_sizes(spelled, "rank_list")
     if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
         raise ValueError(
@@ -647,12 +647,14 @@ def _parse_layout(spelled: object, parts: tuple[int, ...]) -> dict[int, int]:
     if not isinstance(tensor_map, list):
         raise ValueError(f"layout: tensor_map {short(tensor_map)} is no list")
     layout = Layout(matrix, tuple(_parse_device_axes(axes) for axes in tensor_map))
-    if layout.parts != parts:
-        raise ValueError(f"the layout cuts into {layout.parts}, axis_fragmentations are {parts}")
+    if layout.slice_counts != counts:
+        raise ValueError(
+            f"the layout cuts into {layout.slice_counts}, axis_fragmentations are {counts}"
+        )
     numbers = {}
     for local, rank in enumerate(ranks):
         number = 0
-        for i, n in zip(layout.slice_index(local), parts, strict=True):
+        for i, n in zip(layout.slice_index(local), counts, strict=True):
             number = number * n + i
         numbers[rank] = number
     return numbers
@@ -788,7 +790,7 @@ def _place_slices(
             continue
         boxes: list[Box] = []
         missing: list[str] = []
-        for number in range(math.prod(parameter.parts)):
+        for number in range(math.prod(parameter.slice_counts)):
             here, faults = _find_boxes(parameter, number, written)
             boxes += here
             if here:
@@ -854,10 +856,12 @@ def _find_boxes(
 def _region(parameter: _Parameter, number: int) -> Region:
     """Return the region of a slice from its number in C order."""
     index: list[int] = []
-    for n in reversed(parameter.parts):
+    for n in reversed(parameter.slice_counts):
         number, i = divmod(number, n)
         index.insert(0, i)
-    sizes = [size // n for size, n in zip(parameter.meta.shape, parameter.parts, strict=True)]
+    sizes = [
+        size // n for size, n in zip(parameter.meta.shape, parameter.slice_counts, strict=True)
+    ]
     return Region(
         tuple(i * size for i, size in zip(index, sizes, strict=True)),
         tuple((i + 1) * size for i, size in zip(index, sizes, strict=True)),
@@ -932,7 +936,7 @@ def _place_by_file_numbers(
         return None
     placed = {}
     for name, parameter in parameters.items():
-        if parameter.number_of is None and math.prod(parameter.parts) > 1:
+        if parameter.number_of is None and math.prod(parameter.slice_counts) > 1:
             return None
         stored: dict[int, tuple[_StorageLocation, ...]] = {}
         for rank in sorted(by_rank if parameter.number_of is None else parameter.number_of):

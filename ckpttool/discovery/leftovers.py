@@ -28,7 +28,7 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import JOURNAL, MANIFEST
+from ckpttool.model.manifest import JOURNAL, MANIFEST, PART_RECORD
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.manifest import written_strategies
@@ -151,7 +151,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         and not name.endswith(_UNFINISHED_SUFFIXES)
         if name not in strategies
         and not name.endswith((MANIFEST, JOURNAL))
-        and not name.startswith(".ckpttool-part-")
+        and not name.startswith(f".{PART_RECORD}")
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:

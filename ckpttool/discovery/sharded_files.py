@@ -28,7 +28,7 @@ from ckpttool.model.wording import count, shorten
 from ckpttool.secret import Secret
 
 _SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
-_PART_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
+_SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
 def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
@@ -66,7 +66,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     if not indexes:
         if [path.name for path in files] == [_SINGLE_FILE] and not ranks:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
-        if files and not ranks and all(_PART_FILE.fullmatch(path.name) for path in files):
+        if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
             reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "

@@ -215,12 +215,12 @@ def fill(task: FillTask) -> Filled:
 
 
 def _fill_tensor(
-    files: FlatFiles, parts: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
+    files: FlatFiles, tensor_units: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
 ) -> Iterator[UnitHash]:
     """Fill units of one tensor, band by band in the order of the full tensor; yield the hashes."""
     states: dict[int, HASH] = {}
-    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(parts))):
-        unit, band = parts[step.unit], step.band
+    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(tensor_units))):
+        unit, band = tensor_units[step.unit], step.band
         path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
         read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, describe_os_error
-from ckpttool.formats.base import ChecksumPart, Format, FormatWithChecksum
+from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import identify_file, open_file
@@ -51,9 +51,9 @@ def get_format(name: str) -> Format:
     return cast(Format, getattr(import_module(module), cls)())
 
 
-def checksum_parts(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+def checksum_inputs(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
     """Yield the bytes that the checksum of a file covers, in order; HDF5 has no checksum."""
-    return cast(FormatWithChecksum, get_format(index.format)).checksum_parts(index, as_saved)
+    return cast(FormatWithChecksum, get_format(index.format)).checksum_inputs(index, as_saved)
 
 
 def suffix_of(name: str) -> str:

@@ -12,7 +12,7 @@ from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
 MAX_TEXT_BYTES = 64 << 20
 
 # Bytes, an extent of the file, or a number of zero bytes.
-ChecksumPart: TypeAlias = bytes | Extent | int
+ChecksumInput: TypeAlias = bytes | Extent | int
 
 
 class Format(Protocol):
@@ -72,7 +72,7 @@ class Format(Protocol):
 class FormatWithChecksum(Format, Protocol):
     """A format with a place for MindSpore's checksum ``crc_num``."""
 
-    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+    def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield the bytes that the checksum of a file covers, in order.
 
         MindSpore's loader counts these bytes, or with ``as_saved`` its saver.  The two differ in

@@ -77,7 +77,7 @@ from sys import intern
 from typing import NamedTuple
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumPart
+from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -99,9 +99,9 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
     find_maps,
+    map_component_names,
     map_of,
     map_problems,
-    part_names,
 )
 from ckpttool.secret import Secret
 
@@ -136,7 +136,7 @@ class Ckpt:
         self._cache = cache
 
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each map parameter whose parts do not fit; the rest is allowed."""
+        """Yield a message for each map parameter that is not whole; the rest is allowed."""
         yield from map_problems(tensors)
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
@@ -198,7 +198,7 @@ class Ckpt:
         written = {"crc_num": "0"} if "crc_num" in attrs else {}
         return FileIndex((file,), self.name, offset, stored, written)
 
-    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+    def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield all bytes before the trailer.
 
         ``as_saved`` leaves map parameters out, as MindSpore's saver does.  Its loader does not, so
@@ -359,7 +359,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
 def _is_map_record(reader: WireReader, record: Field) -> bool:
     """Return whether a field of the file is a record of a map parameter."""
     return record.number == 1 and any(
-        part.number == 3 for part in reader.fields(record.start, record.stop)
+        one.number == 3 for one in reader.fields(record.start, record.stop)
     )
 
 
@@ -418,18 +418,18 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
         )
     name: str | None = None
     body: Field | None = None
-    for part in reader.fields(record.start, record.stop):
-        if part.number == 1:
-            name = intern(reader.text(part))
-        elif part.number in (2, 3):
-            body = part
+    for subfield in reader.fields(record.start, record.stop):
+        if subfield.number == 1:
+            name = intern(reader.text(subfield))
+        elif subfield.number in (2, 3):
+            body = subfield
     if name is None or body is None or body.wire_type != LENGTH:
         missing = "tag" if name is None else "tensor"
         raise FormatError(reader.path, start, f"a record without a {missing}")
     if body.number == 2:
         return _Record(name, start, [_read_tensor(reader, body, start, name)])
-    parts = zip(part_names(name), _map_fields(reader, body, start, name), strict=True)
-    tensors = [_read_tensor(reader, part, start, intern(label)) for label, part in parts]
+    components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
+    tensors = [_read_tensor(reader, one, start, intern(label)) for label, one in components]
     _check_map(reader, name, start, tensors)
     return _Record(name, start, tensors)
 
@@ -439,13 +439,13 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
     dims: list[int] = []
     dtype: str | None = None
     content: Field | None = None
-    for part in reader.fields(body.start, body.stop):
-        if part.number == 1:
-            dims += reader.numbers(part)
-        elif part.number == 2:
-            dtype = intern(reader.text(part))
-        elif part.number == 3:
-            content = part
+    for subfield in reader.fields(body.start, body.stop):
+        if subfield.number == 1:
+            dims += reader.numbers(subfield)
+        elif subfield.number == 2:
+            dtype = intern(reader.text(subfield))
+        elif subfield.number == 3:
+            content = subfield
     if dtype is None:
         raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
     if len(dims) > MAX_AXES:
@@ -463,8 +463,8 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
 
 def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[Field]:
     """Return the messages of the three tensors of a ``maptensor``."""
-    tensors = [part for part in reader.fields(body.start, body.stop) if part.number == 1]
-    if len(tensors) != len(part_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
+    tensors = [one for one in reader.fields(body.start, body.stop) if one.number == 1]
+    if len(tensors) != len(map_component_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
         reason = f"{tag}: a map parameter has keys, values and statuses, found {len(tensors)}"
         raise FormatError(reader.path, start, reason)
     return tensors
@@ -593,12 +593,12 @@ def _tensor_steps(meta: TensorMeta) -> Iterator[_Step]:
         yield _Step(_record_header(meta, nbytes), meta.name, nbytes)
 
 
-def _map_steps(tag: str, parts: Mapping[str, TensorMeta]) -> Iterator[_Step]:
+def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step]:
     """Yield the records of a map parameter; one if it has no entries.
 
-    `ckpttool.model.tensors.map_problems` has found ``parts`` complete.
+    `ckpttool.model.tensors.map_problems` has found ``components`` complete.
     """
-    metas = [parts[name] for name in part_names(tag)]
+    metas = [components[name] for name in map_component_names(tag)]
     count = metas[0].shape[0]
     row_nbytes = [math.prod(meta.shape[1:]) * meta.itemsize for meta in metas]
     rows = max(1, MAX_RECORD_BYTES // max(1, sum(row_nbytes)))

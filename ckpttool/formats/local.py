@@ -72,7 +72,7 @@ def is_folder(path: AnyPath) -> bool:
 
 def stat_file(path: AnyPath) -> FileStamp:
     """Return the stamp of a file without opening it."""
-    return _as_stamp(os.stat(path))  # noqa: PTH116 - Path would drop the slash in "file/"
+    return as_stamp(os.stat(path))  # noqa: PTH116 - Path would drop the slash in "file/"
 
 
 def is_visible(path: AnyPath) -> bool:
@@ -181,10 +181,11 @@ def identify_file(path: str) -> StoredFile:
 
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
-    return _as_stamp(os.fstat(fd))
+    return as_stamp(os.fstat(fd))
 
 
-def _as_stamp(found: os.stat_result) -> FileStamp:
+def as_stamp(found: os.stat_result) -> FileStamp:
+    """Return the stamp in what the system says of a file."""
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 

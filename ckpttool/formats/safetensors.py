@@ -43,7 +43,7 @@ from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import ChecksumPart
+from ckpttool.formats.base import ChecksumInput
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -134,7 +134,7 @@ class Safetensors:
         written = {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
         return FileIndex((file,), self.name, offset, stored, written)
 
-    def checksum_parts(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumPart]:
+    def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield the names in sorted order, and behind each the bytes of its tensor."""
         with open_source(index.file) as file:
             for name, tensor in sorted(index.tensors.items()):

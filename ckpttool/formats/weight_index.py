@@ -18,7 +18,7 @@ A JSON object in UTF-8, of any indentation::
 * Paths MUST stay inside the folder.  Every name comes once.
 * ``total_size`` is not checked: the header of each file determines its tensors, and tools that omit
   tensors or convert their element type often keep the old number.
-* A ``crc_num`` in MindSpore's parts is not checked: it was copied from the file of a rank.
+* A ``crc_num`` in MindSpore's shard files is not checked: it was copied from the file of a rank.
 * ``hyper_param.safetensors`` in the folder of an index belongs to it, even if the index does not
   name it.  It holds the tensors that MindSpore did not merge: those of rank 0's file that the
   strategy does not list.  It also holds rank 0's slices of ``accu_grads.*`` and of parameters that
@@ -26,8 +26,8 @@ A JSON object in UTF-8, of any indentation::
   to ranks whose strategy lists them.
 
 Both indexes are written with the same content, so either loader finds all tensors in the same
-files.  Names are sorted, and the indentation is two.  The parts of a safetensors checkpoint are
-marked ``"format": "pt"``: MindSpore's loaders ignore the mark, and Hugging Face's refuse ``"ms"``.
+files.  Names are sorted, and the indentation is two.  Shard files in safetensors are marked
+``"format": "pt"``: MindSpore's loaders ignore the mark, and Hugging Face's refuse ``"ms"``.
 
 Limits: an index of at most 100,000,000 bytes.
 
@@ -56,7 +56,7 @@ MAP_NAME = "param_name_map.json"
 _INDEX_SUFFIX = ".index.json"
 COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 100_000_000  # as the header of a safetensors file; stops hostile ones
-PART_ATTRS = {"format": "pt"}
+SHARD_FILE_ATTRS = {"format": "pt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def index_names(format: str) -> tuple[str, str]:
     return MAP_NAME, f"model{suffix_of(format)}{_INDEX_SUFFIX}"
 
 
-def part_name(number: int | None, count: int, format: str) -> str:
+def shard_file_name(number: int | None, count: int, format: str) -> str:
     """Return the name of a file of a checkpoint in several files.
 
     Parameters
@@ -166,7 +166,7 @@ def part_name(number: int | None, count: int, format: str) -> str:
 
     Examples
     --------
-    >>> part_name(0, 3, "safetensors"), part_name(None, 3, "ckpt")
+    >>> shard_file_name(0, 3, "safetensors"), shard_file_name(None, 3, "ckpt")
     ('model-00001-of-00003.safetensors', 'hyper_param.ckpt')
     """
     stem = COMMON_STEM if number is None else f"model-{number + 1:05d}-of-{count:05d}"

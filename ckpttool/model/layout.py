@@ -7,8 +7,8 @@ axes ``(a1, ..., ak)`` of sizes ``d1, ..., dk`` split an axis into ``d1 * ... * 
 A rank at coordinates ``c`` holds slice ``(...(c1 * d2 + c2) * d3 + ...) * dk + ck``.
 
 The ranks that agree on all device axes in use hold equal slices: a replica group, ascending.  An
-optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal parts.  The rank at
-position ``p`` of its replica group holds part ``p mod s``.  ``s`` need not be a product of device
+optimizer shard of ``s`` splits axis 0 of the slice once more into ``s`` equal slices.  The rank at
+position ``p`` of its replica group holds slice ``p mod s``.  ``s`` need not be a product of device
 axes: six replicas on a 2 x 3 grid can be split in two.  So it is a field of its own.
 
 Two kinds of embedding table are split along axis 0 in other ways.  A manual split gives the number
@@ -59,7 +59,7 @@ class Grid:
 
     Attributes
     ----------
-    parts
+    slice_counts
         Number of slices along each tensor axis.
     index
         Position of each rank's slice along each axis; ranks of the stage ascending.
@@ -67,7 +67,7 @@ class Grid:
         Position of a slice to the ranks that hold it, ascending.
     """
 
-    parts: tuple[int, ...]
+    slice_counts: tuple[int, ...]
     index: tuple[tuple[int, ...], ...]
     owners: dict[tuple[int, ...], tuple[int, ...]]
 
@@ -98,10 +98,10 @@ def make_grid(
             at[0] = at[0] * optimizer_shard + position % optimizer_shard
         index.append(tuple(at))
         owners.setdefault(tuple(at), []).append(first_rank + local)
-    parts = [math.prod(device_matrix[i] for i in cut) for cut in axes]
+    slice_counts = [math.prod(device_matrix[i] for i in cut) for cut in axes]
     if optimizer_shard > 1:
-        parts[0] *= optimizer_shard
-    return Grid(tuple(parts), tuple(index), {at: tuple(held) for at, held in owners.items()})
+        slice_counts[0] *= optimizer_shard
+    return Grid(tuple(slice_counts), tuple(index), {at: tuple(held) for at, held in owners.items()})
 
 
 def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...]) -> int:
@@ -111,8 +111,8 @@ def _mixed_radix(axes: list[int], coords: tuple[int, ...], sizes: tuple[int, ...
     return value
 
 
-def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
-    """Return the divisors of ``size`` nearest to ``parts``: one below and one above.
+def nearest_divisors(size: int, slices: int) -> tuple[int, ...]:
+    """Return the divisors of ``size`` nearest to ``slices``: one below and one above.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def nearest_divisors(size: int, parts: int) -> tuple[int, ...]:
     """
     small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
     divisors = sorted({*small, *(size // n for n in small)})
-    at = bisect_left(divisors, parts)
+    at = bisect_left(divisors, slices)
     return tuple(divisors[max(0, at - 1) : at + 1])
 
 
@@ -136,14 +136,14 @@ class Layout:
     tensor_map
         Device axes that shard each tensor axis, outermost split first; ``()`` if none does.
     optimizer_shard
-        Parts into which the replicas split axis 0 of their slice; 1 for none.
+        Slices into which the replicas split axis 0 of their slice; 1 for none.
     first_rank
         The stage's lowest rank.
     full_shape
         Shape of the full tensor from the strategy file, to be checked against the slices.  JSON
         files have it; None if the file does not.
     rows
-        Rows of each part of axis 0, before an optimizer shard, if the parts are not equal.
+        Rows of each slice along axis 0, before an optimizer shard, if they are not equal.
     fields
         Fields of a field-sliced embedding; 1 for every other tensor.
 
@@ -187,14 +187,14 @@ class Layout:
             self._check_embedding()
 
     def _check_embedding(self) -> None:
-        parts = self.parts[0] // self.optimizer_shard if self.tensor_map else 0
-        if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not parts):
+        slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
+        if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not slices):
             raise ValueError(
                 f"field-sliced ({self.fields} fields) and cut in another way along axis 0 as well"
             )
-        if self.rows and (len(self.rows) != parts or min(self.rows) < 0):
+        if self.rows and (len(self.rows) != slices or min(self.rows) < 0):
             raise ValueError(
-                f"a manual split of {list(self.rows)} rows, expected {parts} numbers of rows"
+                f"a manual split of {list(self.rows)} rows, expected {slices} numbers of rows"
             )
 
     @staticmethod
@@ -228,9 +228,9 @@ class Layout:
         return range(self.first_rank, self.first_rank + math.prod(self.device_matrix))
 
     @property
-    def parts(self) -> tuple[int, ...]:
+    def slice_counts(self) -> tuple[int, ...]:
         """Number of slices along each tensor axis, optimizer shard included."""
-        return self._grid.parts
+        return self._grid.slice_counts
 
     @property
     def replicas(self) -> int:
@@ -275,7 +275,7 @@ class Layout:
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all slices, in C order."""
-        return product(*(range(n) for n in self.parts))
+        return product(*(range(n) for n in self.slice_counts))
 
     def boundaries(self, axis: int, size: int) -> Sequence[int]:
         """Return the boundaries of slices along an axis of ``size`` elements, from 0 to ``size``.
@@ -284,7 +284,7 @@ class Layout:
         embedding of ``n`` slices it also holds those from ``i + n`` to ``i + n + 1``, and so on.
         All other methods take the boundaries from here, so slices need not be equal.
         """
-        n = self.parts[axis]
+        n = self.slice_counts[axis]
         if axis == 0:
             n *= self.fields
             if self.rows:
@@ -305,7 +305,7 @@ class Layout:
     def slice_shape(self, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the slice of ``rank`` from the full shape."""
         if not self.has_boxes:
-            return tuple(size // n for size, n in zip(shape, self.parts, strict=True))
+            return tuple(size // n for size, n in zip(shape, self.slice_counts, strict=True))
         return self.region(rank, shape).shape
 
     def slice_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -359,7 +359,7 @@ class Layout:
 
     def implied_shape(self, slice_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the full shape of a tensor whose slices have ``slice_shape``."""
-        full = tuple(size * n for size, n in zip(slice_shape, self.parts, strict=True))
+        full = tuple(size * n for size, n in zip(slice_shape, self.slice_counts, strict=True))
         return (sum(self.rows), *full[1:]) if self.rows else full
 
     def fills(self, slice_shape: tuple[int, ...]) -> bool:
@@ -386,18 +386,18 @@ class Layout:
                 f"axis 0 of shape {shape} is to be cut by a manual split of {list(self.rows)}, "
                 f"which makes {sum(self.rows)} rows"
             )
-        parts = list(self.parts)
+        counts = list(self.slice_counts)
         if self.rows:
             uneven = [rows for rows in self.rows if rows % self.optimizer_shard]
             if uneven:
                 return f"parts of {uneven} rows are to be cut into {self.optimizer_shard} more"
-            parts[0] = 1
-        elif parts:
-            parts[0] *= self.fields
+            counts[0] = 1
+        elif counts:
+            counts[0] *= self.fields
         reasons = [
             f"axis {axis} of shape {shape} is to be cut into {n}; {size} is divisible by "
             + " or ".join(str(divisor) for divisor in nearest_divisors(size, n))
-            for axis, (size, n) in enumerate(zip(shape, parts, strict=True))
+            for axis, (size, n) in enumerate(zip(shape, counts, strict=True))
             if size % n
         ]
         return "; ".join(reasons) or None
@@ -424,7 +424,9 @@ def _overlaps(
     layout: Layout, within: Region, origin: tuple[int, ...], shape: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
     wanted = within.moved_by(origin)
-    for index, in_slice, in_full in grid_overlaps(_cuts(layout, shape), layout.parts, wanted):
+    for index, in_slice, in_full in grid_overlaps(
+        _cuts(layout, shape), layout.slice_counts, wanted
+    ):
         yield index, in_slice, in_full.relative_to(origin)
 
 

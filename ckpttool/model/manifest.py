@@ -51,12 +51,12 @@ UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes a
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source, with its `Stamp`."""
+    """A file of the source, with its size and times; the times are 0 if a manifest has none."""
 
     path: str
     nbytes: int
-    mtime_ns: int
-    ctime_ns: int
+    mtime_ns: int = 0
+    ctime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _whole(shape: tuple[int, ...]) -> Region:
 
 
 def grid_overlaps(
-    cuts: Sequence[Sequence[int]], parts: Sequence[int], wanted: Region
+    cuts: Sequence[Sequence[int]], slice_counts: Sequence[int], wanted: Region
 ) -> Iterator[tuple[tuple[int, ...], Region, Region]]:
     """Yield every stretch of a slice that overlaps ``wanted``, in C order.
 
@@ -127,7 +127,7 @@ def grid_overlaps(
     ----------
     cuts
         Boundaries of the stretches along each axis, ascending from 0 to its size.
-    parts
+    slice_counts
         Number ``n`` of slices along each axis.  Slice ``i`` holds stretch ``i``, and also
         ``i + n``, ``i + 2n``, ... if there are more stretches than slices.
     wanted
@@ -141,11 +141,11 @@ def grid_overlaps(
     if not wanted.size:
         return
     spans: list[list[tuple[int, int, int, int, int]]] = []
-    for cut, n, low, high in zip(cuts, parts, wanted.start, wanted.stop, strict=True):
+    for cut, n, low, high in zip(cuts, slice_counts, wanted.start, wanted.stop, strict=True):
         span = []
         for i in _touched(cut, low, high):
             a, b = max(low, cut[i]), min(high, cut[i + 1])
-            if a == b:  # a part without rows, between others
+            if a == b:  # a slice without rows, between others
                 continue
             # A slice holds its stretches back to back, in their order in the full tensor.
             shift = i // n * (cut[i + 1] - cut[i]) - cut[i]

@@ -261,11 +261,11 @@ class BoxSlicing:
     cells: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.cells) != math.prod(self.parts):
-            raise ValueError(f"{len(self.cells)} cells in a grid of {self.parts}")
+        if len(self.cells) != math.prod(self.slice_counts):
+            raise ValueError(f"{len(self.cells)} cells in a grid of {self.slice_counts}")
 
     @property
-    def parts(self) -> tuple[int, ...]:
+    def slice_counts(self) -> tuple[int, ...]:
         """Number of cells along each axis."""
         return tuple(len(cut) - 1 for cut in self.cuts)
 
@@ -282,15 +282,15 @@ class BoxSlicing:
     @property
     def distribution_key(self) -> Hashable:
         """See `Slicing`: the number of cells, and the owners of slices."""
-        return self.parts, tuple(self.owners())
+        return self.slice_counts, tuple(self.owners())
 
     def overlaps(
         self, within: Region, origin: tuple[int, ...]
     ) -> Iterator[tuple[StoredTensor, Region, Region]]:
         """See `Slicing`."""
-        parts = self.parts
-        for index, _, in_full in grid_overlaps(self.cuts, parts, within.moved_by(origin)):
-            box = self.slices[self.cells[_cell_number(index, parts)]][0]
+        counts = self.slice_counts
+        for index, _, in_full in grid_overlaps(self.cuts, counts, within.moved_by(origin)):
+            box = self.slices[self.cells[_cell_number(index, counts)]][0]
             yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
 
     def count_overlaps(self, region: Region) -> int:
@@ -299,9 +299,9 @@ class BoxSlicing:
 
     def excerpt(self, region: Region) -> BoxSlicing:
         """See `Slicing`."""
-        parts = self.parts
-        overlaps = grid_overlaps(self.cuts, parts, region)
-        touched = {self.cells[_cell_number(index, parts)] for index, _, _ in overlaps}
+        counts = self.slice_counts
+        overlaps = grid_overlaps(self.cuts, counts, region)
+        touched = {self.cells[_cell_number(index, counts)] for index, _, _ in overlaps}
         slices = (boxes[:1] if i in touched else () for i, boxes in enumerate(self.slices))
         return replace(self, slices=tuple(slices))
 
@@ -365,13 +365,15 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
         equal.setdefault(box.region, {})[box] = None
     regions = list(equal)
     cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
-    parts = tuple(len(cut) - 1 for cut in cuts)
-    if math.prod(parts) > MAX_CELLS:
-        return [f"{meta.name}: {len(regions)} slices so irregular that their grid is {parts} large"]
-    cells: list[int | None] = [None] * math.prod(parts)
+    counts = tuple(len(cut) - 1 for cut in cuts)
+    if math.prod(counts) > MAX_CELLS:
+        return [
+            f"{meta.name}: {len(regions)} slices so irregular that their grid is {counts} large"
+        ]
+    cells: list[int | None] = [None] * math.prod(counts)
     for number, region in enumerate(regions):
         for index in product(*_cells(region, cuts)):
-            place = _cell_number(index, parts)
+            place = _cell_number(index, counts)
             other = cells[place]
             if other is not None:
                 return [_overlap(meta.name, regions[other], region)]
@@ -464,10 +466,10 @@ def _cells(region: Region, cuts: Sequence[Sequence[int]]) -> Iterator[range]:
         yield range(bisect_left(cut, start), bisect_left(cut, stop)) if cut[-1] else range(1)
 
 
-def _cell_number(index: tuple[int, ...], parts: tuple[int, ...]) -> int:
+def _cell_number(index: tuple[int, ...], counts: tuple[int, ...]) -> int:
     """Return the number of a cell, in C order."""
     place = 0
-    for i, n in zip(index, parts, strict=True):
+    for i, n in zip(index, counts, strict=True):
         place = place * n + i
     return place
 

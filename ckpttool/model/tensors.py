@@ -89,21 +89,11 @@ class Extent:
     nbytes: int
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """The identity of a file's content; writing to a file or saving it again changes it.
 
-    The time of change (ctime) differs even if somebody sets back the time of modification.
-    """
-
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-class FileStamp(NamedTuple):
-    """The stamp of a source file, with its inode number.
-
-    It has no device number, because network file systems have a different one on each host.
+    The time of change (ctime) differs even if somebody sets back the time of modification.  There
+    is no device number, because network file systems have a different one on each host.
     """
 
     nbytes: int
@@ -295,13 +285,13 @@ def map_of(name: str) -> str | None:
     return None
 
 
-def part_names(tag: str) -> tuple[str, ...]:
+def map_component_names(tag: str) -> tuple[str, ...]:
     """Return the names of the keys, values and statuses of a map parameter."""
     return tuple(tag + suffix for suffix in _PART_SUFFIXES)
 
 
 def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
-    """Return the parts of every map parameter among tensors, by its name and theirs."""
+    """Return the components of every map parameter among tensors, by its name and theirs."""
     maps: dict[str, dict[str, TensorMeta]] = {}
     for meta in tensors:
         tag = map_of(meta.name)
@@ -311,16 +301,20 @@ def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, Tensor
 
 
 def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
-    """Yield a message for each map parameter whose parts do not fit together."""
-    for tag, parts in find_maps(tensors).items():
-        missing = [name for name in part_names(tag) if name not in parts]
-        counts = [meta.shape[:1] for meta in parts.values()]
+    """Yield a message for each map parameter whose components do not fit together."""
+    for tag, components in find_maps(tensors).items():
+        missing = [name for name in map_component_names(tag) if name not in components]
+        counts = [meta.shape[:1] for meta in components.values()]
         if missing:
             yield f"{tag}: a map parameter without {' and '.join(missing)}"
         elif (
-            () in counts or len(set(counts)) > 1 or any(m.text is not None for m in parts.values())
+            () in counts
+            or len(set(counts)) > 1
+            or any(m.text is not None for m in components.values())
         ):
-            shapes = ", ".join(f"{name} {parts[name].shape}" for name in part_names(tag))
+            shapes = ", ".join(
+                f"{name} {components[name].shape}" for name in map_component_names(tag)
+            )
             yield f"{tag}: parts of a map parameter that do not belong together: {shapes}"
 
 

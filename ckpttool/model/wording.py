@@ -16,16 +16,16 @@ def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
     >>> format_ranks([0, 3, 4, 5, 7])
     'ranks 0, 3-5, 7'
     """
-    parts: list[str] = []
+    ranges: list[str] = []
     ordered = sorted(ranks)
     first = 0
     for i, rank in enumerate(ordered):
         if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
             start = ordered[first]
             joint = "-" if rank > start + 1 else ", "
-            parts.append(str(rank) if start == rank else f"{start}{joint}{rank}")
+            ranges.append(str(rank) if start == rank else f"{start}{joint}{rank}")
             first = i + 1
-    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(ranges)}"
 
 
 def count(number: int, noun: str) -> str:

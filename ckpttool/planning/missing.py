@@ -364,7 +364,7 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     is_incomplete = False
     for name, layouts in sharding.layouts.items():
         for layout in layouts:
-            if math.prod(layout.parts) == len(layout.ranks):
+            if math.prod(layout.slice_counts) == len(layout.ranks):
                 continue  # every slice has one owner, so counting would only take time
             owners = [rank for rank in layout.ranks if rank in files]
             expected = Counter(layout.slice_index(rank) for rank in owners)

@@ -33,7 +33,7 @@ from ckpttool.model.slicing import (
     follow,
 )
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import TensorMeta, map_of, part_names
+from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
     MissingSlices,
@@ -529,15 +529,16 @@ def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> b
 def _group_by_content(
     catalog: Catalog, content_groups: ContentGroups, name: str, ranks: Sequence[int]
 ) -> RankGroups:
-    """Group ranks by equal headers and known equal contents, for all parts of a map parameter."""
+    """Group ranks by equal headers and known equal contents, of a whole map parameter."""
     tag = map_of(name)
-    parts = (name,) if tag is None else part_names(tag)
+    names = (name,) if tag is None else map_component_names(tag)
 
     def content(rank: int) -> tuple[object, ...]:
-        tensors = [catalog.files[rank].header.get(part) for part in parts]
-        groups = [content_groups.get(part, ()) for part in parts]
+        tensors = [catalog.files[rank].header.get(component) for component in names]
+        groups = [content_groups.get(component, ()) for component in names]
         own_groups = [
-            next((group for group in of_part if rank in group), None) for of_part in groups
+            next((group for group in of_component if rank in group), None)
+            for of_component in groups
         ]
         return (*(tensor and tensor.meta for tensor in tensors), *own_groups)
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.weight_index import (
-    PART_ATTRS,
+    SHARD_FILE_ATTRS,
     index_names,
     index_text,
     is_index_name,
-    part_name,
+    shard_file_name,
 )
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -179,7 +179,9 @@ class _LayoutChooser:
         """Return the layouts that the strategy lists for a source, corrected for its state."""
         name = source.meta.name
         layouts = target_layouts(strategy, name, self.owners)
-        if [layout.parts for layout in strategy.layouts[name]] != [one.parts for one in layouts]:
+        if [layout.slice_counts for layout in strategy.layouts[name]] != [
+            one.slice_counts for one in layouts
+        ]:
             self.corrected.append(name)
         return self.gradients.drop_unproven_shard(source, self.src_sharding, layouts)
 
@@ -269,7 +271,7 @@ def _has_entry(transfer: Transfer, is_listed: bool) -> bool:
     if transfer.source.rank_cycle is not None or meta.text is not None:
         return False
     if "-" in meta.name:
-        return any(math.prod(layout.parts) > 1 for layout in transfer.layouts)
+        return any(math.prod(layout.slice_counts) > 1 for layout in transfer.layouts)
     return is_listed or math.prod(meta.shape) != 1
 
 
@@ -371,7 +373,7 @@ class ShardedOutput:
 
     def target(self) -> Target:
         """Return a target of one file, which `complete` spreads over numbered files."""
-        attrs = {**PART_ATTRS, **self.attrs}
+        attrs = {**SHARD_FILE_ATTRS, **self.attrs}
         return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
@@ -404,7 +406,7 @@ class ShardedOutput:
             )
 
     def _path(self, number: int | None, count: int) -> str:
-        return str(Path(self.folder, part_name(number, count, self.format)))
+        return str(Path(self.folder, shard_file_name(number, count, self.format)))
 
 
 def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:

@@ -162,7 +162,7 @@ def find_statistic_candidates(
             continue
         names = {name, pair.name}
         may_be_sliced = names & sharding.layouts.keys() or any(
-            math.prod(layout.parts) > 1
+            math.prod(layout.slice_counts) > 1
             for weight in _WEIGHT_NAMES
             for layout in sharding.layouts.get(_join_name(layer, weight), ())
         )

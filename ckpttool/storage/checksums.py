@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
-from ckpttool.formats import checksum_parts
+from ckpttool.formats import checksum_inputs
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
@@ -75,16 +75,16 @@ def compute_checksum(
     in_order = sorted(known, key=_start_of)
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with open_source(index.file) as file:
-        for whole in checksum_parts(index, as_saved):
-            for part in _split_at_known(whole, in_order) if isinstance(whole, Extent) else [whole]:
-                if isinstance(part, bytes):
-                    crc = zlib.crc32(part, crc)
-                elif isinstance(part, Extent):
-                    crc = _add_extent(crc, file, index.path, part, buffer)
-                elif isinstance(part, CrcExtent):
-                    crc = join(crc, part.crc, part.extent.nbytes)
+        for given in checksum_inputs(index, as_saved):
+            for one in _split_at_known(given, in_order) if isinstance(given, Extent) else [given]:
+                if isinstance(one, bytes):
+                    crc = zlib.crc32(one, crc)
+                elif isinstance(one, Extent):
+                    crc = _add_extent(crc, file, index.path, one, buffer)
+                elif isinstance(one, CrcExtent):
+                    crc = join(crc, one.crc, one.extent.nbytes)
                 else:
-                    crc = add_zeros(crc, part)
+                    crc = add_zeros(crc, one)
     return crc
 
 
@@ -254,7 +254,7 @@ def _has_checksum(file: FileIndex, has_index: bool) -> bool:
     """Return whether a file has a checksum of the contents that its header describes.
 
     MindSpore writes 0 after encrypted blocks, which is not a checksum.  Its ``unified_safetensors``
-    copies the checksum of a rank's file into a part.  If a rank has several files, the checksum of
+    copies the checksum of a rank's file into its own.  If a rank has several files, the checksum of
     one does not cover the others.
     """
     is_placeholder = file.cipher is not None and file.attrs.get("crc_num") == "0"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT, identify_file
+from ckpttool.formats.local import ABSENT, as_stamp, identify_file
 from ckpttool.model.plan import OutputFile
-from ckpttool.model.tensors import FileIndex, Stamp, TensorMeta
+from ckpttool.model.tensors import FileIndex, FileStamp, TensorMeta
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
@@ -346,13 +346,12 @@ def reserve(fd: int, nbytes: int) -> None:
             raise
 
 
-def stamp_of(path: Path) -> Stamp | None:
+def stamp_at(path: Path) -> FileStamp | None:
     """Return the stamp of the file at ``path``, or of a link; None if there is none."""
     try:
-        found = path.stat(follow_symlinks=False)
+        return as_stamp(path.stat(follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def verify_header(path: Path, output: OutputFile) -> int:

@@ -36,23 +36,23 @@ def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
     state = hashlib.sha256()
     first: Bytes | None = None
     is_constant = True
-    for part in _read_parts(tensor, buffer_bytes):
-        state.update(part.data)
-        elements = part.reshape(-1, tensor.meta.itemsize)
+    for data in _read_buffers(tensor, buffer_bytes):
+        state.update(data.data)
+        elements = data.reshape(-1, tensor.meta.itemsize)
         first = elements[0].copy() if first is None else first
         is_constant = is_constant and bool((elements == first).all())
     return Sample(state.digest(), is_constant)
 
 
-def _read_parts(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
-    """Yield the bytes of whole elements, in a buffer that the next part overwrites."""
+def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
+    """Yield the bytes of whole elements, in a buffer that the next one overwrites."""
     nbytes, itemsize = tensor.meta.nbytes, tensor.meta.itemsize
     buffer = np.empty(max(itemsize, min(buffer_bytes // itemsize * itemsize, nbytes)), np.uint8)
     with FlatFiles(buffer_bytes) as files:
         for offset in range(0, nbytes, len(buffer)):
-            part = buffer[: min(len(buffer), nbytes - offset)]
-            files.read_bytes(tensor, offset, part)
-            yield part
+            data = buffer[: min(len(buffer), nbytes - offset)]
+            files.read_bytes(tensor, offset, data)
+            yield data
 
 
 def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
@@ -65,10 +65,10 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
             state = hashlib.sha256()
             stop = offset + unit.size * itemsize
             while offset < stop:
-                part = buffer[: stop - offset]
-                files.read_bytes(tensor, offset, part)
-                state.update(part.data)
-                offset += len(part)
+                data = buffer[: stop - offset]
+                files.read_bytes(tensor, offset, data)
+                state.update(data.data)
+                offset += len(data)
             digests.append(state.hexdigest())
     return digests
 
@@ -84,8 +84,8 @@ def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
     The result is NaN if a number is NaN or infinite, or if the tensor is empty.
     """
     least = math.inf
-    for part in _read_parts(tensor, buffer_bytes):
-        numbers = decode(part, tensor.meta.dtype)
+    for data in _read_buffers(tensor, buffer_bytes):
+        numbers = decode(data, tensor.meta.dtype)
         if numbers is None or not np.isfinite(numbers).all():
             return math.nan
         least = min(least, float(numbers.min()))
@@ -158,6 +158,6 @@ def _read_pages(files: FlatFiles, tensor: StoredTensor) -> Bytes:
     middle = (nbytes - count) // 2 // itemsize * itemsize
     starts = sorted({0, middle, nbytes - count})
     data = np.empty((len(starts), count), np.uint8)
-    for part, start in zip(data, starts, strict=True):
-        files.read_bytes(tensor, start, part)
+    for page, start in zip(data, starts, strict=True):
+        files.read_bytes(tensor, start, page)
     return data

@@ -317,11 +317,11 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
         tensor_map = tuple(_without_none(axes) for axes in maps)
     full_shape = None if entry.full_shape is None else tuple(entry.full_shape)
     whole = Layout(tuple(entry.device_matrix), tensor_map)
-    parts = whole.replicas if entry.shard_size == -1 else max(1, entry.shard_size)
+    shard = whole.replicas if entry.shard_size == -1 else max(1, entry.shard_size)
     if entry.shard_size < -1:
         raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
     if not tensor_map:
-        parts = 1 if entry.shard_size == -1 else parts  # a scalar cannot be sharded
+        shard = 1 if entry.shard_size == -1 else shard  # a scalar cannot be sharded
     rows = tuple(entry.split_shape) if any(entry.split_shape) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
     if rows and entry.split_starts and entry.split_starts != starts:
@@ -332,7 +332,7 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     if entry.field_count < 0:
         raise ValueError(f"field {entry.field_count}, expected 0 or more")
     fields = max(1, entry.field_count)
-    return Layout(whole.device_matrix, tensor_map, parts, 0, full_shape, rows, fields)
+    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields)
 
 
 def _without_none(axes: list[int]) -> tuple[int, ...]:
@@ -357,10 +357,12 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     with WireReader(StoredFile(path)) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
-                for part in _message_fields(reader, item):
-                    if part.number == 2:
+                for subfield in _message_fields(reader, item):
+                    if subfield.number == 2:
                         stages |= {
-                            reader.number(f) for f in _message_fields(reader, part) if f.number == 1
+                            reader.number(one)
+                            for one in _message_fields(reader, subfield)
+                            if one.number == 1
                         }
             elif item.number == 3:
                 name, entry = _read_layout_item(reader, item, cache)
@@ -383,11 +385,11 @@ def _read_layout_item(
     """
     name: str | None = None
     messages: list[Field] = []
-    for part in _message_fields(reader, item):
-        if part.number == 1:
-            name = reader.text(part)
-        elif part.number == 2:
-            messages.append(part)
+    for subfield in _message_fields(reader, item):
+        if subfield.number == 1:
+            name = reader.text(subfield)
+        elif subfield.number == 2:
+            messages.append(subfield)
     if name is None:
         raise FormatError(reader.path, item.start, "a layout without a parameter name")
     is_usual = len(messages) == 1 and messages[0].stop - messages[0].start <= _CACHED_LAYOUT_BYTES
@@ -408,19 +410,19 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
         ]
 
     entry = _LayoutEntry()
-    for part in (part for message in messages for part in _message_fields(reader, message)):
-        if part.number == 1:
-            entry.device_matrix = dims(part)
-        elif part.number == 2:
-            entry.tensor_maps.append(dims(part))
-        elif part.number == 3:
-            entry.split_shape = dims(part)
-        elif part.number == 4:
-            entry.split_starts = dims(part)
-        elif part.number == 5:
-            entry.field_count = reader.number(part)
-        elif part.number == 7:
-            entry.shard_size = reader.number(part)
+    for subfield in (one for message in messages for one in _message_fields(reader, message)):
+        if subfield.number == 1:
+            entry.device_matrix = dims(subfield)
+        elif subfield.number == 2:
+            entry.tensor_maps.append(dims(subfield))
+        elif subfield.number == 3:
+            entry.split_shape = dims(subfield)
+        elif subfield.number == 4:
+            entry.split_starts = dims(subfield)
+        elif subfield.number == 5:
+            entry.field_count = reader.number(subfield)
+        elif subfield.number == 7:
+            entry.shard_size = reader.number(subfield)
     return entry
 
 

@@ -14,10 +14,10 @@ The protobuf message that `ckpttool.strategy_files.reader` describes, its fields
             0a .. 08 NN ...     dev_matrix
             12 .. 08 NN ...     tensor_map, one or several
             1a .. 08 NN ...     param_split_shape; 1a 00 if axis 0 is cut evenly
-            22 .. 08 NN ...     indices_offset, the first row of each part; 22 00 likewise
+            22 .. 08 NN ...     indices_offset, the first row of each slice; 22 00 likewise
             28 NN               field; 0 for all but field-sliced embeddings
             30 NN               opt_weight_shard_step
-            38 NN               opt_weight_shard_size, the number of parts; both 0 for none
+            38 NN               opt_weight_shard_size, the number of slices; both 0 for none
 
 Each stage has an item of operators: MindSpore takes the stage of a file from it, and calls a file
 without such items empty.  Numbers are not packed; -1 takes ten bytes.

@@ -8,13 +8,13 @@ an error.
 first line              the run: its provenance, process and host
 ``{"begun": ...}``      an output is about to be written to ``NAME.partial``
 ``{"complete": ...}``   the output is on disk, with its hashes, and is about to be renamed
-``{"placed": ...}``     the output has its name, with size and times by which it is recognised
+``{"placed": ...}``     the output has its name; size, times and inode identify the file
 ``{"left": ...}``       an output of an earlier run that did not end and was not resumed
 ======================  =======================================================================
 
 A run that is killed leaves its journal.  The same command with ``--resume`` keeps the outputs whose
-size and times still match, and those whose contents match their hashes.  A finished set of which
-outputs are gone becomes a journal again.
+size, times and inode still match, and those whose contents match their hashes.  A finished set
+whose outputs are gone becomes a journal again.
 
 The journal of a set is also its lock: a whole run holds it exclusively, the runs of parts share it
 and each holds its own journal exclusively.
@@ -48,7 +48,7 @@ from ckpttool.model.manifest import (
     differences,
 )
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.tensors import Stamp
+from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.files import (
     PARTIAL,
@@ -61,7 +61,7 @@ from ckpttool.storage.files import (
     name_lock_holder,
     remove_document,
     remove_stale,
-    stamp_of,
+    stamp_at,
     sync_folder,
     was_copied,
     write_document,
@@ -153,26 +153,26 @@ class JournalState:
 
     provenance: Provenance
     complete: dict[str, int] = field(default_factory=dict)
-    placed: dict[str, Stamp] = field(default_factory=dict)
-    left: dict[str, Stamp] = field(default_factory=dict)
+    placed: dict[str, FileStamp] = field(default_factory=dict)
+    left: dict[str, FileStamp] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     lines: dict[int, tuple[int, int]] = field(default_factory=dict)
     head_end: int = 0
     end: int = 0
 
-    def kept(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    def kept(self, folder: Path, proven: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
         """Return the outputs of this run that nobody has changed since it wrote or proved them."""
         mine = {name: stamp for name, stamp in proven.items() if name in self.complete}
         return _unchanged(folder, self.placed, mine)
 
-    def untouched(self, folder: Path, proven: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    def untouched(self, folder: Path, proven: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
         """Return the outputs of this run and of earlier ones that nobody has changed."""
         return {**_unchanged(folder, self.left), **self.kept(folder, proven)}
 
 
-def _unchanged(folder: Path, *known: Mapping[str, Stamp]) -> dict[str, Stamp]:
+def _unchanged(folder: Path, *known: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
     """Return the stamps of files that still have one of the stamps in ``known``."""
-    found = {name: stamp_of(folder / name) for of in known for name in of}
+    found = {name: stamp_at(folder / name) for of in known for name in of}
     return {
         name: stamp
         for name, stamp in found.items()
@@ -492,7 +492,7 @@ def busy_problem(journal: Path, by: str) -> Diagnostic:
 
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
-UNKNOWN = Stamp(0, 0, 0)  # of an output that is not as a run left it; no file has this
+UNKNOWN = FileStamp(0, 0, 0, 0)  # of an output that is not as a run left it; no file has this
 
 
 class Journal:
@@ -525,7 +525,7 @@ class Journal:
     """
 
     def __init__(
-        self, output_set: OutputSet, is_resumed: bool, proven: Mapping[str, Stamp] | None = None
+        self, output_set: OutputSet, is_resumed: bool, proven: Mapping[str, FileStamp] | None = None
     ) -> None:
         self._set = output_set
         self._path = journal_path(output_set.record)
@@ -534,7 +534,7 @@ class Journal:
         self._begun: list[str] = []
         self._lines: dict[int, tuple[int, int]] = {}  # in the journal, of each rank's output
         self._proven = proven or {}
-        self.kept: Mapping[str, Stamp] = {}
+        self.kept: Mapping[str, FileStamp] = {}
         make_folder(self._path.parent)
         try:
             of_set = journal_path(output_set.manifest)
@@ -589,7 +589,7 @@ class Journal:
 
     def place(self, path: str) -> None:
         """Record the stamp of a renamed output; without it a resumed run reads the contents."""
-        name, stamp = os.path.relpath(path, self.folder), stamp_of(Path(path))
+        name, stamp = os.path.relpath(path, self.folder), stamp_at(Path(path))
         if stamp is not None:
             self._append(_line_of("placed", name, stamp), is_durable=False)
 
@@ -687,7 +687,7 @@ class Journal:
         kept = {}
         for output in finished.outputs():
             self._append_output(output, is_durable=False)
-            stamp = stamp_of(self.folder / output.path)
+            stamp = stamp_at(self.folder / output.path)
             is_proven = stamp is not None and self._proven.get(output.path) == stamp
             if stamp is not None and (is_proven or finished.is_unmodified(output, stamp)):
                 kept[output.path] = stamp
@@ -697,7 +697,7 @@ class Journal:
             os.ftruncate(fd, start)
             os.lseek(fd, start, os.SEEK_SET)
 
-    def _clean(self, journal: Path, left: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    def _clean(self, journal: Path, left: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
         """Remove what a killed run left half-written; return ``left`` with its complete outputs."""
         try:
             before = read_journal(journal)
@@ -761,7 +761,7 @@ class Journal:
         sync_folder(self._path.parent)
 
 
-def _line_of(kind: str, name: str, stamp: Stamp) -> str:
+def _line_of(kind: str, name: str, stamp: FileStamp) -> str:
     return seal_line(json.dumps({kind: name, **stamp._asdict()}))
 
 

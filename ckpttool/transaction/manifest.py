@@ -42,7 +42,7 @@ from ckpttool.model.manifest import (
     hashed,
 )
 from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileIndex, FileStamp, Stamp
+from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.model.wording import count, format_ranks
 from ckpttool.storage.files import was_copied
 
@@ -229,12 +229,13 @@ class JsonObject:
             raise self.wrong(name, "a path below the folder")
         return value
 
-    def stamp(self) -> Stamp:
+    def stamp(self) -> FileStamp:
         """Return the entries that are the stamp of a file."""
-        return Stamp(self.number("nbytes"), self.number("mtime_ns"), self.number("ctime_ns"))
+        return FileStamp(*map(self.number, FileStamp._fields))
 
-    def _stamp_or_size(self) -> Stamp:
-        return self.stamp() if "mtime_ns" in self.entries else Stamp(self.number("nbytes"), 0, 0)
+    def _input(self) -> InputFile:
+        times = ("mtime_ns", "ctime_ns") if "mtime_ns" in self.entries else ()
+        return InputFile(self.text("path"), self.number("nbytes"), *map(self.number, times))
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         """Return an entry that is a list of objects."""
@@ -253,10 +254,7 @@ class JsonObject:
             self.text("ckpttool"),
             self.text("plan"),
             self.step(),
-            tuple(
-                InputFile(item.text("path"), *item._stamp_or_size())
-                for item in self.objects("inputs")
-            ),
+            tuple(item._input() for item in self.objects("inputs")),
             self._strategies("strategies"),
             self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
             tuple(self._options("options")) if "options" in self.entries else (),
@@ -341,7 +339,7 @@ class ManifestFile:
             raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, found.st_mtime_ns, was_copied(found))
 
-    def is_unmodified(self, output: OutputEntry, stamp: Stamp) -> bool:
+    def is_unmodified(self, output: OutputEntry, stamp: FileStamp) -> bool:
         """Return whether an output has the recorded size, and is older than the manifest."""
         is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
         return stamp.nbytes == output.nbytes and is_older
@@ -444,13 +442,14 @@ def provenance_of(plan: Plan) -> Provenance:
     """
     base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
     stamps = plan.catalog.stamps
+    files = ((path, stamps[path] or stat_file(path)) for path in plan.catalog.paths)
     return Provenance(
         __version__,
         plan_digest(plan),
         plan.catalog.step,
         tuple(
-            InputFile(os.path.relpath(path, base), *(stamps[path] or stat_file(path))[:3])
-            for path in plan.catalog.paths
+            InputFile(os.path.relpath(path, base), stamp.nbytes, stamp.mtime_ns, stamp.ctime_ns)
+            for path, stamp in files
         ),
         tuple(
             _describe_strategy(Path(path).name, read_file(path))

@@ -19,10 +19,10 @@ from ckpttool.formats.local import read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
-from ckpttool.model.tensors import Stamp
+from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_of
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_at
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.journal import (
     JournalState,
@@ -84,8 +84,8 @@ class Destination:
     part: Part | None = None
     is_resumed: bool = False
     state: State = State.NONE
-    kept: Mapping[str, Stamp] = field(default_factory=dict)
-    seen: Mapping[str, Stamp] | None = None
+    kept: Mapping[str, FileStamp] = field(default_factory=dict)
+    seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
     notes: tuple[Diagnostic, ...] = ()
 
@@ -169,7 +169,7 @@ def inspect_previous_run(
         return replace(destination, seen=seen)
     replaceable: set[str] = set()
     begun: set[str] = set()
-    kept: dict[str, Stamp] = {}
+    kept: dict[str, FileStamp] = {}
     for path, state in _journals(output_set, diagnostics):
         begun |= state.begun | state.complete.keys()
         if (policy.resume or not policy.overwrite) and lock_holder(path) is None:
@@ -216,12 +216,12 @@ def _files_of(output_set: OutputSet) -> set[str]:
     return {str(output_set.manifest), *outputs, *documents}
 
 
-def is_complete(output_set: OutputSet, kept: Mapping[str, Stamp]) -> bool:
+def is_complete(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> bool:
     """Return whether all that a run is to write is there, as its manifest or record says."""
     return look(output_set) is State.COMPLETE and complete_manifest(output_set, kept) is not None
 
 
-def complete_manifest(output_set: OutputSet, kept: Mapping[str, Stamp]) -> ManifestFile | None:
+def complete_manifest(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> ManifestFile | None:
     """Return the manifest or record by which all that a run is to write is there."""
     finished = _finished_set(output_set) if all(map(is_written, output_set.own_documents)) else None
     is_so = finished is not None and all(
@@ -238,7 +238,7 @@ def inspect_finished_set(
     executor: Executor,
     policy: DestinationPolicy,
     diagnostics: Diagnostics,
-) -> tuple[set[str], dict[str, Stamp]]:
+) -> tuple[set[str], dict[str, FileStamp]]:
     """Find the files of a finished set of this run, and the stamps of outputs that are kept.
 
     Outputs that are gone are written again, as a note says.  Outputs that were changed are a
@@ -248,8 +248,8 @@ def inspect_finished_set(
     if finished is None:
         return set(), {}
     gone: list[str] = []
-    kept: dict[str, Stamp] = {}
-    unclear: dict[str, Stamp] = {}
+    kept: dict[str, FileStamp] = {}
+    unclear: dict[str, FileStamp] = {}
     for output, stamp in _outputs(output_set, finished):
         if stamp is None:
             gone.append(str(folder / output.path))
@@ -303,12 +303,12 @@ def _finished_set(output_set: OutputSet) -> ManifestFile | None:
 
 def _outputs(
     output_set: OutputSet, finished: ManifestFile
-) -> Iterator[tuple[OutputEntry, Stamp | None]]:
+) -> Iterator[tuple[OutputEntry, FileStamp | None]]:
     """Yield the entry of each output of a run, and its stamp; None if it is gone."""
     wanted = set(output_set.outputs)
     for output in finished.outputs():
         if output.path in wanted:
-            yield output, stamp_of(output_set.folder / output.path)
+            yield output, stamp_at(output_set.folder / output.path)
 
 
 def is_written(document: Document) -> bool:
@@ -357,23 +357,25 @@ def _prove(
     attrs: Collection[str],
     executor: Executor,
     policy: DestinationPolicy,
-) -> dict[str, Stamp]:
+) -> dict[str, FileStamp]:
     """Return the outputs that hold what a journal says, though they were touched since."""
     lines = (before.lines[before.complete[name]] for name in names)
-    nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_of(folder / name)))
+    nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_at(folder / name)))
     with policy.open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
         return find_intact(folder, read_entries(journal, lines), attrs, executor, on_progress)
 
 
-def snapshot_destination(output_set: OutputSet) -> dict[str, Stamp]:
+def snapshot_destination(output_set: OutputSet) -> dict[str, FileStamp]:
     """Return the stamps of all files that a run would replace."""
     documents = (document.path for document in output_set.own_documents)
     outputs = (str(output_set.folder / name) for name in output_set.outputs)
     paths = (*outputs, *documents, str(output_set.manifest))
-    return {path: stamp for path in paths if (stamp := stamp_of(Path(path))) is not None}
+    return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
 
 
-def destination_changes(output_set: OutputSet, seen: Mapping[str, Stamp] | None) -> Iterator[str]:
+def destination_changes(
+    output_set: OutputSet, seen: Mapping[str, FileStamp] | None
+) -> Iterator[str]:
     """Yield the problem that another run has written here since `snapshot_destination`."""
     if seen is None:
         return
@@ -406,7 +408,7 @@ def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Itera
 
 
 def existing_set_problems(
-    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, Stamp]
+    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, FileStamp]
 ) -> Iterator[Diagnostic]:
     """Yield the problems of a set that is there, besides that its files are."""
     if part is not None:
@@ -495,14 +497,14 @@ def find_intact(
     attrs: Collection[str],
     executor: Executor,
     on_progress: OnProgress,
-) -> dict[str, Stamp]:
+) -> dict[str, FileStamp]:
     """Return the outputs that match their entries and have these attributes; reads every byte.
 
     A manifest does not list checksums, so those are verified.  Each comes with its stamp.
     """
     found = {}
     for output in outputs:
-        name, stamp = str(folder / output.path), stamp_of(folder / output.path)
+        name, stamp = str(folder / output.path), stamp_at(folder / output.path)
         if stamp is None or any(output_problems(folder, output)):
             continue
         index = read_index(name)
@@ -515,6 +517,6 @@ def find_intact(
         is_equal &= index.attrs.keys() >= set(attrs)
         if is_equal and "crc_num" in index.attrs:
             is_equal = wait_result(executor.submit(verify_checksum, index)) is None
-        if is_equal and stamp_of(folder / output.path) == stamp:
+        if is_equal and stamp_at(folder / output.path) == stamp:
             found[output.path] = stamp
     return found

@@ -297,7 +297,7 @@ def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
         **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
         "stages": [],
         "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
-        "parts": list(slicing.parts) if slicing.is_grid else None,
+        "parts": list(slicing.slice_counts) if slicing.is_grid else None,
         "slices": [
             {"start": list(region.start), "shape": list(region.shape), "ranks": ranks}
             for region, ranks in slices

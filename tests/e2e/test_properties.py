@@ -164,11 +164,11 @@ def test_a_shape_that_does_not_divide_is_refused_and_any_other_is_cut(data):
     count = data.draw(st.sampled_from([2, 3, 4, 6, 8, 12]))
     shape = data.draw(shapes())
     layout = data.draw(layouts(len(shape), count))
-    divides = all(size % n == 0 for size, n in zip(shape, layout.parts, strict=True))
+    divides = all(size % n == 0 for size, n in zip(shape, layout.slice_counts, strict=True))
     assert (layout.why_not(shape) is None) == divides
     if divides:
         sizes = {rank: layout.region(rank, shape).size for rank in layout.ranks}
-        assert set(sizes.values()) == {math.prod(shape) // math.prod(layout.parts)}
+        assert set(sizes.values()) == {math.prod(shape) // math.prod(layout.slice_counts)}
 
 
 @examples(100)

@@ -165,7 +165,7 @@ def strategy_of(path, data):
     else:
         for layouts in found.layouts.values():
             for one in layouts:
-                assert math.prod(one.parts) <= len(one.ranks) <= len(found.ranks)
+                assert math.prod(one.slice_counts) <= len(one.ranks) <= len(found.ranks)
         return found
     assert str(path) in problem
     assert exit_code == 4

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ckpttool.errors import AuthenticityError, FormatError, PlanError, UnsupportedError
 from ckpttool.formats import ckpt, encryption, read_index
 from ckpttool.formats.encryption import find_forged, read_plain
-from ckpttool.model.tensors import StoredFile, part_names
+from ckpttool.model.tensors import StoredFile, map_component_names
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES
 from tests.support.damage import flipped
@@ -254,11 +254,11 @@ def test_map_parameters_are_in_clear_before_the_blocks(mode, write):
     for behind in (b"", trailer):
         path = write(clear + encrypt(PLAIN, mode, KEY, 40) + behind)
         index = read_index(str(path), KEY)
-        assert list(index.tensors) == [*part_names("table"), "w", "b"]
+        assert list(index.tensors) == [*map_component_names("table"), "w", "b"]
         found = contents(index)
         assert found == contents(read_index(str(write(clear + PLAIN, "clear.ckpt"))))
         assert index.cipher is index.tensors["w"].file.cipher
-        assert index.tensors[part_names("table")[0]].file.cipher is None
+        assert index.tensors[map_component_names("table")[0]].file.cipher is None
         assert not find_forged(index.file, index.cipher, 0, 2)
     assert refusal(path, None).offset == len(clear)
 

@@ -9,7 +9,7 @@ import pytest
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.tensors import StoredFile, TensorMeta, map_of, map_problems, part_names
+from ckpttool.model.tensors import StoredFile, TensorMeta, map_component_names, map_of, map_problems
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -23,7 +23,7 @@ from tests.support.file_bytes import (
 )
 
 SAMPLE = SAMPLES / "files" / "map_parameter.ckpt"
-KEYS, VALUES, STATUSES = part_names("emb")
+KEYS, VALUES, STATUSES = map_component_names("emb")
 
 
 def block(keys, seed=0, name="emb", width=3):
@@ -74,9 +74,9 @@ def test_map_parameters_lie_among_others_in_the_order_of_the_file(tmp_path):
     name = "emb.__param_key__7"
     path.write_bytes(record("a") + block([1, 2], name=name) + block([3], 9, name) + record("b"))
     found = read(path)
-    assert list(found) == ["a", *part_names(name), "b"]
+    assert list(found) == ["a", *map_component_names(name), "b"]
     assert [map_of(part) for part in found] == [None, name, name, name, None]
-    assert found[part_names(name)[1]][1] == (3, 3)
+    assert found[map_component_names(name)[1]][1] == (3, 3)
 
 
 def test_an_empty_map_parameter_has_no_entries(tmp_path):
@@ -206,7 +206,7 @@ def test_inspect_lists_the_parts(ranks):
         STATUSES: ("Int32", [2]),
     }
     assert {t["map"] for t in document["tensors"] if "map" in t} == {"emb"}
-    assert not mentions(run_well("inspect", path).stdout, *part_names("emb"))
+    assert not mentions(run_well("inspect", path).stdout, *map_component_names("emb"))
 
 
 def test_map_parameters_that_are_equal_on_all_ranks_are_one(ranks, tmp_path):

@@ -12,8 +12,8 @@ from ckpttool.formats.weight_index import (
     index_text,
     is_index_name,
     is_inside,
-    part_name,
     read_index_file,
+    shard_file_name,
 )
 from tests.support.corpus import GOLDEN
 
@@ -125,5 +125,5 @@ def test_other_files_are_no_indexes(name):
 @pytest.mark.parametrize("format", ["safetensors", "ckpt", "hdf5"])
 def test_names_of_what_is_written_are_known_again(format):
     assert all(is_index_name(name) for name in index_names(format))
-    names = [part_name(number, 12, format) for number in range(12)]
+    names = [shard_file_name(number, 12, format) for number in range(12)]
     assert sorted(names) == names

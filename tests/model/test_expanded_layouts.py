@@ -68,7 +68,7 @@ def expanded_layouts(draw):
     ndim = draw(st.integers(1, 4))
     layout = draw(layouts(ndim, draw(st.sampled_from(sorted(MATRICES)))))
     assume(any(len(axes) > 1 for axes in layout.tensor_map))
-    shape = tuple(n * draw(st.sampled_from([1, 1, 2, 3, 4])) for n in layout.parts)
+    shape = tuple(n * draw(st.sampled_from([1, 1, 2, 3, 4])) for n in layout.slice_counts)
     assume(np.prod(shape) < 5000)
     return replace(layout, full_shape=shape), shape, expand(layout, shape)
 
@@ -95,7 +95,7 @@ def test_a_source_is_folded_if_there_is_one_way_and_a_question_with_all_ways_if_
     ways = [
         way
         for way in all_ways(expanded, len(shape))
-        if all(size % n == 0 for size, n in zip(way.full_shape, way.parts, strict=True))
+        if all(size % n == 0 for size, n in zip(way.full_shape, way.slice_counts, strict=True))
         and {take(np.zeros(way.full_shape), oracle(way), 0).shape} == shapes
     ]
     if len({slices_of(way, way.full_shape) for way in ways}) == 1:

@@ -42,7 +42,7 @@ def test_first_rows_are_those_of_the_compiler(case):
 
 def test_the_columns_of_an_optimizer_shard_are_not_cut_by_it():
     layout = Layout((2, 2, 2), ((), (1,)), 4)
-    assert layout.parts == (4, 2)
+    assert layout.slice_counts == (4, 2)
     assert layout.region(4, (32, 32)) == Region((16, 0), (24, 16))
 
 
@@ -65,7 +65,7 @@ def all_layouts(count):
 def test_every_layout_of_few_ranks_cuts_as_the_oracle_does(count):
     checked = 0
     for layout in all_layouts(count):
-        shape = tuple(2 * n for n in layout.parts)
+        shape = tuple(2 * n for n in layout.slice_counts)
         full = np.arange(math.prod(shape)).reshape(shape)
         for rank in layout.ranks:
             region = layout.region(rank, shape)
@@ -78,7 +78,7 @@ def test_every_layout_of_few_ranks_cuts_as_the_oracle_does(count):
 def test_owners_and_slice_indices_are_two_sides_of_the_same():
     for layout in all_layouts(6):
         owners = {index: layout.owners(index) for index in layout.slice_indices()}
-        assert list(owners) == list(np.ndindex(*layout.parts))
+        assert list(owners) == list(np.ndindex(*layout.slice_counts))
         assert sorted(rank for ranks in owners.values() for rank in ranks) == list(layout.ranks)
         for index, ranks in owners.items():
             assert list(ranks) == sorted(ranks)

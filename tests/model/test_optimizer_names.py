@@ -97,7 +97,7 @@ def test_a_statistic_has_its_parameters_places_along_the_axes_that_are_left(data
     axis = data.draw(st.sampled_from([-1, -2]))
     reduced = without_axis(layout, axis)
     if reduced is not None:
-        shape = tuple(n * size for n, size in zip(layout.parts, (2, 3, 1, 2), strict=False))
+        shape = tuple(n * size for n, size in zip(layout.slice_counts, (2, 3, 1, 2), strict=False))
         less = tuple(size for i, size in enumerate(shape) if i != ndim + axis)
         for rank in layout.ranks:
             box = layout.region(rank, shape)

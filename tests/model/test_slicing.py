@@ -25,7 +25,7 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     boxes = [box((4, 0), (8, 2), 5), box((0, 0), (4, 2), 7), box((0, 0), (4, 2), 3)]
     described = fill_with_boxes(full(8, 2), boxes)
     assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
-    assert (described.parts, described.is_grid) == ((2, 1), True)
+    assert (described.slice_counts, described.is_grid) == ((2, 1), True)
     ((tensor, src, dst),) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
     assert (tensor.file.path, src, dst) == (
         "rank_3.ckpt",
@@ -37,7 +37,7 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
 def test_boxes_that_are_no_grid_are_found_where_they_lie():
     boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
     described = fill_with_boxes(full(2, 3), boxes)
-    assert (described.parts, described.is_grid) == ((2, 2), False)
+    assert (described.slice_counts, described.is_grid) == ((2, 2), False)
     pieces = [
         (tensor.file.path, src, dst)
         for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)), (0, 0))

@@ -152,7 +152,7 @@ parameters:
     names = ["layer.0.weight", "layer.1.weight", "layer.2.weight", "layer.2.bias", "[*]"]
     shapes = {name: TensorMeta(name, "Float32", (4, 4)) for name in names}
     found = resolved(path, shapes)
-    assert [found.layouts[name][0].parts for name in names] == [
+    assert [found.layouts[name][0].slice_counts for name in names] == [
         (4, 1),
         (4, 1),
         (1, 4),

@@ -194,7 +194,7 @@ def test_a_scalar_is_not_cut_by_an_optimizer_shard_over_all(read):
 
 def test_a_device_axis_of_one_rank_is_read(read):
     """Interleaved parallel writes one."""
-    assert layout_of(read, layout("w", (2, 2, 2, 1), (2, 1))).parts == (2, 2)
+    assert layout_of(read, layout("w", (2, 2, 2, 1), (2, 1))).slice_counts == (2, 2)
 
 
 def test_unknown_fields_are_skipped(read):

@@ -1,4 +1,4 @@
-"""What `scan` finds out about a path: its notes, or the problems that it raises."""
+"""What `scan` finds out about a path: its files and notes, or the problems that it raises."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import CombinedError, PlanError
+
+
+def found(src: Path | str, **options: object) -> dict[int, str]:
+    """Return the path of each rank's file below the root, as `make_run` writes it into the file."""
+    catalog = scan(str(src), SourceOptions(**options))
+    assert not catalog.damaged
+    return {rank: next(iter(file.tensors)) for rank, file in catalog.files.items()}
 
 
 def notes_of(src: Path | str, *kinds: str, **options: object) -> list[str]:
@@ -21,3 +28,12 @@ def problems_of(src: Path | str, **options: object) -> tuple[str, ...]:
     with pytest.raises((PlanError, CombinedError)) as caught:
         scan(str(src), SourceOptions(**options))
     return caught.value.problems
+
+
+def fails(src: Path | str, *reasons: str, **options: object) -> tuple[str, ...]:
+    """Return the problems of a path after checking that they give these reasons."""
+    problems = problems_of(src, **options)
+    text = "\n".join(problems)
+    for reason in reasons:
+        assert reason in text, text
+    return problems

@@ -23,7 +23,7 @@ from ckpttool.model.manifest import (
     units,
 )
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.storage.files import stamp_of
+from ckpttool.storage.files import stamp_at
 from ckpttool.transaction.journal import (
     Journal,
     OutputSet,
@@ -98,7 +98,7 @@ def test_what_is_complete_is_proven_by_size_and_times_of_change(tmp_path):
     os.utime(tmp_path / "c", ns=(1, 1))
     (tmp_path / "d").unlink()
     found = read_journal(journal_path(tmp_path))
-    assert found.kept(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
+    assert found.kept(tmp_path, {}) == {"a": stamp_at(tmp_path / "a")}
     assert found.begun == {"a", "b", "c", "d", "e"}
     assert found.provenance == ORIGIN
     assert list(found.complete) == ["a", "b", "c", "d"]
@@ -204,7 +204,7 @@ def test_what_a_run_left_is_known_to_the_next_that_does_not_end_either(tmp_path)
     for is_resumed in (False, True):
         open_journal(tmp_path, is_resumed).leave()
         found = read_journal(journal_path(tmp_path))
-        assert found.untouched(tmp_path, {}) == {"a": stamp_of(tmp_path / "a")}
+        assert found.untouched(tmp_path, {}) == {"a": stamp_at(tmp_path / "a")}
         assert found.kept(tmp_path, {}) == {}
     journal = open_journal(tmp_path)
     add(journal, "a", 0, "anew")
@@ -252,7 +252,7 @@ def test_what_is_proven_otherwise_is_kept_and_known_from_then_on(tmp_path):
     killed(tmp_path, "a", "b")
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text("data")  # of the same size, at another time
-    proven = {name: stamp_of(tmp_path / name) for name in ("a", "b", "c")}
+    proven = {name: stamp_at(tmp_path / name) for name in ("a", "b", "c")}
     (tmp_path / "b").write_text("date")  # after it was proven
     kill(journal := Journal(place_of(tmp_path), True, proven))
     assert list(journal.kept) == ["a"]  # c is none of its outputs
@@ -436,8 +436,8 @@ def test_a_part_takes_over_what_a_killed_whole_run_left(tmp_path):
         "HEAD" + '{"begun": "/etc/x"}\n',
         "HEAD" + '{"complete": [{"path": "a", "rank": "1"}]}\n',
         "HEAD" + '{"complete": []}\n',
-        "HEAD" + '{"placed": "a", "nbytes": 1, "mtime_ns": 1}\n',
-        "HEAD" + '{"placed": "../a", "nbytes": 1, "mtime_ns": 1, "ctime_ns": 1}\n',
+        "HEAD" + '{"placed": "a", "nbytes": 1, "mtime_ns": 1, "ctime_ns": 1}\n',
+        "HEAD" + '{"placed": "../a", "nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1}\n',
     ],
 )
 def test_another_file_of_that_name_is_not_touched(tmp_path, text):

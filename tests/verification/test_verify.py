@@ -20,21 +20,11 @@ from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import cut_short, flipped
 from tests.support.diagnostics import graded
 from tests.support.readers import Entry, entry_of, rank_file
+from tests.support.reports import STATES, check, kinds, plain, ranks_of, the_finding, verify, whole
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
-STATES = strategy_of({"w": ROWS, "adam_m.w": ROWS, "bias": Layout((2, 2), ((1,),))})
 ODD = ["dtypes_saved_not_loaded", "encrypted_cbc", "encrypted_gcm", "params_outside_strategy",
        "special_float_bits"]  # fmt: skip
-
-
-def plain(name, *shape, dtype="Float32"):
-    """Ordinary numbers that are all different."""
-    count = int(np.prod(shape, dtype=int))
-    values = np.arange(1, count + 1, dtype=np.float32) + len(name)
-    data = values.astype("<f4").view("<u4") if dtype == "BFloat16" else values
-    if dtype == "BFloat16":
-        return Entry(dtype, shape, (data >> 16).astype("<u2").tobytes())
-    return Entry(dtype, shape, values.astype("<f4").tobytes())
 
 
 def numbers(shape, values, fill=1.0):
@@ -43,38 +33,6 @@ def numbers(shape, values, fill=1.0):
     for place, value in values.items():
         array[place] = value
     return entry_of(array)
-
-
-def whole():
-    """The full tensors of a small checkpoint."""
-    step = Entry("Int32", (), struct.pack("<i", 7))
-    return {"w": plain("w", 8, 3), "adam_m.w": plain("m", 8, 3), "bias": plain("b", 8),
-            "global_step": step}  # fmt: skip
-
-
-def ranks_of(entries, strategy=STATES):
-    return cut(entries, strategy)
-
-
-def verify(path, strategy=None, **options):
-    """The report on what is there."""
-    return ckpttool.verify(ckpttool.scan(str(path), command="verify"), strategy, **options)
-
-
-def check(folder, ranks, strategy=STATES, format="ckpt", **options):
-    """The report on a checkpoint that is written first."""
-    write_ranks(folder, ranks, format)
-    return verify(folder, strategy, **options)
-
-
-def kinds(report):
-    return [graded(finding) for finding in report.findings]
-
-
-def the_finding(report, kind, severity="error"):
-    (finding,) = report.findings
-    assert graded(finding) == (severity, kind), finding
-    return finding
 
 
 # ------------------------------------------------------------------------------- what is ordinary
@@ -149,51 +107,6 @@ def test_a_checkpoint_without_redundancy_is_told_to_be_one(tmp_path):
 # --------------------------------------------------------------------------------- from headers
 
 
-def test_a_damaged_file_is_found_and_its_replicas_are_named(tmp_path):
-    write_ranks(tmp_path, ranks_of(whole()), "ckpt")
-    path = cut_short(rank_file(tmp_path, 1))
-    found = the_finding(verify(tmp_path, STATES), "damaged_replica")
-    assert str(path) in found.text
-    assert found.text.endswith("all its slices are read from replicas: rank 0")
-    assert found.ranks == (1,)
-
-
-def test_a_damaged_file_that_nobody_replaces_takes_slices_with_it(tmp_path):
-    write_ranks(tmp_path, ranks_of(whole()), "ckpt")
-    for rank in (0, 1):
-        cut_short(rank_file(tmp_path, rank))
-    report = verify(tmp_path, STATES)
-    assert [kind for _, kind in kinds(report)] == ["damaged", "damaged", "missing"]
-    assert report.findings[2].ranks == (0, 1)
-
-
-def test_a_single_damaged_file_is_a_finding_and_no_error(tmp_path):
-    write_file(tmp_path / "m.ckpt", whole(), "ckpt")
-    (tmp_path / "m.ckpt").write_bytes((tmp_path / "m.ckpt").read_bytes()[:-1])
-    found = the_finding(verify(str(tmp_path / "m.ckpt")), "damaged")
-    assert found.text.startswith(f"{tmp_path}/m.ckpt: byte ")
-
-
-def test_files_that_cannot_be_read_are_found(tmp_path, monkeypatch):
-    import ckpttool.formats as module
-
-    def fail(path):
-        if "rank_2" in path:
-            raise PermissionError(13, os.strerror(13), path)
-        return find(path)
-
-    find = module.format_of_content
-    monkeypatch.setattr(module, "format_of_content", fail)
-    found = the_finding(check(tmp_path, ranks_of(whole())), "damaged_replica")
-    assert "rank_2/net.ckpt: Permission denied" in found.text
-
-
-def test_files_of_a_kind_that_is_not_read_are_found():
-    report = verify(str(GOLDEN / "encrypted_gcm" / "src"))
-    assert {kind for _, kind in kinds(report)} == {"unsupported"}
-    assert all("AES-GCM" in finding.text for finding in report.findings)
-
-
 @pytest.mark.parametrize("gone", [2, 3])
 def test_a_missing_rank_is_a_warning_if_others_have_its_slices(tmp_path, gone):
     ranks = ranks_of(whole())
@@ -210,31 +123,6 @@ def test_slices_that_nobody_has_are_an_error_with_the_ranks(tmp_path):
     found = the_finding(check(tmp_path, ranks), "missing")
     assert found.ranks == (2, 3)
     assert "3 parameters" in found.text
-
-
-def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
-    ranks = ranks_of(whole())
-    del ranks[1]["bias"], ranks[1]["global_step"]
-    listed, unlisted = check(tmp_path, ranks).findings
-    assert {(one.code, one.ranks) for one in (listed, unlisted)} == {("lacking", (1,))}
-    assert "rank_1/net.ckpt lacks 1 parameter of which others hold replicas (bias; on rank" in (
-        listed.text
-    )
-    assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1 (")
-
-
-def test_types_and_shapes_that_do_not_agree_are_errors(tmp_path):
-    ranks = ranks_of(whole())
-    ranks[1]["w"] = ranks[1]["w"]._replace(dtype="Int32")
-    ranks[2]["bias"] = plain("b", 2)
-    ranks[3]["global_step"] = Entry("Int64", (), bytes(8))
-    report = check(tmp_path, ranks)
-    assert sorted((f.code, f.tensor) for f in report.findings) == [
-        ("dtype", "global_step"),
-        ("dtype", "w"),
-        ("shape", "bias"),
-    ]
-    assert {severity for severity, _ in kinds(report)} == {"error"}
 
 
 def test_a_strategy_of_another_run_is_found(tmp_path):
@@ -277,21 +165,6 @@ def test_single_numbers_that_differ_are_found_without_reading_the_rest(tmp_path)
     ranks[3]["scale"] = Entry("Float32", (1,), struct.pack("<f", 2.0))
     found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
     assert (found.tensor, found.ranks, found.count) == ("scale", (3,), 1)
-
-
-def test_shapes_and_texts_of_parameters_without_a_layout_should_agree(tmp_path):
-    ranks = ranks_of({**whole(), "rng": plain("r", 3)})
-    ranks[0]["rng"] = plain("r", 4)
-    found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
-    assert (found.tensor, found.ranks) == ("rng", (0, 1, 2, 3))
-    assert "the shape differs between ranks: rank 0" in found.text
-
-
-def test_a_state_of_an_odd_shape_is_pointed_out(tmp_path):
-    strategy = strategy_of({"w": ROWS, "bias": Layout((2, 2), ((1,),))})
-    entries = {"w": plain("w", 8, 3), "bias": plain("b", 8), "moments.w": plain("m", 5, 3)}
-    found = the_finding(check(tmp_path, cut(entries, strategy), strategy), "unlisted", "warning")
-    assert "moments.w: not in the strategy, and its shape (5, 3) is neither" in found.text
 
 
 # ----------------------------------------------------------------------------------- from the data
@@ -456,20 +329,6 @@ def test_without_a_strategy_only_files_by_themselves_are_verified(tmp_path):
     assert "no strategy (-s)" in report.notes[0].text
 
 
-def test_without_a_strategy_types_gaps_and_files_cut_short_are_found(tmp_path):
-    ranks = ranks_of(whole())
-    ranks[0]["bias"] = Entry("Int32", (4,), bytes(16))
-    ranks[3]["w"] = plain("w", 12)
-    ranks[5] = {"w": ranks[1]["w"]}
-    report = check(tmp_path, ranks, None)
-    assert [(*graded(f), f.ranks) for f in report.findings] == [
-        ("error", "shape", (0, 1, 2, 3, 5)),
-        ("error", "dtype", (0, 1, 2, 3)),
-        ("warning", "missing_rank", (4,)),
-        ("warning", "lacking", (5,)),
-    ]
-
-
 def test_where_every_rank_holds_everything_all_replicas_are_compared(tmp_path):
     ranks = {rank: whole() for rank in range(3)}
     assert not check(
@@ -572,6 +431,22 @@ def test_notes_of_verify_are_notes_on_stderr_even_if_merge_warns_of_them():
     assert note["kind"] == "unverified"
     assert run_well(*words).stderr == f"note: {note['text']}\n"
     assert run_well(*words, "-q").stderr == ""
+
+
+def test_warnings_can_be_ignored_and_errors_cannot(source):
+    cut_short(rank_file(source, 2))
+    shutil.rmtree(source / "rank_7")
+    result = run(*words(source, "--json", "--ignore", "missing_replica", "--ignore", "nan"))
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert [finding["kind"] for finding in document["findings"]] == ["damaged_replica"]
+    assert (document["errors"], document["warnings"], document["clean"]) == (1, 0, False)
+    (note,) = document["notes"]
+    assert note["kind"] == "missing_replica"
+    assert note["text"].startswith("rank 7: no checkpoint file found")
+    result = run(*words(source, "--ignore", "damaged_replica"))
+    assert result.exit_code == 2
+    assert "'damaged_replica' is not one of 'missing_rank', 'missing_replica'" in message(result)
 
 
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ckpttool.model.tensors import part_names
+from ckpttool.model.tensors import map_component_names
 from tests.e2e.interop.cases import SEED
 from tests.e2e.interop.client import ROOT, MindSporeError
 from tests.e2e.interop.saved import as_digests
@@ -99,7 +99,7 @@ def test_map_parameters_are_read_and_written_as_mindspore_does(mindspore, tmp_pa
     want = mindspore.ask("load_map", path=saved, name="table")
     assert mindspore.ask("load_map", path=tmp_path / "again.ckpt", name="table") == want
     parts = read(tmp_path / "full.h5")
-    for part, (kind, shape, data) in zip(part_names(name), want, strict=True):
+    for part, (kind, shape, data) in zip(map_component_names(name), want, strict=True):
         entry = parts[part]
         assert (entry.dtype.lower(), list(entry.shape), entry.data.hex()) == (kind, shape, data)
 

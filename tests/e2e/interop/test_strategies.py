@@ -149,7 +149,7 @@ def own_strategy(seed, ranks, stages):
 def test_mindspore_takes_strategies_of_our_own_making(number, ranks, stages, mindspore, tmp_path):
     strategy = own_strategy(f"{SEED} {number}", ranks, stages)
     full = {
-        name: noise(name, "Float32", tuple(2 * n for n in layouts[0].parts))
+        name: noise(name, "Float32", tuple(2 * n for n in layouts[0].slice_counts))
         for name, layouts in strategy.layouts.items()
     }
     full |= {"frozen": noise("frozen", "Float32", (3, 2)), "step": noise("step", "Int32", (1,))}

@@ -1,7 +1,10 @@
-"""A disk that cannot take the outputs is noticed from the plan, before the first byte."""
+"""What is checked at the destination: the places of outputs and their room."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +13,69 @@ from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning import preflight
 from tests.support.commands import files_below, mentions, message, run, run_well
-from tests.support.corpus import GOLDEN
+from tests.support.corpus import GOLDEN, SAMPLES
 
+SOURCE = SAMPLES / "files" / "crc.ckpt"
 CASE = GOLDEN / "safetensors_pipeline"
 SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
 BLOCK = 512
+
+
+# ------------------------------------------------------------------------------ places of outputs
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("in.ckpt", "in.ckpt: is an input of this run; write somewhere else"),
+        ("link.ckpt", "link.ckpt: is an input of this run; write somewhere else"),
+        ("pipe.ckpt", "pipe.ckpt: is a device or a pipe; name a file to be written"),
+        ("folder.ckpt", "folder.ckpt: is a folder; name the file to be written"),
+    ],
+)
+def test_what_overwrite_would_not_replace_is_not_said_to_be_replaced(
+    output, said, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(SOURCE, "in.ckpt")
+    Path("in.ckpt.ckpttool.json").touch()
+    Path("link.ckpt").symlink_to("in.ckpt")
+    Path("folder.ckpt").mkdir()
+    os.mkfifo("pipe.ckpt")
+    result = run("merge", "in.ckpt", "-o", output)
+    assert (result.exit_code, result.stderr) == (5, f"ckpttool: {said}\n")
+
+
+def test_outputs_that_are_all_inputs_are_told_together_and_before_what_exists(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "reshard_8_to_4" / "src", "src")
+    strategies = [GOLDEN / "reshard_8_to_4" / f"{side}_strategy.ckpt" for side in ("src", "dst")]
+    words = ["-s", strategies[0], "-d", strategies[1], "--format", "ckpt"]
+    run_well("reshard", "src", *words, "-o", "new")
+    result = run("reshard", "new", "-s", strategies[1], *words[2:], "-o", "new")
+    start = "4 outputs are inputs of this run (new/rank_0/checkpoint_0.ckpt, "
+    assert start in message(result)
+    assert message(result).count("write somewhere else") == 1
+    assert "--overwrite" not in message(result)
+
+
+def test_what_is_wrong_is_told_before_that_an_output_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case = GOLDEN / "reshard_8_to_4"
+    words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
+    words += ["-d", case / "dst_strategy.ckpt", "-o", "out"]
+    run_well(*words)
+    Path("out/rank_1/checkpoint_1.h5").write_text("changed")
+    result = run(*words, "--resume")
+    first, second, third = result.stderr.splitlines()
+    assert first == "ckpttool: 2 problems:"
+    assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in second
+    assert "4 outputs exist already" in third
+
+
+# --------------------------------------------------------------------------------- room on the disk
 
 
 @pytest.fixture

@@ -1,0 +1,296 @@
+"""Rank folders and files of every spelling, and ``--pattern`` for all others."""
+
+import shlex
+
+import pytest
+
+from ckpttool.discovery.scan import SourceOptions, scan
+from tests.support.corpus import GOLDEN
+from tests.support.scans import fails, found, notes_of
+
+# ------------------------------------------------------------------------------------------ folders
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "rank_{}",
+        "rank_{:02}",
+        "rank{}",
+        "rank-{}",
+        "node{}",
+        "node_{}",
+        "ckpt_{}",
+        "device{}",
+        "device_{}",
+        "rank_{}_ckpt",
+    ],
+)
+def test_rank_folders_of_every_spelling_are_found(make_run, folder):
+    names = {rank: f"{folder.format(rank)}/net-1_10.ckpt" for rank in (0, 1, 2, 10)}
+    assert found(make_run(*names.values())) == names
+
+
+def test_ranks_are_ascending_numbers(make_run):
+    names = [f"rank_{rank}/net.ckpt" for rank in (10, 9, 2, 1, 0)]
+    assert list(scan(make_run(*names)).files) == [0, 1, 2, 9, 10]
+
+
+@pytest.mark.parametrize(
+    "folder", ["device{0}/ckpt_{0}", "rank_{0}/rank_{0}", "device{0}/rank_{0}/ckpt_{0:02}"]
+)
+def test_the_files_of_a_rank_may_lie_in_one_folder_of_that_rank_in_its_folder(make_run, folder):
+    names = {rank: f"{folder.format(rank)}/net-2_10.ckpt" for rank in (0, 1, 2, 10)}
+    src = make_run(*names.values(), f"{folder.format(1)}/net-1_5.ckpt")
+    make_run(f"{folder.format(0).partition('/')[0]}/train.log")
+    assert found(src) == names
+    assert found(src, step="2_10") == names
+
+
+def test_nested_folders_of_another_rank_are_not_taken(make_run):
+    src = make_run("device0/ckpt_8/a.ckpt", "device1/ckpt_9/a.ckpt")
+    (problem,) = fails(src, "ranks 0, 1: no checkpoint file in", "device0/ckpt_8/a.ckpt")
+    pattern = problem.partition("--pattern '")[2].partition("'")[0]
+    assert found(src, pattern=pattern)
+
+
+def test_folders_that_are_all_of_rank_0_are_not_taken_for_lost_ranks(make_run):
+    """Rank 0 was found, and the others passed for lost: --replicated wrote slices as a whole."""
+    names = [f"device{rank}/ckpt_0/a.ckpt" for rank in range(3)]
+    (problem,) = fails(make_run(*names), "device1/ckpt_0/a.ckpt, ", "the path names two ranks")
+    pattern = problem.partition("--pattern '")[2].partition("'")[0]
+    assert found(make_run(*names), pattern=pattern) == dict(enumerate(names))
+
+
+def test_a_file_in_the_rank_folder_goes_before_those_in_a_folder_in_it(make_run):
+    src = make_run("rank_0/a.ckpt", "rank_0/ckpt_0/a.ckpt", "rank_1/ckpt_1/a.ckpt")
+    assert found(src) == {0: "rank_0/a.ckpt", 1: "rank_1/ckpt_1/a.ckpt"}
+
+
+def test_two_folders_of_the_same_rank_in_a_rank_folder_are_a_question(make_run):
+    names = [f"device{r}/{kind}_{r}/a.ckpt" for r in range(2) for kind in ("ckpt", "rank")]
+    src = make_run(*names)
+    (problem,) = fails(
+        src, "ranks 0, 1: no checkpoint file in", "'device{rank}/ckpt_{rank}/*.ckpt'"
+    )
+    assert problem.count("--pattern") == 1
+    assert found(src, pattern="device{rank}/ckpt_{rank}/*.ckpt") == dict(enumerate(names[::2]))
+
+
+def test_folders_of_devices_in_those_of_hosts_are_not_taken_for_ranks(make_run):
+    src = make_run(*(f"node{n}/device{d}/a.ckpt" for n in range(2) for d in range(4)))
+    (problem,) = fails(src, "ranks 0, 1: no checkpoint file in", "node0/device1/a.ckpt")
+    assert "ln -s" in problem
+    assert "--pattern" not in problem
+
+
+def test_another_rank_folder_without_files_changes_nothing(make_run):
+    src = make_run("device0/ckpt_0/a.ckpt", "device0/rank_7/train.log", "device1/ckpt_1/a.ckpt")
+    assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
+
+
+def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make_run, tmp_path):
+    src = make_run("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt")
+    strategy = (GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt").read_bytes()
+    for rank in range(2):
+        (tmp_path / "run" / f"device{rank}" / "strategy.ckpt").write_bytes(strategy)
+    assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
+    (note,) = notes_of(src)
+    assert note.endswith(
+        "device0/strategy.ckpt, device1/strategy.ckpt: strategy files; -s takes them"
+    )
+
+
+def test_what_lies_with_nested_files_is_told_as_elsewhere(make_run):
+    src = make_run("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt.tmp")
+    assert scan(src).missing_ranks == (1,)
+    assert any("device1/ckpt_1" not in text and "rank 1" in text for text in notes_of(src))
+
+
+def test_folders_that_only_look_like_a_ranks_are_passed_over_with_a_note(make_run):
+    src = make_run("rank_0/a.ckpt", "rank_0x/a.ckpt", "xrank_1/a.ckpt", "rank_/a.ckpt", "log/a.txt")
+    assert found(src) == {0: "rank_0/a.ckpt"}
+    assert notes_of(src) == [f"{src}: passed over log, rank_, rank_0x, xrank_1"]
+
+
+def test_two_folders_of_one_rank_are_an_error(make_run):
+    src = make_run("rank_3/a.ckpt", "rank_03/a.ckpt", "rank_0/a.ckpt")
+    fails(src, f"rank 3: two folders, {src}/rank_03 and {src}/rank_3")
+
+
+def test_rank_folders_of_several_kinds_are_an_error(make_run):
+    src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/a.ckpt")
+    fails(src, "rank folders of several kinds (node0, rank_0); say which with --pattern")
+    assert found(src, pattern="rank_{rank}/*") == {0: "rank_0/a.ckpt", 1: "rank_1/a.ckpt"}
+
+
+def test_a_rank_folder_without_a_file_is_that_of_a_missing_rank(make_run, tmp_path):
+    src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt.tmp", "rank_3/a.ckpt")
+    (tmp_path / "run" / "rank_4").mkdir()
+    assert scan(src).missing_ranks == (1, 2, 4)
+    assert notes_of(src) == [
+        f"{src}: left over from a save that did not finish: rank_1/a.ckpt.tmp",
+        f"ranks 1, 2, 4: no checkpoint file found in {src}",
+    ]
+
+
+def test_rank_folders_that_are_all_without_a_file_are_named(make_run, tmp_path):
+    src = make_run("rank_0/a.ckpt.tmp")
+    (tmp_path / "run" / "rank_1").mkdir()
+    assert fails(src) == (
+        f"ranks 0, 1: no checkpoint file in {src}/rank_0, {src}/rank_1",
+        f"{src}: left over from a save that did not finish: rank_0/a.ckpt.tmp",
+    )
+
+
+def test_files_that_are_no_finished_checkpoint_are_passed_over(make_run, tmp_path):
+    others = [
+        "net-9_9.ckpt.tmp",
+        "net-9_9.tmp",
+        "net-graph.meta",
+        "net-9_9.h5.partial",
+        "meta.json",
+    ]
+    src = make_run("rank_0/net-1_10.ckpt", *(f"rank_0/{name}" for name in others))
+    (tmp_path / "run" / "rank_0" / "net-9_9.ckpt").mkdir()
+    assert found(src) == {0: "rank_0/net-1_10.ckpt"}
+
+
+def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
+    fails(make_run("notes.txt"), "no rank folders (rank_0, rank_1, ...)", "--pattern")
+    fails(make_run("a.ckpt"), "to use one file, name it:", "a.ckpt")
+
+
+# ----------------------------------------------------------------------------------- ranks in names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama_rank_{}-10_2.ckpt",
+        "llama_7b_rank_{}_1-10_2.ckpt",
+        "ttp_rank_{}-10_2.ckpt",
+        "rank_{}.ckpt",
+        "rank{}-10_2.safetensors.ckpt",
+        "checkpoint_{}-10_2.ckpt",
+        "checkpoint_{}.ckpt",
+        "net.ckpt",
+    ],
+)
+@pytest.mark.parametrize("ranks", [range(1), range(3), range(9, 12)])
+def test_files_with_their_rank_in_the_name_are_found_in_rank_folders(make_run, name, ranks):
+    names = {rank: f"rank_{rank}/{name.format(rank)}" for rank in ranks}
+    assert found(make_run(*names.values())) == names
+
+
+@pytest.mark.parametrize("name", ["llama_rank_{}-10_2.ckpt", "ttp_rank_{}-10_2.ckpt", "rank{}.h5"])
+def test_files_with_their_rank_in_the_name_are_found_without_folders(make_run, name):
+    names = {rank: name.format(rank) for rank in (0, 1, 2, 10)}
+    if name.endswith(".h5"):
+        src = make_run(*names.values())
+        assert set(scan(src).damaged) == set(names)  # found, though they are no HDF5
+    else:
+        assert found(make_run(*names.values())) == names
+
+
+def test_other_flat_files_do_no_harm(make_run):
+    src = make_run("llama_rank_0-1_1.ckpt", "llama_rank_1-1_1.ckpt", "merged.ckpt", "frank_2.ckpt")
+    assert list(found(src)) == [0, 1]
+
+
+def test_a_number_in_a_name_is_its_rank_only_if_it_is_the_folders(make_run):
+    src = make_run("rank_0/part_7.ckpt", "rank_1/part_7.ckpt")
+    assert found(src) == {0: "rank_0/part_7.ckpt", 1: "rank_1/part_7.ckpt"}
+    fails(
+        make_run("rank_2/part_2.ckpt", "rank_2/part_7.ckpt", "rank_3/part_7.ckpt"), "several files"
+    )
+
+
+# ----------------------------------------------------------------------------------------- patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("node{rank}/CKP_1-4_32.ckpt", ["node0/CKP_1-4_32.ckpt", "node1/CKP_1-4_32.ckpt"]),
+        ("*{rank}/*", ["a0/x.ckpt", "a1/x.ckpt"]),
+        ("{rank}.ckpt", ["0.ckpt", "1.ckpt"]),
+        ("part{rank}of2.*", ["part0of2.ckpt", "part1of2.ckpt"]),
+        ("d/{rank}/w_{rank}.ckpt", ["d/0/w_0.ckpt", "d/1/w_1.ckpt"]),
+        ("*/rank_{rank}/a.ckpt", ["x/rank_0/a.ckpt", "y/rank_1/a.ckpt"]),
+        ("a+b.{rank}.bin", ["a+b.0.bin", "a+b.1.bin"]),
+    ],
+)
+def test_patterns_say_where_the_files_are(make_run, pattern, names):
+    src = make_run(*names, "rank_7/other/a.ckpt", "notes.txt", "d/0/w_1.ckpt")
+    assert found(src, pattern=pattern) == dict(enumerate(names))
+
+
+def test_wildcards_stand_for_finished_checkpoints_only(make_run):
+    others = ["a.ckpt.tmp", "a-graph.meta", "meta.json", "b.h5.partial"]
+    src = make_run("n0/a.ckpt", *(f"n0/{name}" for name in others))
+    assert found(src, pattern="n{rank}/*") == {0: "n0/a.ckpt"}
+
+
+def test_a_pattern_may_leave_steps_to_choose_from(make_run):
+    src = make_run(*(f"n{r}/CKP-{step}.ckpt" for r in range(2) for step in ("9_1", "10_1")))
+    assert scan(src, SourceOptions(pattern="n{rank}/CKP-*")).step == "10_1"
+    assert scan(src, SourceOptions(pattern="n{rank}/CKP-*", step="9_1")).step == "9_1"
+
+
+def test_a_pattern_that_matches_nothing_or_has_no_rank_is_an_error(make_run):
+    src = make_run("rank_0/a.ckpt")
+    fails(src, "no file matches the pattern x{rank}/a.ckpt", pattern="x{rank}/a.ckpt")
+    fails(src, "does not say where {rank} is", pattern="rank_0/a.ckpt")
+
+
+def test_two_files_of_one_rank_by_a_pattern_are_an_error(make_run):
+    src = make_run("x/rank_0/a.ckpt", "y/rank_0/a.ckpt", "y/rank_1/a.ckpt")
+    fails(src, "rank 0: two files", pattern="*/rank_{rank}/a.ckpt")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host{0}/x.ckpt",
+        "exp2024/card{0}/ckpt/net-1_10.ckpt",
+        "rank_{0}/checkpoints/net-1_10.ckpt",
+        "node0/device{0}/ckpt/x.ckpt",
+        "net_{0}-1_10.ckpt",
+        "net-v2_{0}.ckpt",
+        "slice {0}/x.ckpt",
+        "a'b{0}/x.ckpt",
+        "w{0}/d{0}/x_{0}.ckpt",
+    ],
+)
+def test_a_pattern_that_is_suggested_works_when_pasted(make_run, name):
+    names = [name.format(rank) for rank in range(12)]
+    src = make_run(*names)
+    (problem,) = fails(src, "--pattern ", names[0])
+    assert problem.count("--pattern ") <= 2  # once for what it is, once with the pattern
+    pattern = shlex.split(problem.rpartition("--pattern ")[2].rpartition(", if that")[0])[0]
+    assert found(src, pattern=pattern) == dict(enumerate(names))
+
+
+def test_a_pattern_takes_the_number_that_tells_ranks_apart(make_run):
+    """Ranks of two hosts: the numbers of devices begin anew, those of ranks do not."""
+    names = [f"host{r // 4}/dev{r % 4}/r{r}/net-{e}_10.ckpt" for r in range(8) for e in (1, 2)]
+    (problem,) = fails(make_run(*names), "'host*/dev*/r{rank}/*.ckpt'")
+    assert "host0/dev0/r0/net-1_10.ckpt" in problem
+
+
+def test_no_pattern_is_suggested_where_none_tells_files_of_a_rank_apart(make_run):
+    (problem,) = fails(make_run("x/a.ckpt", "y/a.ckpt"), "say where they are with --pattern")
+    assert "--pattern '" not in problem
+
+
+def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make_run):
+    src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/c/a.ckpt")
+    fails(src, "--pattern: 'rank_{rank}/*.ckpt' or 'node{rank}/c/*.ckpt'")
+    assert found(src, pattern="node{rank}/c/*.ckpt") == {0: "node0/c/a.ckpt"}
+
+
+def test_a_pattern_is_suggested_for_folders_of_other_names(make_run):
+    run = make_run("host0/x.ckpt", "host1/x.ckpt")
+    fails(run, "found host0/x.ckpt: --pattern 'host{rank}/*.ckpt', if that is its rank")
+    assert found(run, pattern="host{rank}/*.ckpt") == {0: "host0/x.ckpt", 1: "host1/x.ckpt"}

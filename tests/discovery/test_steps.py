@@ -1,0 +1,146 @@
+"""Which step is read where ranks have files of several steps."""
+
+import pytest
+
+from ckpttool.discovery.scan import SourceOptions, scan
+from tests.support.corpus import GOLDEN
+from tests.support.scans import fails, found, notes_of
+
+
+def test_the_steps_of_flat_files_are_told_apart(make_run):
+    names = [f"llama_rank_{rank}-{step}_2.ckpt" for rank in range(2) for step in (9, 10)]
+    assert found(make_run(*names)) == {rank: f"llama_rank_{rank}-10_2.ckpt" for rank in range(2)}
+
+
+def steps(make_run, *labels, ranks=2, suffix=".ckpt"):
+    return make_run(*(f"rank_{r}/CKP-{step}{suffix}" for r in range(ranks) for step in labels))
+
+
+def test_steps_are_compared_as_numbers(make_run):
+    src = steps(make_run, "9_5", "10_2", "10_10", "2_99")
+    assert found(src)[1] == "rank_1/CKP-10_10.ckpt"
+    assert scan(src).step == "10_10"
+    assert notes_of(src) == ["step 10_10, the newest of 4"]
+
+
+def test_a_single_step_needs_no_note(make_run):
+    src = steps(make_run, "9_5")
+    assert (scan(src).step, notes_of(src)) == ("9_5", [])
+
+
+def test_names_without_a_step_have_none(make_run):
+    assert scan(make_run("rank_0/net.ckpt")).step is None
+
+
+def test_the_newest_step_that_every_rank_has_is_taken_and_newer_ones_are_noted(make_run):
+    src = steps(make_run, "9_5", "10_2")
+    make_run("rank_0/CKP-11_1.ckpt", "rank_0/CKP-12_1.ckpt")
+    assert scan(src).step == "10_2"
+    assert notes_of(src) == [
+        "step 10_2, the newest that every rank has (step 12_1 is not in rank 1)"
+    ]
+
+
+def test_a_save_on_a_breakdown_is_newer_than_the_same_step(make_run):
+    assert scan(steps(make_run, "10_2", "10_2_breakpoint")).step == "10_2_breakpoint"
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        ("9_5", "9_5"),
+        ("CKP-9_5", "9_5"),
+        ("10_2", "10_2"),
+        ("2", "10_2"),  # a number of one step alone will do
+        ("9", "9_5"),
+        ("10_5_breakpoint", "10_5_breakpoint"),
+    ],
+)
+def test_a_step_is_chosen_in_several_spellings(make_run, wanted, taken, suffix):
+    src = steps(make_run, "9_5", "10_2", "10_5", suffix=suffix)
+    make_run(*(f"rank_{r}/CKP-10_5_breakpoint{suffix}" for r in range(2)))
+    catalog = scan(src, SourceOptions(step=wanted))
+    assert catalog.step == taken
+    assert scan(src, SourceOptions(step=f"CKP-{taken}{suffix}")).step == taken
+
+
+def test_a_number_that_several_steps_have_is_an_error(make_run):
+    fails(steps(make_run, "1_1", "10_1", "1_10"), "10_1, 1_1, 1_10; give epoch and step", step="1")
+
+
+def test_steps_of_different_training_runs_are_not_compared(make_run):
+    names = ("actor-9_1", "critic-12_1")
+    src = make_run(*(f"rank_{rank}/{name}.ckpt" for rank in range(2) for name in names))
+    fails(src, "nothing says which is meant", "actor-9_1.ckpt", "critic-12_1.ckpt")
+    assert scan(src, SourceOptions(step="9_1")).step == "9_1"
+
+
+def test_of_rivals_the_files_of_one_rank_are_named(make_run):
+    src = make_run("rank_0/net_rank_0-1_1.ckpt", *(f"rank_1/net_rank_{r}-1_1.ckpt" for r in (1, 2)))
+    fails(src, "several files for rank 1,", "meant: net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt;")
+
+
+def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
+    names = [f"net_rank_{rank}-{step}_2.ckpt" for rank in range(2) for step in (9, 10)]
+    src = make_run(*names)
+    for wanted in ("9_2", "net_rank_0-9_2.ckpt", "net_rank_1-9_2"):
+        assert found(src, step=wanted) == {r: f"net_rank_{r}-9_2.ckpt" for r in range(2)}
+
+
+def test_a_step_that_is_not_there_names_those_that_are(make_run):
+    fails(steps(make_run, "9_5", "10_2"), "no file of step 3_3; there are 10_2, 9_5", step="3_3")
+
+
+@pytest.mark.parametrize("step", ["9" * 5000, f"1_{'9' * 5000}"])
+def test_a_step_of_more_digits_than_python_reads_is_not_there(make_run, step):
+    src = steps(make_run, "9_5", "10_2")
+    fails(src, f"no file of step {step}; there are 10_2, 9_5", step=step)
+
+
+def test_no_step_that_every_rank_has_names_the_ranks(make_run):
+    src = make_run("rank_0/CKP-1_1.ckpt", "rank_1/CKP-2_1.ckpt", "rank_2/CKP-2_1.ckpt")
+    fails(
+        src,
+        "CKP-1_1.ckpt is not in ranks 1, 2",
+        "CKP-2_1.ckpt is not in rank 0",
+        "no step is in every rank",
+    )
+
+
+def test_a_chosen_step_that_a_rank_lacks_is_an_error(make_run):
+    src = steps(make_run, "9_5")
+    make_run("rank_0/CKP-10_2.ckpt")
+    fails(src, "CKP-10_2.ckpt is not in rank 1; every rank has CKP-9_5.ckpt", step="10_2")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("CKP-1_1.ckpt", "CKP_1-1_1.ckpt"),
+        ("CKP-1_1.ckpt", "CKP-1_1.safetensors"),
+        ("CKP-1_1.ckpt", "best.ckpt"),
+        ("a.ckpt", "b.ckpt"),
+    ],
+)
+def test_several_files_of_a_rank_without_an_order_are_an_error(make_run, names):
+    src = make_run(*(f"rank_{rank}/{name}" for rank in range(2) for name in names))
+    problems = fails(src, "several files for ranks 0, 1", "--pattern or --step", *names)
+    assert len(problems) == 1
+    chosen = found(src, step=names[1]) if names[1].endswith(".ckpt") else found(src, step=names[0])
+    assert len(chosen) == 2 or names[0].startswith("CKP-1_1")
+
+
+def test_a_chosen_step_is_not_disturbed_by_files_without_one(make_run):
+    src = steps(make_run, "9_5", "10_5")
+    make_run("rank_0/best.ckpt", "rank_1/best.ckpt")
+    assert scan(src, SourceOptions(step="10")).step == "10_5"
+    assert found(src, step="best")[1] == "rank_1/best.ckpt"
+
+
+def test_the_golden_case_of_several_files_is_read():
+    folder = GOLDEN / "several_files_per_rank" / "src"
+    catalog = scan(str(folder))
+    steps = {path.stem for path in folder.rglob("*.ckpt")}
+    assert len(steps) > 1
+    assert f"checkpoint-{catalog.step}" in steps
