@@ -183,6 +183,7 @@ CODES: Mapping[str, Code] = {
 OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
+    "--unlisted": ("convert", "diff"),
 }
 
 
