@@ -16,7 +16,7 @@ from importlib import import_module
 
 from ckpttool._version import __version__
 
-TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `__main__`
+TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions, scan
     from ckpttool.errors import (

@@ -23,7 +23,7 @@ MEANINGS = {
     errno.EIO: " (the disk, or the way to it, has failed)",
 }
 
-TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `__main__`
+TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
     from typing import Protocol
 

@@ -1,11 +1,15 @@
 """The house keeps its order: who may import whom, and that every name is documented."""
 
 import ast
+import builtins
+import copy
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from tokenize import COMMENT, tokenize
 
 import click
 import pytest
@@ -34,6 +38,10 @@ EXTRAS = {"ckpttool.execution.dask": {"dask", "distributed"}, "ckpttool.executio
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+
+
+DOCUMENTS = [ROOT.parent / "README.md", *sorted((ROOT.parent / "docs").rglob("*.md"))]
+NAME_IN_PROSE = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 
 
 def name_of(path: Path) -> str:
@@ -69,6 +77,20 @@ def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
             found.add(str(node.value))
         elif isinstance(node, ast.JoinedStr) and ast.unparse(node) == "f'ckpttool.cli.{cmd_name}'":
             found |= {f"ckpttool.cli.{command}" for command in COMMANDS}
+    return found
+
+
+def defined_in(tree: ast.Module | ast.ClassDef, is_deep: bool = True) -> set[str]:
+    """The names that a module or class defines; ``is_deep``: also those in its functions."""
+    found = {one.name for one in tree.body if isinstance(one, DEFINITIONS)}
+    nodes = [one for one in tree.body if is_deep or not isinstance(one, DEFINITIONS)]
+    for node in (inner for one in nodes for inner in ast.walk(one)):
+        if isinstance(node, DEFINITIONS):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
     return found
 
 
@@ -288,16 +310,53 @@ def test_the_start_loads_click_and_next_to_nothing_else(argument):
     assert len(loaded) <= 20  # it was 80 when every command was loaded
 
 
+ABOUT_OUTPUTS = {  # functions that look at the destination
+    "ckpttool.planning.preflight": {
+        "_check_format_and_space",
+        "_partial_bytes",
+        "_blocked",
+        "_location_problem",
+        "_partial_problem",
+    },
+    "ckpttool.planning.targets": {"ShardedOutput.problems"},
+    "ckpttool.cli.main": {"_output_errors"},
+}
+
+
+def without(tree: ast.Module, names: set[str]) -> ast.Module:
+    """A module without some of its functions, all of which must be there."""
+    left = set(names)
+
+    class Filter(ast.NodeTransformer):
+        owner = ""
+
+        def visit_ClassDef(self, node):
+            self.owner = f"{node.name}."
+            self.generic_visit(node)
+            self.owner = ""
+            return node
+
+        def visit_FunctionDef(self, node):
+            name = f"{self.owner}{node.name}"
+            left.discard(name)
+            return None if name in names else node
+
+    found = Filter().visit(copy.deepcopy(tree))
+    assert not left
+    return found
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
     """Others do that for outputs: `create` and `seal` of a format, and libhdf5 for itself."""
     name = name_of(path)
-    rooms = {"formats", "discovery", "strategy_files"}
+    rooms = {"formats", "discovery", "strategy_files", "planning", "verification", "cli"}
     if room_of(name) not in rooms or name in ("ckpttool.formats.local", "ckpttool.formats.hdf5"):
         return
+    tree = without(TREES[path], ABOUT_OUTPUTS.get(name, set()))
     words = {"iterdir", "glob", "rglob", "listdir", "scandir", "walk", "stat", "lstat"}
-    words |= {"is_file", "is_dir", "is_symlink", "exists", "read_bytes", "read_text"}
-    calls = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    words |= {"is_file", "is_dir", "is_symlink", "exists", "read_bytes", "read_text", "access"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     methods = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
     assert not methods & words
     for call in calls:
@@ -321,19 +380,85 @@ def test_the_public_names_are_all_there_and_no_others():
         ckpttool.nonsense  # noqa: B018
 
 
-def test_the_names_in_the_description_of_the_architecture_are_in_the_code():
-    text = (ROOT.parent / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
-    rooms = "|".join(sorted(room for room in ROOMS if (ROOT / room).is_dir()))
-    names = re.findall(rf"`((?:{rooms})(?:\.\w+)+)`", text)
-    assert len(names) > 20
-    for name in names:
-        parts = name.split(".")
-        depth = 2 if f"ckpttool.{'.'.join(parts[:2])}" in NAMES else 1
-        found = import_module(f"ckpttool.{'.'.join(parts[:depth])}")
-        for part in parts[depth:]:
+MEMBERS: dict[str, set[str]] = {}  # name of a class -> its methods, fields and attributes
+for one in (node for tree in TREES.values() for node in ast.walk(tree)):
+    if isinstance(one, ast.ClassDef):
+        MEMBERS.setdefault(one.name, set()).update(defined_in(one))
+GLOBALS = set().union(*(defined_in(tree, is_deep=False) for tree in TREES.values()))
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name leads to a module, or to something in one."""
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):
+        module, names = ".".join(parts[:depth]), parts[depth:]
+        if module in NAMES and not names:
+            return True  # `__main__` is not imported
+        try:
+            found = import_module(module)
+        except ImportError:
+            continue
+        for at, part in enumerate(names):
+            if part in MEMBERS.get(names[at - 1], ()) and at == len(names) - 1 > 0:
+                return True  # an attribute of instances
+            if not hasattr(found, part):
+                return False
             found = getattr(found, part)
+        return True
+    return False
+
+
+def is_known(name: str, path: Path) -> bool:
+    """Whether a name in the prose of a module is one of the code."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        here = defined_in(TREES[path]) | imported_as(path).keys()
+        return name in here | GLOBALS | sys.stdlib_module_names or hasattr(builtins, name)
+    names = {name, f"ckpttool.{name}", f"{imported_as(path).get(first, first)}.{rest}"}
+    return rest in MEMBERS.get(first, ()) or any(map(exists, names))
+
+
+def imported_as(path: Path) -> dict[str, str]:
+    """The names that a module gives to what it imports, with what they stand for."""
+    found = {}
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            found |= {alias.asname or alias.name: start + alias.name for alias in node.names}
+    return found
+
+
+def prose(path: Path) -> Iterator[str]:
+    """The docstrings and comments of a module."""
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            yield ast.get_docstring(node) or ""
+    with path.open("rb") as file:
+        yield from (one.string for one in tokenize(file.readline) if one.type == COMMENT)
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_the_names_in_docstrings_and_comments_are_in_the_code(path):
+    """One backtick marks a name of Python; two mark other code."""
+    found = {name for text in prose(path) for name in NAME_IN_PROSE.findall(text)}
+    assert [name for name in sorted(found) if not is_known(name, path)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_names_in_the_documentation_are_in_the_code(path):
+    rooms = "|".join(sorted(room for room in ROOMS if (ROOT / room).is_dir()))
+    text = path.read_text(encoding="utf-8")
+    names = re.findall(rf"`((?:ckpttool|{rooms})(?:\.(?!json|safetensors)\w+)+)(?:\(\))?`", text)
+    assert [name for name in names if not exists(name) and not exists(f"ckpttool.{name}")] == []
     files = re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", text)
-    assert [name for name in files if not (ROOT / name).exists()] == []
+    places = ROOT, ROOT.parent / "tests"
+    assert [name for name in files if not any((place / name).exists() for place in places)] == []
+
+
+def test_the_description_of_the_architecture_shows_every_room():
+    text = (ROOT.parent / "docs" / "development" / "architecture.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"`\w+\.\w+\.\w+`", text)) > 20
     listed = set(re.findall(r"^  (\w+)(?:/|\.py)", text, re.MULTILINE))
     assert listed == {*ROOMS, "__init__"}
 

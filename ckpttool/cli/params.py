@@ -73,10 +73,10 @@ class Existing(PathName):
 
     def find_problem(self, name: str) -> str | None:
         """Refuse a path that does not exist; raise the system's error if it cannot be reached."""
-        from ckpttool.formats.local import ABSENT
+        from ckpttool.formats.local import ABSENT, stat_file
 
         try:
-            os.stat(name)  # noqa: PTH116 - Path would drop the slash in "file/"
+            stat_file(name)
         except OSError as error:
             if error.errno not in ABSENT:
                 raise

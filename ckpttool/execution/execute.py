@@ -333,7 +333,7 @@ class _Run:
         """
         clean_up(error, *(job.file.withdraw for job in self.jobs))
         if isinstance(self.executor, Abortable):
-            self.executor.stop()  # without `cancel`: a future cancelled meanwhile never completes
+            self.executor.stop()  # a future that is cancelled meanwhile never completes
         else:
             for future in self.pending:
                 future.cancel()

@@ -18,8 +18,8 @@ from ckpttool.errors import WORKER_DIED, EngineError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A terminal or `timeout` sends the first three to a whole process group; the last is the alarm of
-# `cli.signals`.  Only the process of the run handles them.
+# A terminal or ``timeout`` sends the first three to a whole process group; the last is the alarm
+# of `ckpttool.cli.signals`.  Only the process of the run handles them.
 RUN_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
 
 ENGINE_NAMES = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"

@@ -58,7 +58,7 @@ def open_mpi(name: str) -> Iterator[Executor]:
 
 
 class MpiCluster(Cluster):
-    """The pool of workers of `mpi4py.futures`."""
+    """The pool of workers of ``mpi4py.futures``."""
 
     def __init__(self, name: str, pool: MPIPoolExecutor) -> None:
         self.name = name

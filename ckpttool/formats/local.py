@@ -37,6 +37,7 @@ ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG
 
 T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
+FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 def list_folder(folder: AnyPath) -> list[Path]:
@@ -71,7 +72,18 @@ def is_folder(path: AnyPath) -> bool:
 
 def stat_file(path: AnyPath) -> FileStamp:
     """Return the stamp of a file without opening it."""
-    return as_stamp(Path(path).stat())
+    return as_stamp(os.stat(path))  # noqa: PTH116 - Path would drop the slash in "file/"
+
+
+def is_visible(path: AnyPath) -> bool:
+    """Return whether a path leads to anything; not below a folder that is closed to this user."""
+    return os.access(path, os.F_OK)
+
+
+def find_file_id(path: AnyPath) -> FileId:
+    """Return which file of this host a path leads to, to tell an input from an output."""
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

@@ -138,7 +138,7 @@ class Sandbox:
         with self._lock:
             child = self._start()
             try:
-                # Not `send`: of its buffer Python 3.13 warns if the process has died.
+                # Not ``send``: Python 3.13 warns of its buffer if the process has died.
                 call = bytes(ForkingPickler.dumps((function, file, cpu_seconds)))
                 child.connection.send_bytes(call)
                 answer: T | CkptToolError | OSError = child.connection.recv()

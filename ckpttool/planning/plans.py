@@ -7,7 +7,6 @@ and of the destination.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from concurrent.futures import Executor
@@ -18,7 +17,7 @@ from typing import get_args
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
-from ckpttool.formats.local import why_not_a_path
+from ckpttool.formats.local import is_visible, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import NotInTarget, Plan, Target
@@ -280,7 +279,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
 def _files(catalog: Catalog) -> list[str]:
     """Return the paths of all existing files of a source, also of damaged ones."""
     damaged = (error.path for error in catalog.damaged.values())
-    return [*catalog.paths, *(path for path in damaged if os.access(path, os.F_OK))]
+    return [*catalog.paths, *(path for path in damaged if is_visible(path))]
 
 
 def plan_merge(

@@ -15,6 +15,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats.local import FileId, find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
@@ -79,9 +80,6 @@ def _partial_bytes(path: str) -> int:
         return 0
 
 
-FileId = tuple[int, int]  # device and inode
-
-
 def _destination_problems(
     source: Catalog,
     target: Target,
@@ -136,13 +134,13 @@ def _blocked(
 
     All outputs that are inputs share one problem.
     """
-    input_ids = {_file_id(Path(path)) for path in inputs}
+    input_ids = {find_file_id(path) for path in inputs}
     manifest = [target.manifest_path] if target.paths else []
     found: dict[str, Diagnostic] = {}
     replaced: list[str] = []
     for path in (*target.paths.values(), *documents, *manifest):
         problem = _location_problem(path)
-        if problem is None and Path(path).exists() and _file_id(Path(path)) in input_ids:
+        if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
             found[path] = problem
@@ -232,11 +230,6 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
         text = f"{partial}: an input of this run has the name of the temporary file"
         return Diagnostic("destination", text, "rename it")
     return _access_problem(partial, os.R_OK | os.W_OK)
-
-
-def _file_id(path: Path) -> FileId:
-    found = path.stat()
-    return found.st_dev, found.st_ino
 
 
 def _stale_files_message(target: Target) -> str | None:

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, PlanError
+from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -460,7 +461,7 @@ def _check_index(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
     """
     root = Path(catalog.root).absolute()
     for path in (folder / MAP_NAME for folder in (root, root.parent)):
-        if not path.is_file():
+        if not is_file(path):
             continue
         try:
             merged = scan_indexed(str(path))

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
-from ckpttool.formats.local import read_file
+from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
@@ -484,7 +484,7 @@ def _written_ranks(
     expected = _expected_ranks(catalog, sharding)
     if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
         return None, ""
-    if expected <= found or not path.is_file():
+    if expected <= found or not is_file(path):
         return None, ""
     try:
         outputs = ManifestFile.read(path).manifest().outputs
@@ -503,7 +503,7 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
     A manifest lists the strategy files of the target last.
     """
     path = Path(catalog.root) / MANIFEST
-    if not strategy.files or not path.is_file():
+    if not strategy.files or not is_file(path):
         return
     given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
     try:

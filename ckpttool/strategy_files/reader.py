@@ -76,6 +76,7 @@ from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import shorten
@@ -132,7 +133,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the files among the paths, and the files in the folders among them."""
+    """Yield the files among the paths, and in folders the strategies, not a manifest of ours."""
     for path in paths:
         url = why_not_a_path(path)
         if url is not None:
@@ -140,7 +141,8 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
         if not is_folder(path):
             yield path
             continue
-        files_inside = [p for p in list_folder(path) if p.suffix in FOLDER_SUFFIXES]
+        inside = (p for p in list_folder(path) if not p.name.endswith(MANIFEST))
+        files_inside = [p for p in inside if p.suffix in FOLDER_SUFFIXES]
         if not files_inside:
             raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
         yield from (str(p) for p in files_inside if is_file(p))

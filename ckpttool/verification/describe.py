@@ -78,7 +78,7 @@ def describe(
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors, with the hint of `damaged_replica` for files that replicas replace."""
+    """Return the errors, with the hint of ``damaged_replica`` for files that replicas replace."""
     replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
     return [
         type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")

@@ -15,6 +15,7 @@ from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
+from ckpttool.formats.local import is_file, is_folder
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
@@ -40,13 +41,13 @@ def find_manifests(catalog: Catalog) -> list[Path]:
     paths = [Path(path) for path in _paths(catalog)]
     of_files = (path.with_name(f"{path.name}.{MANIFEST}") for path in paths)
     candidates = dict.fromkeys((*_folder_manifests(catalog), *of_files))
-    return [path for path in candidates if path.is_file()]
+    return [path for path in candidates if is_file(path)]
 
 
 def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
     """Yield the manifest paths of the scanned folder, or of the folders above a single file."""
     root = Path(catalog.root)
-    if root.is_dir():
+    if is_folder(root):
         yield root / MANIFEST
         return
     folder = root.absolute().parent
@@ -56,8 +57,8 @@ def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
 
 
 def _is_single(catalog: Catalog) -> bool:
-    is_file = not Path(catalog.root).is_dir()
-    return isinstance(catalog, MergedCatalog) and not catalog.indexes and is_file
+    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    return is_merged and not is_folder(catalog.root)
 
 
 def _paths(catalog: Catalog) -> list[str]:

@@ -237,7 +237,8 @@ def test_a_file_that_cannot_be_read_is_named_whatever_reads_it():
         with ReadFile("/proc/self/mem") as file, pytest.raises(OSError, match=r"/self/mem") as said:
             read(file)  # page 0 of a process cannot be read
         assert said.value.errno == errno.EIO
-    with closing(PlainFile("/proc/self/mem")) as plain, pytest.raises(OSError, match=r"/self/mem"):
+    file = StoredFile("/proc/self/mem")
+    with closing(PlainFile(file)) as plain, pytest.raises(OSError, match=r"/self/mem"):
         plain.pread(1, 0)
 
 

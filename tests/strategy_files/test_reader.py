@@ -83,6 +83,14 @@ def test_all_files_of_one_stage_together_are_the_file_of_any_rank(run):
     assert one.stages == 1
 
 
+def test_a_folder_of_outputs_is_read_without_its_manifest(tmp_path):
+    shutil.copy(SAMPLES / "pp2" / "strategy" / "merged.ckpt", tmp_path / "strategy.ckpt")
+    (tmp_path / "ckpttool.json").write_text("{}")
+    (tmp_path / "merged.h5.ckpttool.json").write_text("{}")
+    one = read_strategy([str(tmp_path / "strategy.ckpt")])
+    assert read_strategy([str(tmp_path)]).layouts == one.layouts
+
+
 @pytest.mark.parametrize("run", ["pp2", "pp2_opt", "pp2_shared"])
 def test_files_of_all_stages_are_the_merged_file(run):
     folder = SAMPLES / run / "strategy"

@@ -297,7 +297,7 @@ def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, comma
     other = tmp_path / "other.ckpt"
     other.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"\x48\x00")  # a field more
     for given, is_another in [(CASE / "dst_strategy.ckpt", False), (other, True)]:
-        result = run_well(command, tmp_path / "new", *more, "-s", given, "-q")
+        result = run_well(command, tmp_path / "new", *more, "-s", given)
         text = f"{tmp_path}/new/ckpttool.json says that this was written by dst_strategy.ckpt, and "
         assert (f"{text}{given} is another file" in message(result)) == is_another
         Path(tmp_path / "m.h5").unlink(missing_ok=True)
