@@ -105,7 +105,7 @@ def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
     """Return the note on strategy files that were found without -s."""
     names = shorten((Path(path).name for path in files), 3)
     text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
-    return Diagnostic("strategy_file", f"{text}; -s takes another")
+    return Diagnostic("strategy_file", text, "-s takes another")
 
 
 class MakePlan(Protocol):

@@ -139,7 +139,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         return None
     elif step is not None and not _is_iteration_wanted(folder, step):
         raise PlanError(
-            [Diagnostic("source", f"{src}: this is not iteration {step}; name the folder above")]
+            [Diagnostic("source", f"{src}: this is not iteration {step}", "name the folder above")]
         )
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
@@ -300,8 +300,8 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
     have = f"there is {shorten(map(str, sorted(set(folders.values()))), 8) or 'none'}"
     last = _last_complete(root)
     if wanted is None and last is None:
-        reason = f"no {_TRACKER}, which names the last complete iteration; choose with --step"
-        raise PlanError([Diagnostic("source", f"{root}: {reason} ({have})")])
+        text = f"{root}: no {_TRACKER}, which names the last complete iteration"
+        raise PlanError([Diagnostic("source", text, f"choose with --step ({have})")])
     name = f"iteration {last}, which {_TRACKER} names" if wanted is None else f"iteration {wanted}"
     chosen = [
         path
@@ -314,7 +314,7 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
     if len(chosen) > 1:
         named = shorten(path.name for path in chosen)
         raise PlanError(
-            [Diagnostic("source", f"{root}: several folders of {name}: {named}; name one as SRC")]
+            [Diagnostic("source", f"{root}: several folders of {name}: {named}", "name one as SRC")]
         )
     _note_choice(folders, folders[chosen[0]], last, diagnostics)
     return chosen[0]

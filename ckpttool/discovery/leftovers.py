@@ -52,12 +52,11 @@ def find_unfinished_save(path: Path) -> Path | None:
     return next((one for one in found if one.name.endswith("_tmp")), None)
 
 
-def describe_unfinished_save(save: Path) -> str:
-    """Return the message on an emergency save that not all ranks finished."""
-    return (
-        f"{save}: an emergency save that did not finish, so files may be missing or old; if you "
-        "know that they are all there, rename the folder (without _tmp)"
-    )
+def describe_unfinished_save(code: str, save: Path) -> Diagnostic:
+    """Return the diagnostic of an emergency save that not all ranks finished."""
+    text = f"{save}: an emergency save that did not finish, so files may be missing or old"
+    hint = "if you know that they are all there, rename the folder (without _tmp)"
+    return Diagnostic(code, text, hint, path=str(save))
 
 
 def is_unfinished_name(path: Path) -> bool:
@@ -115,7 +114,7 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
     if EMERGENCY.fullmatch(root.absolute().name):
         save = find_unfinished_save(root)
         if save is not None:
-            diagnostics.add(Diagnostic("leftover", describe_unfinished_save(save), path=str(save)))
+            diagnostics.add(describe_unfinished_save("leftover", save))
         else:
             text = f"{root}: an emergency save of fault-tolerant training"
             diagnostics.add(Diagnostic("step", text))
@@ -133,7 +132,7 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
         if find_unfinished_save(save):
             diagnostics.add(Diagnostic("leftover", f"{text}; it did not finish"))
         else:
-            diagnostics.add(Diagnostic("skipped", f"{text}; name it as SRC to use it"))
+            diagnostics.add(Diagnostic("skipped", text, "name it as SRC to use it"))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:

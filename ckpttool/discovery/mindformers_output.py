@@ -72,12 +72,12 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     if len(present) > 1 and present[0] != "checkpoint":
         have = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present)
         raise PlanError(
-            [Diagnostic("source", f"{root}: {have} found; say which is meant: name one as SRC")]
+            [Diagnostic("source", f"{root}: {have} found", "say which is meant: name one as SRC")]
         )
     if len(present) > 1:
         others = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present[1:])
-        text = f"{root / present[0]} taken, not {others}; name that folder to use it"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{root / present[0]} taken, not {others}"
+        diagnostics.add(Diagnostic("skipped", text, "name that folder to use it"))
     nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
     if nested and not is_run_output(root):
         others = shorten(map(str, [root / present[0], *nested]), 4)
@@ -85,14 +85,15 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
             [
                 Diagnostic(
                     "source",
-                    f"{root}: several checkpoints ({others}); say which is meant: name one",
+                    f"{root}: several checkpoints ({others})",
+                    "say which is meant: name one",
                 )
             ]
         )
     if nested:
         others = shorten(map(str, nested), 3)
-        text = f"{root / present[0]} taken, not {others} beside it; name one of them to use it"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{root / present[0]} taken, not {others} beside it"
+        diagnostics.add(Diagnostic("skipped", text, "name one of them to use it"))
     return root / present[0]
 
 

@@ -96,27 +96,29 @@ def list_rank_files(
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
     if indexed:
-        problems.append(
-            f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
-            f"index says; make them one first: ckpttool merge {indexed[0]} "
-            f"--replicated -o ONE/{indexed[0].name}/net.safetensors, and so on"
-        )
+        text = f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
+        text += "index says"
+        hint = f"make them one first: ckpttool merge {indexed[0]} "
+        hint += f"--replicated -o ONE/{indexed[0].name}/net.safetensors, and so on"
+        problems.append(Diagnostic("source", text, hint))
     if not found:
         _refuse_unfinished(root)
         raise_all(errors.values())
         where = shorten((str(folders[rank]) for rank in empty_ranks), 3)
         text = f"{format_ranks(list(empty_ranks))}: no checkpoint file in {where}"
-        problems.append(text + (_hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+        hint = _hint_at_pattern(root) or _hint_at_links(root, folders.values())
+        problems.append(Diagnostic("source", text, hint))
     elif ambiguous_files:
         named = shorten(ambiguous_files, 3)
         text = f"{named}: the path names two ranks, and nothing says which counts"
-        problems.append(text + (_hint_at_pattern(root) or _hint_at_links(root, folders.values())))
+        hint = _hint_at_pattern(root) or _hint_at_links(root, folders.values())
+        problems.append(Diagnostic("source", text, hint))
     if problems:
-        raise PlanError((*Diagnostic.each("source", problems), *explain_missing_files(diagnostics)))
+        raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
     if strategies:
-        text = f"{root}: passed over {shorten(strategies, 3)}: strategy files; -s takes them"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{root}: passed over {shorten(strategies, 3)}: strategy files"
+        diagnostics.add(Diagnostic("skipped", text, "-s takes them"))
     return found
 
 
@@ -207,11 +209,11 @@ def _marks_checkpoint(path: Path) -> bool:
     return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
 
 
-def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
+def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnostic]]:
     """Return the rank folders by rank, the names of all else in ``root``, and the problems."""
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
-    problems: list[str] = []
+    problems: list[Diagnostic] = []
     others: list[str] = []
     for path in list_folder(root):
         match = RANK_FOLDER.fullmatch(path.name) if is_folder(path) else None
@@ -221,13 +223,14 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[str]]:
         words.setdefault(match[1], path.name)
         rank = int(match[2])
         if rank in folders and len(words) == 1:
-            problems.append(f"rank {rank}: two folders, {folders[rank]} and {path}")
+            text = f"rank {rank}: two folders, {folders[rank]} and {path}"
+            problems.append(Diagnostic("source", text))
         folders[rank] = path
     if len(words) > 1:
         kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
         patterns = [shlex.quote(pattern) for pattern, _ in _suggest_patterns(root)]
         which = f": {' or '.join(patterns)}" if patterns else ""
-        problems = [f"{kinds}; say which with --pattern{which}"]
+        problems = [Diagnostic("source", kinds, f"say which with --pattern{which}")]
     return folders, others, problems
 
 
@@ -295,22 +298,24 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
-        hint = f"; to use one file, name it: {files[0]}" if len(files) == 1 else ""
+        hint = f"to use one file, name it: {files[0]}" if len(files) == 1 else ""
         if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
             one = f", or its file: {files[0]}" if files else ""
-            hint = f"; this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or f"; say where they are with --pattern{_hint_at_pattern(root)}"
+            hint = f"this is the folder of one rank, name the one above: {root.parent}{one}"
+        hint = hint or "; ".join(
+            filter(None, ("say where they are with --pattern", _hint_at_pattern(root)))
+        )
         nested = find_nested_checkpoints(root)
         if nested:
-            hint = f"; a checkpoint lies in {shorten(map(str, nested), 3)}: name one as SRC"
+            hint = f"a checkpoint lies in {shorten(map(str, nested), 3)}: name one as SRC"
         finished = [str(save) for save in saves if find_unfinished_save(save) is None]
         if finished:
-            hint = f"; an emergency save may do, name it as SRC: {shorten(finished, 3)}"
+            hint = f"an emergency save may do, name it as SRC: {shorten(finished, 3)}"
         text = (
             f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
-            f"rank_N in their names{hint}"
+            f"rank_N in their names"
         )
-        raise PlanError((Diagnostic("source", text), *explain_missing_files(diagnostics)))
+        raise PlanError((Diagnostic("source", text, hint), *explain_missing_files(diagnostics)))
     return found
 
 
@@ -358,7 +363,7 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
     if not found:
         raise_all(filter(None, empty_ranks.values()))
         text = f"{root}: no file matches the pattern {pattern}"
-        raise PlanError([Diagnostic("source", text + _hint_at_pattern(root))])
+        raise PlanError([Diagnostic("source", text, _hint_at_pattern(root))])
     return found
 
 
@@ -395,7 +400,7 @@ def _match_pattern(
 
 
 def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
-    """Return the end of a message on files in nested rank folders, as of several hosts."""
+    """Return a hint at files in nested rank folders, as of several hosts."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
         str(path.relative_to(root))
@@ -404,14 +409,14 @@ def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
     ]
     if not found:
         return ""
-    text = f"; found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
+    text = f"found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
     return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
 
 
 def _hint_at_pattern(root: Path) -> str:
-    """Return the end of a message, with a file and a pattern; "" if no pattern fits."""
+    """Return a hint at a file and a pattern; "" if no pattern fits."""
     for pattern, first in _suggest_patterns(root):
-        return f"; found {first}: --pattern {shlex.quote(pattern)}, if that is its rank"
+        return f"found {first}: --pattern {shlex.quote(pattern)}, if that is its rank"
     return ""
 
 

@@ -308,7 +308,7 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     """Yield the problems of a folder or file, or of the chosen files, that are incomplete."""
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
-        yield Diagnostic("unfinished", describe_unfinished_save(save), path=str(save))
+        yield describe_unfinished_save("unfinished", save)
     unfinished = find_unfinished_run(whole)
     yield from on_half_written(whole) if unfinished is None else [unfinished]
 

@@ -76,15 +76,13 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
-        reason = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two "
-        raise PlanError(
-            [Diagnostic("source", reason + "checkpoints; name the index, or say with --pattern")]
-        )
+        text = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two checkpoints"
+        raise PlanError([Diagnostic("source", text, "name the index, or say with --pattern")])
     if any(index.files != indexes[0].files for index in indexes):
         raise PlanError(
             [
                 Diagnostic(
-                    "source", f"{src}: {named} do not say the same; name the one that is meant"
+                    "source", f"{src}: {named} do not say the same", "name the one that is meant"
                 )
             ]
         )

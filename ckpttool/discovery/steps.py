@@ -46,19 +46,20 @@ def choose_step(
                 [
                     Diagnostic(
                         "source",
-                        f"{src}: --step {wanted} may be any of {have}; give epoch and step",
+                        f"{src}: --step {wanted} may be any of {have}",
+                        "give epoch and step",
                     )
                 ]
             )
         are = f"is only {have}" if len(groups) == 1 else f"are {have}"
         has_steps = any(map(step_of, groups))
-        remedy = "" if has_steps else ", of which no name tells a step; leave --step away"
-        raise PlanError(
-            [Diagnostic("source", f"{src}: no file of step {wanted}; there {are}{remedy}")]
-        )
+        text = f"{src}: no file of step {wanted}; there {are}"
+        text += "" if has_steps else ", of which no name tells a step"
+        hint = "" if has_steps else "leave --step away"
+        raise PlanError([Diagnostic("source", text, hint)])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
-        raise StepError([Diagnostic("mixed_steps", _incomplete_problem(src, groups, keys, ranks))])
+        raise StepError([_incomplete_problem(src, groups, keys, ranks)])
     chosen = {key: groups[key] for key in keys}
     records = _read_last_saves(found, diagnostics) if wanted is None else {}
     recorded = [key for key in complete if _is_recorded(groups[key], records)]
@@ -82,18 +83,21 @@ def _step_order(key: str) -> Step:
     return step_of(key) or Step(-1, -1, False)
 
 
-def _incomplete_problem(src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]) -> str:
+def _incomplete_problem(
+    src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]
+) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
     absent = [
         f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
         for key in keys
     ]
     everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
-    have = f"every rank has {shorten(everywhere)}"
-    if not everywhere:
-        have = "no step is in every rank; put back what is lacking, or move the folders of these "
-        have += "ranks away: replicas stand in for ranks that are missing, if there are any"
-    return f"{src}: {shorten(absent)}; {have}"
+    text = f"{src}: {shorten(absent)}; "
+    if everywhere:
+        return Diagnostic("mixed_steps", f"{text}every rank has {shorten(everywhere)}")
+    hint = "put back what is lacking, or move the folders of these ranks away: replicas stand in "
+    hint += "for ranks that are missing, if there are any"
+    return Diagnostic("mixed_steps", f"{text}no step is in every rank", hint)
 
 
 def _is_recorded(files: Mapping[int, Path], records: Mapping[int, _LastSave]) -> bool:
@@ -148,8 +152,8 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         named = shorten(path.name for path in files)
         of_ranks = format_ranks(sorted(chosen[rivals[0]]))
         text = f"{src}: several files for {of_ranks}, and nothing says which is meant: "
-        text += f"{named}; choose with --pattern or --step, which takes a name, too"
-        raise PlanError([Diagnostic("source", text)])
+        hint = "choose with --pattern or --step, which takes a name, too"
+        raise PlanError([Diagnostic("source", text + named, hint)])
 
 
 def _choice_notes(

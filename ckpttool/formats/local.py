@@ -223,4 +223,4 @@ def demand_same(file: StoredFile, found: FileStamp) -> None:
     """Raise `PlanError` if a file has a stamp, and the opened one has another."""
     if file.stamp not in (None, found):
         reason = "was written to, or the path leads to another file than when its header was read"
-        raise PlanError([Diagnostic("changed", f"{file.path}: {reason}; run again")])
+        raise PlanError([Diagnostic("changed", f"{file.path}: {reason}", "run again")])

@@ -183,6 +183,7 @@ CODES: Mapping[str, Code] = {
 OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
+    "--unlisted": ("convert", "diff"),
 }
 
 
@@ -270,7 +271,8 @@ class Diagnostic:
     def text(self) -> str:
         """Place, message and hint, for people."""
         text = f"{self.where}: {self.message}" if self.where else self.message
-        between = " " if text.endswith(("?", ".")) else "; "
+        is_sentence = text.endswith(("?", ".")) and not text.endswith((" .", "/.", ".."))  # a path
+        between = " " if is_sentence else "; "
         return f"{text}{between}{self.hint}" if self.hint else text
 
     def for_command(self, command: Command) -> Diagnostic:

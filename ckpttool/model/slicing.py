@@ -422,8 +422,7 @@ def described_state_message(base: Source, meta: TensorMeta) -> str | None:
         return None
     return (
         f"{meta.name}: not described, and its shape {meta.shape} is not that of all of "
-        f"{base.meta.name} {full}, nor is it cut like it; take it as it is with --unlisted first, "
-        "or leave it out with --unlisted drop"
+        f"{base.meta.name} {full}, nor is it cut like it"
     )
 
 

@@ -594,5 +594,5 @@ def _requested_notes(
     named = "; ".join(f"{how}: {shorten(names)}" for how, names in groups.items() if names)
     if named:
         text = f"nothing else tells, so --optimizer-shard {requested} alone decides: {named}"
-        text += "; say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
-        yield Diagnostic("inferred", text)
+        hint = "say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
+        yield Diagnostic("inferred", text, hint)

@@ -162,8 +162,9 @@ def find_missing_slices(
     damaged = tuple(rank for rank in catalog.damaged if rank not in unreplaced)
     text = f"{shorten(per_rank)}: not in the strategy, each rank has its own, and that of "
     if per_rank and damaged:
-        text += f"{format_ranks(damaged)} is lost; decide with --unlisted first or drop"
-        problems.append(Diagnostic("missing", text, ranks=damaged))
+        text += f"{format_ranks(damaged)} is lost"
+        hint = "decide with --unlisted first or drop"
+        problems.append(Diagnostic("missing", text, hint, ("--unlisted",), ranks=damaged))
     elif per_rank and without_file:
         text += f"{format_ranks(without_file)}, if there was one, is lost"
         notes.append(Diagnostic("missing_own", text, ranks=without_file))
@@ -302,7 +303,7 @@ def _missing_problem(
         codes = ("leftover", "absent", "part")
         notes = [note for note in catalog.diagnostics if note.code in codes]
         remarks = "; ".join(
-            note.message if note.where == catalog.root else note.text for note in notes
+            (replace(note, where="") if note.where == catalog.root else note).text for note in notes
         )
         reasons.append(f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}")
         reasons[-1] += f" ({remarks})" if remarks else ""
@@ -323,12 +324,13 @@ def _missing_problem(
     if len(names) > 1:
         parameters = f"{count(len(names), 'parameter')} ({shorten(names)})"
     text = f"{', '.join(reasons)}; no other rank has them{reason}: {parameters}"
+    hint = ""
     if any(note.code == "part" for note in notes):
-        text += "; write all ranks, without --rank, or put back what is lost"
+        hint = "write all ranks, without --rank, or put back what is lost"
     elif (without_file or damaged) and not catalog.errors():  # these name the cause
-        text += "; put back what is lost, or take another step (--step)"
+        hint = "put back what is lost, or take another step (--step)"
     tensor = names[0] if len(names) == 1 else None
-    return Diagnostic("missing", text, tensor=tensor, ranks=tuple(owners))
+    return Diagnostic("missing", text, hint, tensor=tensor, ranks=tuple(owners))
 
 
 def _empty_files_message(catalog: Catalog, owners: Sequence[int]) -> str:

@@ -314,8 +314,7 @@ def state_shape_message(
         if len(full_shape) == len(meta.shape) and full_shape != meta.shape:
             return (
                 f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {parameter} {slice_shape} nor of all of it {full_shape}; take it as "
-                "it is with --unlisted first, or leave it out with --unlisted drop"
+                f"a slice of {parameter} {slice_shape} nor of all of it {full_shape}"
             )
     return None
 

@@ -32,7 +32,7 @@ from ckpttool.planning.resolve import (
     no_strategy_error,
     resolve,
 )
-from ckpttool.planning.sources import not_full_message
+from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.manifest import changed_sources
@@ -130,17 +130,18 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
-            reason = "ends like a file; --max-shard-size writes a folder, name that"
-            text = f"{path} {reason} ({path.removesuffix(Path(path).suffix)})"
-            raise PlanError([Diagnostic("options", text)])
+            hint = "--max-shard-size writes a folder, name that "
+            hint += f"({path.removesuffix(Path(path).suffix)})"
+            raise PlanError([Diagnostic("options", f"{path} ends like a file", hint)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
-        reason = f"ends like {by_name}, but --format says {format}; leave --format away, or name"
-        text = f"{path} {reason} {Path(path).with_suffix(suffix_of(format))}"
-        raise PlanError([Diagnostic("options", text)])
+        text = f"{path} ends like {by_name}, but --format says {format}"
+        hint = f"leave --format away, or name {Path(path).with_suffix(suffix_of(format))}"
+        raise PlanError([Diagnostic("options", text, hint)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
-        reason = "no format has this ending; name a file that ends in .h5, .ckpt or .safetensors, "
-        raise PlanError([Diagnostic("options", f"{path}: {reason}or give --format")])
+        text = f"{path}: no format has this ending"
+        hint = "name a file that ends in .h5, .ckpt or .safetensors, or give --format"
+        raise PlanError([Diagnostic("options", text, hint)])
     return format or by_name or "hdf5"
 
 
@@ -232,7 +233,7 @@ def _plan_and_check(
         _check_contents(resolved, plan, diagnostics)
     if plan is not None:
         if extension is not None:
-            diagnostics.add(*Diagnostic.each("destination", extension.problems(plan)))
+            diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
     source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
     found = Diagnostics()
@@ -253,7 +254,7 @@ def _plan_and_check(
         diagnostics.failures.insert(0, PlanError(catalog.errors()))
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
-        raise PlanError([*Diagnostic.each("changed", changed), *found.errors])
+        raise PlanError([*changed, *found.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     return plan, destination
@@ -263,7 +264,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
     """Add the problems that contents show, and those of a merged source that may be slices."""
     catalog, sharding = resolved.catalog, resolved.sharding
     if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
-        diagnostics.add(*Diagnostic.each("strategy", filter(None, [not_full_message(catalog)])))
+        diagnostics.add(*not_full_problems(catalog))
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
             *(
@@ -398,9 +399,10 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     found = sorted({*catalog.files, *catalog.damaged})
     if isinstance(catalog, MergedCatalog) or len(found) < 2:
         return None
-    text = f"{catalog.root}: {format_ranks(found)} found; split takes one full checkpoint: use "
-    text += "reshard with the strategy of these ranks (-s STRATEGY), or say --replicated if "
-    return PlanError([Diagnostic("strategy", f"{text}every rank holds everything")])
+    text = f"{catalog.root}: {format_ranks(found)} found"
+    hint = "split takes one full checkpoint: use reshard with the strategy of these ranks "
+    hint += "(-s STRATEGY), or say --replicated if every rank holds everything"
+    return PlanError([Diagnostic("strategy", text, hint)])
 
 
 def _sidecar(options: OutputOptions) -> StrategySidecar | None:

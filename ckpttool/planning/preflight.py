@@ -57,7 +57,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     has_checksum = "crc_num" in plan.target.attrs
     if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        found.add(Diagnostic("format", f"{text}fails; load these without crc_check"))
+        found.add(Diagnostic("format", f"{text}fails", "load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -83,12 +83,12 @@ def _partial_bytes(path: str) -> int:
 def _destination_problems(
     source: Catalog,
     target: Target,
-    blocked: Mapping[str, str],
+    blocked: Mapping[str, Diagnostic],
     overwrite: bool,
     documents: Collection[str],
     replaceable: Collection[str],
-) -> Iterator[str]:
-    """Yield messages of everything that prevents writing the outputs under their names.
+) -> Iterator[Diagnostic]:
+    """Yield everything that prevents writing the outputs under their names.
 
     Parameters
     ----------
@@ -117,23 +117,26 @@ def _destination_problems(
         have = f"{existing[0]} exists already"
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
-        yield f"{have}; --overwrite replaces what is there"
+        yield Diagnostic("destination", have, "--overwrite replaces what is there")
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
     stale = None if overwrite or blocked else _stale_files_message(target)
     if stale:
-        yield f"{stale}; move it away, write to another folder, or keep it with --overwrite"
+        hint = "move it away, write to another folder, or keep it with --overwrite"
+        yield Diagnostic("destination", stale, hint)
 
 
-def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]) -> dict[str, str]:
-    """Return path to message for outputs that cannot be written even with ``--overwrite``.
+def _blocked(
+    target: Target, inputs: Collection[str], documents: Collection[str]
+) -> dict[str, Diagnostic]:
+    """Return path to problem for outputs that cannot be written even with ``--overwrite``.
 
-    All outputs that are inputs share one message.
+    All outputs that are inputs share one problem.
     """
     input_ids = {find_file_id(path) for path in inputs}
     manifest = [target.manifest_path] if target.paths else []
-    found: dict[str, str] = {}
+    found: dict[str, Diagnostic] = {}
     replaced: list[str] = []
     for path in (*target.paths.values(), *documents, *manifest):
         problem = _location_problem(path)
@@ -145,20 +148,23 @@ def _blocked(target: Target, inputs: Collection[str], documents: Collection[str]
         have = f"{Path(replaced[0])}: is an input of this run"
     else:
         have = f"{len(replaced)} outputs are inputs of this run ({shorten(replaced, 3)})"
-    return found | dict.fromkeys(replaced, f"{have}; write somewhere else")
+    shared = Diagnostic("destination", have, "write somewhere else")
+    return found | dict.fromkeys(replaced, shared)
 
 
-def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
-    """Yield messages of outputs that the next scan of the source would read."""
+def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
+    """Yield the problems of outputs that the next scan of the source would read."""
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        yield f"{source.root}: is the source folder; write to another"
+        text = f"{source.root}: is the source folder"
+        yield Diagnostic("destination", text, "write to another")
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
         text = "what is written there would be taken for the checkpoint of that run, in the place"
-        yield f"{target.output_folder}: {text} of {source.root}; write to another folder"
+        text = f"{target.output_folder}: {text} of {source.root}"
+        yield Diagnostic("destination", text, "write to another folder")
     if not isinstance(source, RankCatalog):
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -172,28 +178,35 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[str]:
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, paths in mixed.items():
         text = f"{shorten(paths, 3)}: would be taken for a file of the source, which is read from"
-        yield f"{text} {name}; write to a folder outside of it"
+        yield Diagnostic("destination", f"{text} {name}", "write to a folder outside of it")
 
 
-def _location_problem(name: str) -> str | None:
-    """Return a message if the folder or the name of an output prevents writing it."""
+def _location_problem(name: str) -> Diagnostic | None:
+    """Return a problem if the folder or the name of an output prevents writing it."""
     path = Path(name)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        return f"{folder}: is {what}; name a folder to write to"
-    if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        return Diagnostic("destination", f"{folder}: is {what}", "name a folder to write to")
+    if problem := _access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
         return problem
     if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
-        return f"{name}: {what} a folder; name the file to be written"
+        text = f"{name}: {what} a folder"
+        return Diagnostic("destination", text, "name the file to be written")
     if path.exists() and not path.is_file():
-        return f"{path}: is a device or a pipe; name a file to be written"
+        text = f"{path}: is a device or a pipe"
+        return Diagnostic("destination", text, "name a file to be written")
     return None
 
 
-def _name_problem(path: Path, folder: Path) -> str | None:
-    """Return a message if a name, or that of a temporary file next to it, is too long."""
+def _access_problem(path: Path, mode: int) -> Diagnostic | None:
+    text = access_problem(path, mode)
+    return Diagnostic("destination", text) if text else None
+
+
+def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
+    """Return a problem if a name, or that of a temporary file next to it, is too long."""
     limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
     longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
@@ -201,20 +214,22 @@ def _name_problem(path: Path, folder: Path) -> str | None:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
     text = f"names may have {limit} bytes there, and that of a file beside it would have more"
-    return f"{output}: {text}; give it a shorter one"
+    return Diagnostic("destination", f"{output}: {text}", "give it a shorter one")
 
 
-def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> str | None:
-    """Return a message if the temporary file of an output cannot be created."""
+def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic | None:
+    """Return a problem if the temporary file of an output cannot be created."""
     try:
         found = partial.lstat()
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        return f"{partial}: is in the way of the temporary file; move it away"
+        text = f"{partial}: is in the way of the temporary file"
+        return Diagnostic("destination", text, "move it away")
     if (found.st_dev, found.st_ino) in input_ids:
-        return f"{partial}: an input of this run has the name of the temporary file; rename it"
-    return access_problem(partial, os.R_OK | os.W_OK)
+        text = f"{partial}: an input of this run has the name of the temporary file"
+        return Diagnostic("destination", text, "rename it")
+    return _access_problem(partial, os.R_OK | os.W_OK)
 
 
 def _stale_files_message(target: Target) -> str | None:
@@ -273,11 +288,11 @@ def preflight(
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
         if policy.overwrite and (stale := _stale_files_message(target)) is not None:
-            text = f"{stale}; it stays, and is taken for a part of this set: move it away"
-            seen.add(Diagnostic("stale", text))
+            hint = "it stays, and is taken for a part of this set: move it away"
+            seen.add(Diagnostic("stale", stale, hint))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     problems = _destination_problems(
         source, target, blocked, policy.overwrite, documents, found.replaceable
     )
-    diagnostics.add(*Diagnostic.each("destination", problems))
+    diagnostics.add(*problems)
     return found

@@ -256,8 +256,8 @@ def source_sharding(
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else f"-s {strategy.origin}"
-            reason = f"describes itself ({shorten(files, 2)}); leave {given} away"
-            raise PlanError([Diagnostic("strategy", f"{catalog.root}: {reason}")])
+            text = f"{catalog.root}: describes itself ({shorten(files, 2)})"
+            raise PlanError([Diagnostic("strategy", text, f"leave {given} away")])
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
     is_merged = isinstance(catalog, MergedCatalog)
     if strategy is None and is_merged:
@@ -270,9 +270,10 @@ def source_sharding(
     if (error := _merged_with_index_error(catalog)) is not None:
         raise error
     if is_merged and len(strategy.ranks) > 1:
-        reason = f"one undivided file, and {strategy.origin} is for {len(strategy.ranks)} ranks; "
-        reason += "leave -s away (split cuts such a file), or name the folder with the files of all"
-        raise PlanError([Diagnostic("strategy", f"{catalog.root}: {reason} ranks")])
+        text = f"{catalog.root}: one undivided file, and {strategy.origin} is for "
+        text += f"{len(strategy.ranks)} ranks"
+        hint = "leave -s away (split cuts such a file), or name the folder with the files of all "
+        raise PlanError([Diagnostic("strategy", text, f"{hint}ranks")])
     return replace(strategy, notes=(*strategy.notes, *strategy_notes(catalog, strategy)))
 
 
@@ -282,10 +283,11 @@ def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
         return error
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
-    text += "together; give the strategy file of the training run (-s STRATEGY)"
+    text += "together"
+    hint = "give the strategy file of the training run (-s STRATEGY)"
     seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
-    text = "; ".join([f"{text}, {other}" if other else text, *seen])
-    missing = PlanError([Diagnostic("strategy", text)])
+    hint = "; ".join([f"{hint}, {other}" if other else hint, *seen])
+    missing = PlanError([Diagnostic("strategy", text, hint)])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
 
@@ -484,9 +486,13 @@ def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Dia
     if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
         return None
     if not isinstance(sharding, Strategy):
-        text = "it decides what a strategy leaves open, and none is read here; leave it away"
+        text, hint = (
+            "it decides what a strategy leaves open, and none is read here",
+            "leave it away",
+        )
     elif options.trust_strategy:
-        text = "it corrects the strategy, which --trust-strategy believes; leave one of them away"
+        text = "it corrects the strategy, which --trust-strategy believes"
+        hint = "leave one of them away"
     else:
         return None
-    return Diagnostic("options", f"--optimizer-shard {shard}: {text}")
+    return Diagnostic("options", f"--optimizer-shard {shard}: {text}", hint)

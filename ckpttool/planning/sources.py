@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ckpttool.errors import FormatError
@@ -54,6 +54,7 @@ from ckpttool.planning.optimizer_state import (
 )
 from ckpttool.planning.unlisted import (
     RANK_SPECIFIC_NAMES,
+    STATE_HINT,
     DifferingNames,
     PartlyHeld,
     RankGroups,
@@ -438,9 +439,8 @@ class _Search:
         if _differs_between_ranks(catalog, name, groups) or name in self.on_one_rank or is_chosen:
             self.differing.setdefault(groups, []).append(name)
         elif message is not None:
-            self.sources.problems.append(
-                Diagnostic("unlisted", message, tensor=name, ranks=tuple(ranks))
-            )
+            hinted = Diagnostic("unlisted", message, STATE_HINT, ("--unlisted",))
+            self.sources.problems.append(replace(hinted, tensor=name, ranks=tuple(ranks)))
         else:
             self.sources.found.append(full_source(catalog, name, ranks[0]))
 
@@ -587,16 +587,16 @@ def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic("one_of_several", text + "be slices")
 
 
-def not_full_message(catalog: Catalog) -> str | None:
-    """Describe why a source is not a full checkpoint, and what to do; None if it is one."""
-    if not catalog.one_of_several:
-        return None
-    return (
-        f"{catalog.root}: one rank of several ({catalog.one_of_several}), so its tensors may be "
-        "slices, and it is not taken for a full checkpoint; name the folder of all ranks, and "
-        "their strategy (merge or reshard with -s STRATEGY), or say --replicated if this file "
-        "alone holds everything in full"
-    )
+def not_full_problems(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the problem of a source that is not a full checkpoint, and what to do."""
+    if catalog.one_of_several:
+        yield Diagnostic(
+            "strategy",
+            f"{catalog.root}: one rank of several ({catalog.one_of_several}), so its tensors may "
+            "be slices, and it is not taken for a full checkpoint",
+            "name the folder of all ranks, and their strategy (merge or reshard with "
+            "-s STRATEGY), or say --replicated if this file alone holds everything in full",
+        )
 
 
 def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
@@ -647,9 +647,9 @@ def _rank_slices_diagnostic(
         return Diagnostic("dropped", f"{found}: perhaps rank 0's slices only: dropped")
     if unlisted == "first":
         return Diagnostic("decided", f"{found}: perhaps rank 0's slices only: taken as they are")
-    text = f"{found}: not in the index, so only rank 0's, of which it may have a slice; "
-    text += "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
-    return Diagnostic("unlisted", text)
+    text = f"{found}: not in the index, so only rank 0's, of which it may have a slice"
+    hint = "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
+    return Diagnostic("unlisted", text, hint, ("--unlisted",))
 
 
 @dataclass(slots=True)
@@ -694,10 +694,11 @@ def _compare_with_strategy(catalog: Catalog, strategy: Strategy, presence: Prese
     if extra:
         text = (
             f"{catalog.root}: {format_ranks(extra)} found, but {strategy.origin} is for "
-            f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]}); give the strategy of this "
-            "checkpoint (of all pipeline stages), or move a leftover folder away"
+            f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]})"
         )
-        presence.problems.append(Diagnostic("strategy", text, ranks=extra))
+        hint = "give the strategy of this checkpoint (of all pipeline stages), or move a leftover "
+        hint += "folder away"
+        presence.problems.append(Diagnostic("strategy", text, hint, ranks=extra))
     if holders and not any(name in strategy.layouts for name in holders):
         text = (
             f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "

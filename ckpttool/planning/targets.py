@@ -319,31 +319,35 @@ class StrategySidecar:
             return None
         return replace(plan, documents=(*plan.documents, Document(self.path, data, "strategy")))
 
-    def problems(self, plan: Plan) -> Iterator[str]:
-        """Yield messages if the strategy cannot have its path.
+    def problems(self, plan: Plan) -> Iterator[Diagnostic]:
+        """Yield the problems if the strategy cannot have its path.
 
         `ckpttool.planning.preflight` checks for an existing file.
         """
         problem = name_problem(self.path)
         if problem is not None:
-            yield f"{self.path}: {problem}"
+            yield Diagnostic("destination", f"{self.path}: {problem}")
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
         if not isinstance(plan.catalog, MergedCatalog):
             ranks += [path for file in plan.catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
-            yield (
-                f"{self.path}: among the files of ranks, where it would be taken for a checkpoint; "
-                f"write it to {folder} or elsewhere"
+            yield Diagnostic(
+                "destination",
+                f"{self.path}: among the files of ranks, where it would be taken for a checkpoint",
+                f"write it to {folder} or elsewhere",
             )
         if parent == folder.resolve() and name.startswith((MANIFEST, f".{PART_RECORD}")):
-            yield f"{self.path}: is a name that ckpttool itself uses there; choose another"
+            text = f"{self.path}: is a name that ckpttool itself uses there"
+            yield Diagnostic("destination", text, "choose another")
         inside = os.path.relpath(self.path, folder)  # records of parts have this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
-            yield (
+            yield Diagnostic(
+                "destination",
                 f"{self.path}: with --part it is `ckpttool finalize` that writes it, and that "
-                f"writes below {folder} only; name a file there"
+                f"writes below {folder} only",
+                "name a file there",
             )
 
 
@@ -389,8 +393,8 @@ class ShardedOutput:
             diagnostics.add(Diagnostic("part", f"{text}: {shorten(large)}"))
         return replace(plan, documents=documents)
 
-    def problems(self, plan: Plan) -> Iterator[str]:
-        """Yield a message if the folder has files that a loader may read with this checkpoint."""
+    def problems(self, plan: Plan) -> Iterator[Diagnostic]:
+        """Yield a problem if the folder has files that a loader may read with this checkpoint."""
         folder = Path(self.folder)
         outputs = {Path(path).name for path in (*plan.target.paths.values(), *self.documents)}
         stale = [
@@ -400,9 +404,11 @@ class ShardedOutput:
             and (format_of_suffix(path.name) == self.format or is_index_name(path.name))
         ]
         if stale:
-            yield (
+            yield Diagnostic(
+                "destination",
                 f"{folder}: {shorten(stale, 3)}: of another checkpoint, and a loader might mix it "
-                "with this one; move it away or write to another folder"
+                "with this one",
+                "move it away or write to another folder",
             )
 
     def _path(self, number: int | None, count: int) -> str:

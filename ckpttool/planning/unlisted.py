@@ -188,6 +188,8 @@ _CHOICES = (
     "(the lowest rank's for all) or drop"
 )
 
+STATE_HINT = "take it as it is with --unlisted first, or leave it out with --unlisted drop"
+
 
 def split_names(
     differing: DifferingNames, chosen: Collection[str]
@@ -229,7 +231,7 @@ def unlisted_problems(
     """
     statistics, differing = split_names(differing, running_statistics)
     if statistics:
-        yield Diagnostic("unlisted", _differing_statistics_message(statistics))
+        yield _differing_statistics_problem(statistics)
     if not differing:
         return
     instruction = (
@@ -239,7 +241,8 @@ def unlisted_problems(
     if listing is not None:
         for groups, names in differing.items():
             for difference in _difference_messages(listing, groups, names, on_one_rank):
-                yield Diagnostic("unlisted", f"{difference} {instruction} with {_CHOICES}")
+                hint = f"{instruction} with {_CHOICES}"
+                yield Diagnostic("unlisted", difference, hint, ("--unlisted",))
         return
     number = sum(len(names) for names in differing.values())
     groups_of_names = (f"{each[0]}: {_format_groups(groups)}" for groups, each in differing.items())
@@ -248,19 +251,20 @@ def unlisted_problems(
         "unlisted",
         f"not every rank holds everything: {number} of {count(total, 'parameter')} "
         f"differ{'s' if number == 1 else ''} between ranks ({ways}); if they are slices, give the "
-        "strategy (-s STRATEGY); if a file is damaged, move it away; if each rank has its own, as "
-        f"a random state is, decide with {_CHOICES}",
+        "strategy (-s STRATEGY); if a file is damaged, move it away",
+        f"if each rank has its own, as a random state is, decide with {_CHOICES}",
+        ("--unlisted",),
     )
 
 
-def _differing_statistics_message(statistics: DifferingNames) -> str:
-    """Describe running statistics that differ between ranks, and the choices."""
+def _differing_statistics_problem(statistics: DifferingNames) -> Diagnostic:
+    """Return the problem of running statistics that differ between ranks, with the choices."""
     ranks = sorted({rank for groups in statistics for group in groups for rank in group})
     names = [name for group in statistics.values() for name in group]
-    return (
-        f"{running_statistics_message(names, ranks)}; --unlisted first takes rank {ranks[0]}'s "
-        "for all, --unlisted rank gives each target rank its own, --unlisted drop leaves them out"
-    )
+    hint = f"--unlisted first takes rank {ranks[0]}'s for all, --unlisted rank gives each target "
+    hint += "rank its own, --unlisted drop leaves them out"
+    text = running_statistics_message(names, ranks)
+    return Diagnostic("unlisted", text, hint, ("--unlisted",))
 
 
 def running_statistics_message(names: Sequence[str], ranks: Sequence[int]) -> str:
@@ -371,11 +375,10 @@ def guessed_state_notes(
     ]
     if names:
         text = f"taken for optimizer state by name and shape: {count(len(names), 'tensor')}"
-        text += (
-            f": {shorten(names)}; if it is none, say how it is cut in a strategy by hand, given "
+        hint = (
+            "if it is none, say how it is cut in a strategy by hand, given as well (-s MORE.yaml)"
         )
-        text += "as well (-s MORE.yaml)"
-        yield Diagnostic("guessed", text)
+        yield Diagnostic("guessed", f"{text}: {shorten(names)}", hint)
 
 
 def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
@@ -392,9 +395,9 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
             text = (
                 f"{meta.name}: {handwritten[meta.name]} makes it {meta.shape}, and "
                 f"{handwritten[parameter]} makes {parameter} {shapes[parameter]}, of which it is "
-                "state; correct one of them"
+                "state"
             )
-            yield Diagnostic("shape", text, tensor=meta.name)
+            yield Diagnostic("shape", text, "correct one of them", tensor=meta.name)
 
 
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:

@@ -90,14 +90,14 @@ def find_unfinished_run(path: Path) -> Diagnostic | None:
         return None
     if by := active_writer(manifest):
         text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
-        return Diagnostic("unfinished", f"{path}: {text}; wait until it ends")
+        return Diagnostic("unfinished", f"{path}: {text}", "wait until it ends")
     if any(find_journals(manifest)):
-        text = "a run of ckpttool has not ended here, so files may be missing or of another run; "
-        text += "finish it with the same command and --resume"
-        return Diagnostic("unfinished", f"{path}: {text}")
+        text = "a run of ckpttool has not ended here, so files may be missing or of another run"
+        hint = "finish it with the same command and --resume"
+        return Diagnostic("unfinished", f"{path}: {text}", hint)
     if find_part_records(manifest):
-        text = "written in parts (--part) that are not finalized, so files may be missing; run"
-        return Diagnostic("unfinished", f"{path}: {text} ckpttool finalize {path}")
+        text = "written in parts (--part) that are not finalized, so files may be missing"
+        return Diagnostic("unfinished", f"{path}: {text}", f"run ckpttool finalize {path}")
     return None
 
 
@@ -488,7 +488,7 @@ def lock_set(manifest: Path) -> Iterator[None]:
 def busy_problem(journal: Path, by: str) -> Diagnostic:
     """Return the problem that another run is writing the set of a journal."""
     text = f"{str(journal).removesuffix(JOURNAL)}: another run is writing it ({by})"
-    return Diagnostic("busy", f"{text}; wait until it ends, or write elsewhere")
+    return Diagnostic("busy", text, "wait until it ends, or write elsewhere")
 
 
 COMPLETE, END = '{"complete": [', "]}"  # around an output in its line
@@ -659,7 +659,7 @@ class Journal:
                     text = f"{path}: a part of another plan is being written there ({by})"
                     remedy = "wait until it ends, or write elsewhere"
                     raise PlanError(
-                        [Diagnostic("resume", f"{text}: {change}; {remedy}") for change in changes]
+                        [Diagnostic("resume", f"{text}: {change}", remedy) for change in changes]
                     )
                 time.sleep(PAUSE_SECONDS)  # that of an earlier run, it has just begun
 
@@ -768,8 +768,8 @@ def _line_of(kind: str, name: str, stamp: FileStamp) -> str:
 def resume_problems(journal: Path, changes: Iterable[str]) -> tuple[Diagnostic, ...]:
     """Return the problems that what a run left is not of this command."""
     first = f"{journal}: --resume: what was left there is of another run"
-    texts = (f"{first}: {change}; without --resume all is written anew" for change in changes)
-    return Diagnostic.each("resume", texts)
+    hint = "without --resume all is written anew"
+    return tuple(Diagnostic("resume", f"{first}: {change}", hint) for change in changes)
 
 
 BEGUN_LINE = re.compile(rb'\{"begun": ("[^"\\]*(?:\\.[^"\\]*)*")')  # of a journal
@@ -811,14 +811,13 @@ def on_half_written(path: Path) -> Iterator[Diagnostic]:
             for output in _half_written(journal, manifest):
                 if path.is_dir() or path.samefile(output):
                     by = active_writer(manifest)
-                    end = f"is writing it ({by}); wait until it ends"
-                    text = (
-                        "began it and has not ended, so it may hold zeros; move it away, and finish"
-                    )
-                    end = end if by else f"{text} that run with its own command and --resume"
+                    end = "began it and has not ended, so it may hold zeros"
+                    hint = "move it away, and finish that run with its own command and --resume"
+                    if by:
+                        end, hint = f"is writing it ({by})", "wait until it ends"
                     name = output if path.is_dir() else path
                     text = f"{name}: {journal} says that a run of ckpttool {end}"
-                    yield Diagnostic("unfinished", text)
+                    yield Diagnostic("unfinished", text, hint)
 
 
 def _sets_of(path: Path) -> list[Path]:

@@ -572,23 +572,23 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
         _refuse_changed_sources(*catalogs, cause=error)
         if isinstance(error, FileNotFoundError):
             raise PlanError(
-                [Diagnostic("changed", f"{error.filename}: is gone since this began; run again")]
+                [Diagnostic("changed", f"{error.filename}: is gone since this began", "run again")]
             ) from error
         raise
     _refuse_changed_sources(*catalogs)
 
 
-def changed_sources(*catalogs: Catalog) -> list[str]:
-    """Return a message for each file that has changed since its header was read."""
+def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
+    """Return the problem of each file that has changed since its header was read."""
     stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
-    return [f"{text}; run again" for text in _changes(stamps)]
+    return [Diagnostic("changed", text, "run again") for text in _changes(stamps)]
 
 
 def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
     """Raise `PlanError` if files have changed since their headers were read."""
     changed = changed_sources(*catalogs)
     if changed:
-        raise PlanError(Diagnostic.each("changed", changed)) from cause
+        raise PlanError(changed) from cause
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:

@@ -159,7 +159,7 @@ def finalize(folder: str) -> Manifest:
         raise PlanError(
             [
                 Diagnostic(
-                    "busy", f"{folder}: a run is still writing to it ({by}); wait until it ends"
+                    "busy", f"{folder}: a run is still writing to it ({by})", "wait until it ends"
                 )
             ]
         )
@@ -219,14 +219,17 @@ def _read_records(folder: str, manifest: Path) -> list[PartRecord]:
     raise_all(errors)
     records.sort(key=lambda record: (record.parts, record.part))
     problems = list(_disagreements(folder, manifest, records))
-    problems += [
-        f"{record.file.path}: {document.path!r} is not below its folder: a link leads out of it"
-        for record in records
-        for document in record.documents
-        if not is_within(manifest.parent, document.path)
-    ]
+    problems += Diagnostic.each(
+        "parts",
+        (
+            f"{record.file.path}: {document.path!r} is not below its folder: a link leads out of it"
+            for record in records
+            for document in record.documents
+            if not is_within(manifest.parent, document.path)
+        ),
+    )
     if problems:
-        errors.append(PlanError(Diagnostic.each("parts", problems)))
+        errors.append(PlanError(problems))
     wrong = [problem for record in records for problem in _part_problems(manifest.parent, record)]
     if wrong:
         errors.append(VerifyError(folder, wrong))
@@ -288,17 +291,20 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
     ranks = {output.rank for output in outputs}
     others = files_of_others(first.rank, str(folder / first.path), ranks)
     if others:
-        text = f"{shorten(others, 3)}: not of this set, so left from another run; it stays, and is "
-        yield Diagnostic("stale", f"{text}taken for a part of it: move it away")
+        text = f"{shorten(others, 3)}: not of this set, so left from another run"
+        yield Diagnostic("stale", text, "it stays, and is taken for a part of it: move it away")
 
 
-def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -> Iterator[str]:
+def _disagreements(
+    folder: str, manifest: Path, records: Sequence[PartRecord]
+) -> Iterator[Diagnostic]:
     """Yield the reasons why the records are not those of all parts of one plan."""
     counts = sorted({record.parts for record in records})
     if len(counts) > 1:
         paths = {record.parts: record.file.path for record in reversed(records)}
         ways = " and ".join(f"of {parts} parts (such as {paths[parts]})" for parts in counts)
-        yield f"{folder}: records {ways}; remove those that are not wanted"
+        hint = "remove those that are not wanted"
+        yield Diagnostic("parts", f"{folder}: records {ways}", hint)
         return
     numbers = {record.part for record in records}
     missing = [number for number in range(1, counts[0] + 1) if number not in numbers]
@@ -306,28 +312,29 @@ def _disagreements(folder: str, manifest: Path, records: Sequence[PartRecord]) -
         named = f"{format_ranks(missing, 'part')} of {counts[0]}"
         named += f" {'is' if len(missing) == 1 else 'are'}"
         runs = shorten((f"--part {number}/{counts[0]}" for number in missing), 3)
-        text = f"{folder}: {named} not there; run what is missing ({runs})"
+        hint = f"run what is missing ({runs})"
         killed = [
             n for n in missing if has_text(journal_path(part_record_path(manifest, n, counts[0])))
         ]
         if killed:
-            text += (
+            hint += (
                 f"; {format_ranks(killed, 'part')} had begun, and --resume keeps what is complete"
             )
-        yield text
+        yield Diagnostic("parts", f"{folder}: {named} not there", hint)
     plans: dict[Provenance, list[int]] = {}
     for record in records:
         plans.setdefault(record.provenance, []).append(record.part)
     if len(plans) > 1:
         groups = "; of another ".join(format_ranks(parts, "part") for parts in plans.values())
         text = f"{folder}: parts of different plans: of one {groups}"
-        yield (
-            f"{text}; source, step and options have to be the same for all: run those again, with "
-            "--overwrite, that are not of the plan that is wanted"
-        )
+        hint = "source, step and options have to be the same for all: run those again, with "
+        hint += "--overwrite, that are not of the plan that is wanted"
+        yield Diagnostic("parts", text, hint)
         (first, first_parts), *others = plans.items()
         for other, parts in others:
             for change in differences(other, first):
-                yield f"{folder}: part {parts[0]} against part {first_parts[0]}: {change}"
+                text = f"{folder}: part {parts[0]} against part {first_parts[0]}: {change}"
+                yield Diagnostic("parts", text)
     elif not missing and sum(len(record.outputs) for record in records) != records[0].files:
-        yield f"{folder}: the records do not tell of all {records[0].files} outputs; run all again"
+        text = f"{folder}: the records do not tell of all {records[0].files} outputs"
+        yield Diagnostic("parts", text, "run all again")

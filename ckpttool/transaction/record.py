@@ -73,15 +73,15 @@ class Transaction:
         ranks = dict(zip(output_set.outputs, destination.ranks, strict=True))
         if destination.is_resumed and is_complete(output_set, destination.kept):
             return cls(plan, output_set, None, frozenset(destination.ranks))
-        changed = [f"{text}; run again" for text in changed_inputs(plan)]
+        changed = [Diagnostic("changed", text, "run again") for text in changed_inputs(plan)]
         if changed:
-            raise PlanError(Diagnostic.each("changed", changed))
+            raise PlanError(changed)
         journal = Journal(output_set, destination.is_resumed, destination.kept)
         # Checked under the lock: before, another run could still have written the set.
         problems = list(destination_changes(output_set, destination.seen))
         if problems:
             journal.leave()
-            raise PlanError(Diagnostic.each("destination", problems))
+            raise PlanError(problems)
         kept = frozenset(ranks[name] for name in journal.kept if name in ranks)
         return cls(plan, output_set, journal, kept)
 

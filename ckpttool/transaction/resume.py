@@ -265,8 +265,9 @@ def inspect_finished_set(
     for path in (one.path for one in output_set.own_documents if not is_written(one)):
         (changed if is_there(path) else gone).append(path)
     if gone and finished.path != output_set.record:
-        text = f"{finished.path}: {_are_gone(gone)}; the same command without --part writes what "
-        diagnostics.add(Diagnostic("destination", f"{text}is gone of a set that is finalized"))
+        text = f"{finished.path}: {_are_gone(gone)}"
+        hint = "the same command without --part writes what is gone of a set that is finalized"
+        diagnostics.add(Diagnostic("destination", text, hint))
         return set(), {}
     if changed and not policy.overwrite:
         text = f"not what {finished.path} says was written; has it been changed?"
@@ -375,7 +376,7 @@ def snapshot_destination(output_set: OutputSet) -> dict[str, FileStamp]:
 
 def destination_changes(
     output_set: OutputSet, seen: Mapping[str, FileStamp] | None
-) -> Iterator[str]:
+) -> Iterator[Diagnostic]:
     """Yield the problem that another run has written here since `snapshot_destination`."""
     if seen is None:
         return
@@ -383,8 +384,8 @@ def destination_changes(
         path for path, stamp in snapshot_destination(output_set).items() if seen.get(path) != stamp
     ]
     if new:
-        text = "written by another run since this one began; --overwrite replaces what is there"
-        yield f"{shorten(new, 3)}: {text}"
+        text = f"{shorten(new, 3)}: written by another run since this one began"
+        yield Diagnostic("destination", text, "--overwrite replaces what is there")
 
 
 def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[Diagnostic]:
@@ -417,8 +418,9 @@ def existing_set_problems(
         others = [str(one) for one in records if not one.name.endswith(ending)]
         if others:
             text = f"another number of parts than --part {part.number}/{part.count}"
-            text += " says; take that for all of them, or remove the records that are not wanted"
-            yield Diagnostic("parts", f"{shorten(others, 3)}: {text}")
+            text += " says"
+            hint = "take that for all of them, or remove the records that are not wanted"
+            yield Diagnostic("parts", f"{shorten(others, 3)}: {text}", hint)
             return
     if describes_nothing(output_set.record):
         return  # all of it was removed, so nothing stands in the way
@@ -435,8 +437,8 @@ def existing_set_problems(
                 finished = ManifestFile.read(path)
                 provenance = _provenance_in(finished)
             except FormatError as error:
-                text = f"{error}; --resume cannot do without it, --overwrite writes all anew"
-                yield Diagnostic("destination", text)
+                hint = "--resume cannot do without it, --overwrite writes all anew"
+                yield Diagnostic("destination", str(error), hint)
                 continue
             mine = (
                 output_set.provenance
@@ -445,8 +447,8 @@ def existing_set_problems(
             )
             for change in differences(mine, provenance) if path == output_set.record else ():
                 text = f"{path}: --resume: what is there is of another run: {change}"
-                text += "; write to another place, or --overwrite writes all anew"
-                yield Diagnostic("resume", text)
+                hint = "write to another place, or --overwrite writes all anew"
+                yield Diagnostic("resume", text, hint)
 
 
 def _provenance_in(finished: ManifestFile) -> Provenance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, RankCatalog
@@ -12,7 +13,7 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
 from ckpttool.planning.sources import disagreement_message, group_ranks
-from ckpttool.planning.unlisted import find_partly_held
+from ckpttool.planning.unlisted import STATE_HINT, find_partly_held
 
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
@@ -61,7 +62,8 @@ def check_unlisted(
             found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
     mismatch = state_shape_message(catalog, sharding, meta, owners)
     if not found and mismatch is not None:
-        found = [Diagnostic("unlisted", mismatch, tensor=meta.name, ranks=ranks)]
+        hinted = Diagnostic("unlisted", mismatch, STATE_HINT, ("--unlisted",))
+        found = [replace(hinted, tensor=meta.name, ranks=ranks)]
     yield from found
 
 

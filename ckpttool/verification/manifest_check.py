@@ -134,7 +134,7 @@ def check_manifest(
             yield _finding(path, problem)
     except FormatError as error:
         yield Diagnostic(
-            "manifest", f"{path}: cannot be held against it: {error}; {remedy_for(error)}"
+            "manifest", f"{path}: cannot be held against it: {error}", remedy_for(error)
         )
         return
     if to_check is None:

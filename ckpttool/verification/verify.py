@@ -140,8 +140,8 @@ def check_contents(
         names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
         text = running_statistics_message(names, ranks)
-        text += "; merge --unlisted first takes the lowest rank's"
-        findings.append(Diagnostic("unlisted", text, ranks=ranks))
+        hint = "merge --unlisted first takes the lowest rank's"
+        findings.append(Diagnostic("unlisted", text, hint, ranks=ranks))
     if zeros:
         text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
         findings.append(Diagnostic("zero_state", text))

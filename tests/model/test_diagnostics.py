@@ -84,6 +84,11 @@ def test_a_hint_stands_only_where_the_command_has_its_option(command: Command) -
         assert one.for_command(command).text == text
 
 
+@pytest.mark.parametrize("path", [".", "..", "run/."])
+def test_a_path_at_the_end_of_a_message_ends_no_sentence(path: str) -> None:
+    assert Diagnostic("destination", f"read from {path}", "move").text == f"read from {path}; move"
+
+
 def test_the_place_of_a_fact_comes_before_its_message() -> None:
     one = Diagnostic("leftover", "is it?", "look", where="run")
     assert (one.message, one.text) == ("is it?", "run: is it? look")
