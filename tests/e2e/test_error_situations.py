@@ -36,17 +36,17 @@ SITUATIONS = {
     "a rank's folder is missing": [f"{BROKEN_INPUT}[missing_rank]"],
     "a rank's file is missing": [
         "test_a_rank_with_an_unfinished_file_only_is_refused",
-        "discovery.test_scan::test_rank_folders_that_are_all_without_a_file_are_named",
+        "discovery.test_rank_folders::test_rank_folders_that_are_all_without_a_file_are_named",
     ],
     "there are folders of more ranks (silent)": [f"{BROKEN_INPUT}[odd_folder]"],
     "folders are called rank1 (accepted)": ["test_rank_folders_may_be_spelled_in_two_ways"],
     "several files of a rank (silent)": [
         f"{GOLDEN_MERGE}[several_files_per_rank-merge-ckpt]",
-        "discovery.test_scan::test_the_newest_step_that_every_rank_has_is_taken_and_newer_ones_are_noted",
-        "discovery.test_scan::test_several_files_of_a_rank_without_an_order_are_an_error",
+        "discovery.test_steps::test_the_newest_step_that_every_rank_has_is_taken_and_newer_ones_are_noted",
+        "discovery.test_steps::test_several_files_of_a_rank_without_an_order_are_an_error",
     ],
     "files of different steps": [
-        "discovery.test_scan::test_no_step_that_every_rank_has_names_the_ranks"
+        "discovery.test_steps::test_no_step_that_every_rank_has_names_the_ranks"
     ],
     "the step that is asked for is not there": ["test_a_step_that_is_not_there_is_refused"],
     "cut short within a record": [
@@ -63,7 +63,7 @@ SITUATIONS = {
     ],
     "a left-over .tmp": [
         "test_a_rank_with_an_unfinished_file_only_is_refused",
-        "discovery.test_scan::test_files_that_are_no_finished_checkpoint_are_passed_over",
+        "discovery.test_rank_folders::test_files_that_are_no_finished_checkpoint_are_passed_over",
     ],
     "content and dims disagree (silent)": [f"{BROKEN_INPUT}[short_content]"],
     "a negative dim": ["test_a_damaged_file_is_refused[negative-dim]"],
