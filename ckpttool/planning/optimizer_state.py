@@ -527,8 +527,9 @@ class GradientShards:
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
         if not name.startswith(GRADIENTS) or not is_claimed:
             return layouts
-        source_layouts = sharding.layouts.get(name, ())
-        if not any(layout.optimizer_shard > 1 for layout in source_layouts):
+        listed = sharding.layouts.get(name, ())
+        of_stage = [one for one in listed if one.first_rank == source.layout.first_rank]
+        if not any(layout.optimizer_shard > 1 for layout in of_stage):
             self.sharded.append(name)
             return layouts
         if source.layout.optimizer_shard > 1:

@@ -5,14 +5,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.model.strategy import Merged
+from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.planning.optimizer_state import match_states_by_name
 from ckpttool.planning.sources import content_decided_names
 from ckpttool.strategy_files.reader import read_strategy
@@ -244,7 +244,19 @@ def content_groups_of(catalog, strategy, ranks):
     return found
 
 
+def gradients_of_two_stages() -> Move:
+    """Gradients of which only the second stage has an optimizer shard; the first is read."""
+    name, by_rows = "accu_grads.w", Layout((2,), ((0,),))
+    by_shard = Layout((2,), ((),), optimizer_shard=2)
+    stages = (by_rows, replace(by_shard, first_rank=2))
+    src = Strategy({"w": stages, name: stages}, 2, 2)
+    dst = Strategy({"w": (by_shard,), name: (by_shard,)}, 1, 2)
+    entries = {one: noise(one, "Float32", (2,)) for one in ("w", name)}
+    return Move(entries, src, dst)
+
+
 @examples(300)
+@example(gradients_of_two_stages(), "follow")
 @given(moves_with_states(), st.sampled_from(CHOICES))
 def test_merge_and_split_give_what_reshard_gives(move, choice):
     ranks = true_slices(move)
