@@ -17,12 +17,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from threading import Event, Lock
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
@@ -32,6 +29,9 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 T = TypeVar("T")
 _Row = tuple[str, str, tuple[int, ...], "str | None", list[tuple[int, int]]]
@@ -135,6 +135,8 @@ class Sandbox:
         CkptToolError, OSError
             As raised by ``function``.
         """
+        from multiprocessing.reduction import ForkingPickler
+
         with self._lock:
             child = self._start()
             try:
@@ -176,6 +178,8 @@ class Sandbox:
 
 def _start() -> _Child:
     """Start the limited process."""
+    from multiprocessing import Pipe
+
     ours, theirs = Pipe()
     with theirs:
         code = _START.format(path=sys.path, fd=theirs.fileno())
@@ -191,6 +195,8 @@ def _start() -> _Child:
 
 def serve(fd: int) -> None:
     """Answer the calls from a pipe until it is closed; the limited process runs this."""
+    from multiprocessing.connection import Connection
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and closes the pipe
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))

@@ -10,6 +10,8 @@ may hold nothing.  Safetensors files record it, unless they hold nothing.  ``.ck
 record it, and have 0 bytes if they hold nothing.  Every rank stores the parameters without a
 layout.  If there are no layouts at all, they are assigned in turn as well.
 
+The manifest of an output folder names the ranks that it was written for, if not for all (--rank).
+
 Source
 ------
 MindSpore 2.10 ``train/callback/_checkpoint.py`` (``_save_ckpt``), ``train/_utils.py``
@@ -23,15 +25,19 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
+from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
+from ckpttool.transaction.manifest import ManifestFile
 
 
 def find_incomplete_files(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:
@@ -452,3 +458,62 @@ def _find_empty(catalog: Catalog, sharding: Sharding) -> dict[int, str]:
         layouts = {layout for named in sharding.layouts.values() for layout in named}
         empty &= {rank for layout in layouts for rank in layout.ranks}
     return dict.fromkeys(empty, "empty (0 bytes), as a full disk or a crash leaves it")
+
+
+def limit_to_written_ranks(
+    catalog: Catalog, sharding: Sharding | None
+) -> tuple[Catalog, list[Diagnostic]]:
+    """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
+
+    For inspect and verify, which expect no files of other ranks.
+    """
+    written, reason = _written_ranks(catalog, sharding)
+    if written is None:
+        return catalog, []
+    others = format_ranks(sorted(_expected_ranks(catalog, sharding) - written))
+    text = f"{others}: not looked for, since {reason}"
+    assert isinstance(catalog, RankCatalog)
+    return replace(catalog, expected_ranks=written), [Diagnostic("part", text)]
+
+
+def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
+    """Add a note on the ranks that the manifest lists (--rank), if these are not all.
+
+    For conversions, which need all ranks and report those that are missing.
+    """
+    written, reason = _written_ranks(catalog, sharding)
+    if written is None:
+        return catalog
+    note = Diagnostic("part", reason)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
+
+
+def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
+    """Return the ranks of the strategy, and those that the scan found missing."""
+    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
+
+
+def _written_ranks(
+    catalog: Catalog, sharding: Sharding | None
+) -> tuple[frozenset[int] | None, str]:
+    """Return the ranks that a manifest lists and the evidence for a message; None for all ranks.
+
+    `check_manifest` reports a manifest that cannot be read.
+    """
+    path = Path(catalog.root) / MANIFEST
+    found = catalog.files.keys() | catalog.damaged.keys()
+    expected = _expected_ranks(catalog, sharding)
+    if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
+        return None, ""
+    if expected <= found or not is_file(path):
+        return None, ""
+    try:
+        outputs = ManifestFile.read(path).manifest().outputs
+    except FormatError:
+        return None, ""
+    ranks = frozenset({*found, *(output.rank for output in outputs)})
+    if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
+        return None, ""
+    written = format_ranks([output.rank for output in outputs])
+    return ranks, f"{path} says that this was written for {written} alone (--rank)"

@@ -26,7 +26,7 @@ from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding,
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
-from ckpttool.planning.missing import quarantine_damaged, scan_notes
+from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
@@ -37,7 +37,6 @@ from ckpttool.planning.sources import (
 from ckpttool.planning.strategy_check import (
     check_strategy,
     contradiction,
-    note_written_ranks,
     strategy_notes,
 )
 from ckpttool.planning.unlisted import (

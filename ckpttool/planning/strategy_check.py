@@ -11,7 +11,7 @@ These two differ with every hidden optimizer shard.
 Slices that should differ may be equal by chance.  If all slices of all sharded tensors are equal,
 every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
 
-The manifest of an output folder also names the ranks and the strategy that it was written for.
+The manifest of an output folder also names the strategy that it was written for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import is_file, read_file
-from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
@@ -436,65 +436,6 @@ def _stage_problems(
         )
         for (first, second), names in differing.items()
     ]
-
-
-def limit_to_written_ranks(
-    catalog: Catalog, sharding: Sharding | None
-) -> tuple[Catalog, list[Diagnostic]]:
-    """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
-
-    For inspect and verify, which expect no files of other ranks.
-    """
-    written, reason = _written_ranks(catalog, sharding)
-    if written is None:
-        return catalog, []
-    others = format_ranks(sorted(_expected_ranks(catalog, sharding) - written))
-    text = f"{others}: not looked for, since {reason}"
-    assert isinstance(catalog, RankCatalog)
-    return replace(catalog, expected_ranks=written), [Diagnostic("part", text)]
-
-
-def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
-    """Add a note on the ranks that the manifest lists (--rank), if these are not all.
-
-    For conversions, which need all ranks and report those that are missing.
-    """
-    written, reason = _written_ranks(catalog, sharding)
-    if written is None:
-        return catalog
-    note = Diagnostic("part", reason)
-    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
-
-
-def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
-    """Return the ranks of the strategy, and those that the scan found missing."""
-    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
-    return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
-
-
-def _written_ranks(
-    catalog: Catalog, sharding: Sharding | None
-) -> tuple[frozenset[int] | None, str]:
-    """Return the ranks that a manifest lists and the evidence for a message; None for all ranks.
-
-    `check_manifest` reports a manifest that cannot be read.
-    """
-    path = Path(catalog.root) / MANIFEST
-    found = catalog.files.keys() | catalog.damaged.keys()
-    expected = _expected_ranks(catalog, sharding)
-    if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
-        return None, ""
-    if expected <= found or not is_file(path):
-        return None, ""
-    try:
-        outputs = ManifestFile.read(path).manifest().outputs
-    except FormatError:
-        return None, ""
-    ranks = frozenset({*found, *(output.rank for output in outputs)})
-    if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
-        return None, ""
-    written = format_ranks([output.rank for output in outputs])
-    return ranks, f"{path} says that this was written for {written} alone (--rank)"
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:

@@ -21,7 +21,12 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import quarantine_damaged, redundancy_note, scan_notes
+from ckpttool.planning.missing import (
+    limit_to_written_ranks,
+    quarantine_damaged,
+    redundancy_note,
+    scan_notes,
+)
 from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 
 Json = dict[str, object]
@@ -146,8 +151,6 @@ def _describe_ranks(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Json:
     """Describe the files of ranks, and with layouts the full tensors."""
-    from ckpttool.planning.strategy_check import limit_to_written_ranks
-
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)

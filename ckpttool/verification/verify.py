@@ -16,7 +16,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_incomplete_files
+from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REMEDY,
@@ -35,7 +35,6 @@ from ckpttool.planning.resolve import (
     resolve,
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
-from ckpttool.planning.strategy_check import limit_to_written_ranks
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
