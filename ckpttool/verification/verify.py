@@ -213,7 +213,8 @@ def verify(
         The layouts.  Without them each file is verified separately, unless the checkpoint describes
         itself.
     options
-        How the checkpoint is resolved; ``unlisted`` is always ``"first"``.
+        How the checkpoint is resolved; ``unlisted`` is always ``"first"``.  ``check_replicas`` and
+        ``strict`` have no effect: ``deep`` compares all replicas, and warnings are findings.
     deep
         Read the data, and verify checksums and manifest hashes where these exist.
     crc
