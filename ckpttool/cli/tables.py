@@ -294,7 +294,13 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
     echo(printable(f"{found.path}: {verdict or clean} ({read})"))
     _print_findings(found.findings, found.severity_of, options.limit)
-    print_notes(found.notes, found.severity_of, options.quiet)
+    # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
+    of_verify = severities("verify")
+    shown_as: SeverityOf = {
+        code: "note" if of_verify[code] == "warning" else severity
+        for code, severity in severities("convert").items()
+    }
+    print_notes(found.notes, shown_as, options.quiet)
 
 
 def print_comparison(

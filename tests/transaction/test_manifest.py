@@ -294,11 +294,10 @@ def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
 def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, command):
     run_well(*reshard_words(tmp_path / "new", "ckpt"))
     more = {"merge": ["-o", tmp_path / "m.h5"], "diff": [tmp_path / "new"]}.get(command, [])
-    quiet = [] if command == "verify" else ["-q"]  # it is a note of verify, a warning of others
     other = tmp_path / "other.ckpt"
     other.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"\x48\x00")  # a field more
     for given, is_another in [(CASE / "dst_strategy.ckpt", False), (other, True)]:
-        result = run_well(command, tmp_path / "new", *more, "-s", given, *quiet)
+        result = run_well(command, tmp_path / "new", *more, "-s", given, "-q")
         text = f"{tmp_path}/new/ckpttool.json says that this was written by dst_strategy.ckpt, and "
         assert (f"{text}{given} is another file" in message(result)) == is_another
         Path(tmp_path / "m.h5").unlink(missing_ok=True)

@@ -425,14 +425,6 @@ def test_ignored_warnings_are_notes_and_exit_code_0(tmp_path):
     assert run("verify", tmp_path / "m.ckpt", "--ignore", "damaged").exit_code == 2
 
 
-def test_notes_of_verify_are_notes_on_stderr_even_if_merge_warns_of_them():
-    words = ("verify", GOLDEN / "crc_check" / "src", "-s", GOLDEN / "crc_check/src_strategy.ckpt")
-    (note,) = json.loads(run_well(*words, "--json").stdout)["notes"]
-    assert note["kind"] == "unverified"
-    assert run_well(*words).stderr == f"note: {note['text']}\n"
-    assert run_well(*words, "-q").stderr == ""
-
-
 def test_warnings_can_be_ignored_and_errors_cannot(source):
     cut_short(rank_file(source, 2))
     shutil.rmtree(source / "rank_7")
