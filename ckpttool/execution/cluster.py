@@ -35,7 +35,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import identify_file
+from ckpttool.formats.local import claimed_file, identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -339,7 +339,7 @@ class RemoteFile:
         assert crc is None, "the worker has stored the checksum"
         if not is_open_as(self._path, self._fd):
             raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
-        return verify_header(Path(self.attempt.path), self._output)
+        return verify_header(identify_file(self.attempt.path), self._output)
 
     def rename(self) -> None:
         """Give the attempt the name of the output, and give up the claim."""
@@ -389,7 +389,7 @@ def _write(task: FileTask, path: str) -> Attempt:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
-        index = format.create(path, output.metas, output.attrs)
+        index = format.create(fd, claimed_file(path, fd), output.metas, output.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
         hashes: list[UnitHash] = []
@@ -402,7 +402,7 @@ def _write(task: FileTask, path: str) -> Attempt:
             hashes += filled.hashes
             crcs += filled.crcs
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
-        format.seal(path, crc)
+        format.seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Attempt(path, Filled(nbytes, tuple(hashes)))
     finally:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT, as_stamp, identify_file
+from ckpttool.formats.local import ABSENT, as_stamp, claimed_file
 from ckpttool.model.plan import OutputFile
-from ckpttool.model.tensors import FileIndex, FileStamp, TensorMeta
+from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
@@ -142,7 +142,8 @@ class PartialFile:
         make_folder(self._path.parent)
         self._fd = claim(self._path)
         try:
-            self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
+            file = claimed_file(str(self._path), self._fd)
+            self.index: FileIndex = self._format.create(self._fd, file, output.metas, output.attrs)
             reserve(self._fd, self.index.nbytes)
         except BaseException as error:
             clean_up(error, self.discard)
@@ -163,11 +164,11 @@ class PartialFile:
         OSError
             The file cannot be synced, or another file has its name.
         """
-        self._format.seal(str(self._path), crc)
+        self._format.seal(self._fd, crc)
         os.fsync(self._fd)
         if not is_open_as(self._path, self._fd):
             raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
-        return verify_header(self._path, self._output)
+        return verify_header(self.index.file, self._output)
 
     def rename(self) -> None:
         """Give the sealed file the name of the output, and release the lock."""
@@ -354,7 +355,7 @@ def stamp_at(path: Path) -> FileStamp | None:
         return None
 
 
-def verify_header(path: Path, output: OutputFile) -> int:
+def verify_header(file: StoredFile, output: OutputFile) -> int:
     """Return the size of a file in bytes, after a check of its header.
 
     Raises
@@ -362,7 +363,7 @@ def verify_header(path: Path, output: OutputFile) -> int:
     VerifyError
         The header does not describe the tensors of the output.
     """
-    index = get_format(output.format).read_index(identify_file(str(path)))
+    index = get_format(output.format).read_index(file)
     expected = {meta.name: meta for meta in output.metas}
     found = {name: tensor.meta for name, tensor in index.tensors.items()}
     problems = [
