@@ -347,9 +347,6 @@ class RemoteFile:
         rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
 
-    def withdraw(self) -> None:
-        """Do nothing: attempts have names of their own, and `discard` removes them."""
-
     def discard(self) -> None:
         """Give up the claim, and remove all remaining attempts."""
         if self._fd >= 0:

@@ -175,15 +175,11 @@ class PartialFile:
         rename_durably(self._path, self._output.path)
         self._close()
 
-    def withdraw(self) -> None:
-        """Remove the temporary file, so that no task continues to write it."""
-        if self._fd >= 0 and is_open_as(self._path, self._fd):
-            self._path.unlink()
-
     def discard(self) -> None:
-        """Remove the file and release the lock."""
+        """Remove the file, so that no task continues to write it, and release the lock."""
         try:
-            self.withdraw()
+            if self._fd >= 0 and is_open_as(self._path, self._fd):
+                self._path.unlink()
         finally:
             self._close()
 
