@@ -20,7 +20,7 @@ from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
-UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
 
 
 def is_there(path: str | Path) -> bool:
@@ -104,6 +104,7 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 
 PARTIAL = ".partial"  # suffix of temporary files
+OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
 
 def was_copied(found: os.stat_result) -> bool:
@@ -281,7 +282,7 @@ def remove_stale(folder: Path, name: str) -> None:
     if not is_within(folder, name):
         return
     try:
-        fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        fd = lock(path, os.open(path, OPEN_FLAGS))
     except (FileNotFoundError, TakenError):
         return
     try:
@@ -301,12 +302,11 @@ def claim(path: Path) -> int:
     TakenError
         Another run is writing the file.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        return _create(path)
     except FileExistsError:
         try:
-            stale = lock(path, os.open(path, flags))
+            stale = lock(path, os.open(path, OPEN_FLAGS))
         except FileNotFoundError as error:
             raise TakenError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
@@ -315,9 +315,21 @@ def claim(path: Path) -> int:
     finally:
         os.close(stale)
     try:
-        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        return _create(path)
     except FileExistsError as error:
         raise TakenError(errno.EEXIST, "another run was faster", str(path)) from error
+
+
+def _create(path: Path) -> int:
+    """Create and lock a file; remove it if the system cannot lock it."""
+    fd = os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return lock(path, fd)
+    except TakenError:
+        raise
+    except OSError as error:
+        clean_up(error, path.unlink)
+        raise
 
 
 def name_attempt(path: str) -> str:

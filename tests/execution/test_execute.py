@@ -347,7 +347,7 @@ def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
     (tmp_path / "m.h5").unlink()
 
 
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EPERM])
 def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypatch, number):
     import fcntl
 
