@@ -17,7 +17,6 @@ the attempts.  In either order, the later process sees what the earlier one did.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import secrets
@@ -43,7 +42,6 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
-    TakenError,
     claim,
     is_open_as,
     is_there,
@@ -51,6 +49,7 @@ from ckpttool.storage.files import (
     name_attempt,
     remove_attempts,
     rename_durably,
+    require_name,
     reserve,
     verify_header,
 )
@@ -337,8 +336,7 @@ class RemoteFile:
         """
         assert self.attempt is not None, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
-        if not is_open_as(self._path, self._fd):
-            raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
+        require_name(self._path, self._fd)
         return verify_header(identify_file(self.attempt.path), self._output)
 
     def rename(self) -> None:

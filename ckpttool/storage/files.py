@@ -64,8 +64,7 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-        if not is_open_as(path, fd):
-            raise TakenError(errno.EWOULDBLOCK, "another run has taken it", str(path))
+        require_name(path, fd)
     except BaseException:
         os.close(fd)
         raise
@@ -92,6 +91,12 @@ def name_lock_holder(path: Path) -> str:
             return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return "with --part, or it has just begun"
+
+
+def require_name(path: Path, fd: int) -> None:
+    """Raise `TakenError` unless the file at ``path`` is the one that is open as ``fd``."""
+    if not is_open_as(path, fd):
+        raise TakenError(errno.EEXIST, "another file has its name", str(path))
 
 
 def is_open_as(path: Path, fd: int) -> bool:
@@ -167,12 +172,12 @@ class PartialFile:
         """
         self._format.seal(self._fd, crc)
         os.fsync(self._fd)
-        if not is_open_as(self._path, self._fd):
-            raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
+        require_name(self._path, self._fd)
         return verify_header(self.index.file, self._output)
 
     def rename(self) -> None:
         """Give the sealed file the name of the output, and release the lock."""
+        require_name(self._path, self._fd)
         rename_durably(self._path, self._output.path)
         self._close()
 
@@ -226,6 +231,7 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
             os.fsync(file.fileno())
             if is_dated:
                 _date(file.fileno())
+            require_name(partial, file.fileno())
             partial.replace(path)
         except BaseException as error:
             clean_up(error, lambda: partial.unlink(missing_ok=True))

@@ -27,6 +27,7 @@ from ckpttool.model.tensors import FileStamp
 from ckpttool.storage import files
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors
+from ckpttool.storage.files import PartialFile
 from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.checkpoints import write_file as write_checkpoint
@@ -257,7 +258,9 @@ def planted_before(real, plant):
 @pytest.mark.parametrize("kind", [os.symlink, os.link])
 @pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
-@pytest.mark.parametrize("moment", ["claim", "fill", "compute_checksum", "seal", "verify_header"])
+@pytest.mark.parametrize(
+    "moment", ["claim", "fill", "compute_checksum", "seal", "verify_header", "rename"]
+)
 def test_a_file_planted_under_a_temporary_name_is_not_written(
     moment, format, engine, kind, tmp_path, monkeypatch
 ):
@@ -281,6 +284,9 @@ def test_a_file_planted_under_a_temporary_name_is_not_written(
     elif moment == "seal":
         kind_of = type(formats.get_format(format))
         monkeypatch.setattr(kind_of, "seal", planted_before(kind_of.seal, plant))
+    elif moment == "rename":
+        rename = planted_before(PartialFile.rename, plant)
+        monkeypatch.setattr(PartialFile, "rename", rename)
     options = ckpttool.OutputOptions(crc=format != "hdf5")
     plan, destination = ckpttool.plan_merge(
         ckpttool.scan(str(CASE / "src")),
@@ -290,7 +296,9 @@ def test_a_file_planted_under_a_temporary_name_is_not_written(
     )
     with open_engine(engine) as executor, pytest.raises(ckpttool.ExecutionError) as caught:
         execute(plan, destination, Planting(executor, moment, plant))
-    said = {"seal": "another run is writing"}.get(moment, "a link or another file has taken")
+    said = "a link or another file has taken the place"
+    if moment in ("seal", "rename"):
+        said = "another run is writing"
     if format == "hdf5":  # libhdf5 looks at the name when it has created a file, and opens it
         said = {"claim": "can't retrieve real path", "verify_header": "not readable"}.get(
             moment, said
@@ -324,3 +332,25 @@ def test_a_file_planted_under_the_name_of_an_attempt_is_not_written(
         write_file(remote.task(1 << 20, 1 << 20))
     remote.discard()
     assert theirs.read_bytes() == b"theirs" * 100_000
+
+
+@pytest.mark.parametrize("kind", [os.symlink, os.link])
+def test_a_file_planted_for_the_manifest_is_neither_written_nor_renamed(
+    kind, link, tmp_path, monkeypatch
+):
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+
+    def claim(path):
+        fd = real(path)
+        if path.name == "out.ckpt.ckpttool.json.partial":
+            path.unlink()
+            kind(theirs, path)
+        return fd
+
+    real = files.claim
+    monkeypatch.setattr(files, "claim", claim)
+    with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
+        execute(*merge_plan(link, tmp_path))
+    assert theirs.read_bytes() == b"theirs"
+    assert not (tmp_path / "out.ckpt.ckpttool.json").exists()
