@@ -44,10 +44,9 @@ from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
-from ckpttool.transaction.journal import (
-    describe_unfinished_runs,
+from ckpttool.transaction.states import (
+    describe_record,
     find_unfinished_run,
-    on_half_written,
 )
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
@@ -150,7 +149,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
         chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
     except UnfinishedError as error:
         nothing = Diagnostic.each("nothing_complete", error.problems)
-        diagnostics.add(*nothing, *describe_unfinished_runs(root))
+        diagnostics.add(*nothing, *describe_record(root))
         return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
@@ -167,7 +166,6 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     strategy_files = find_strategies(root, chosen, diagnostics)
     problems = tuple(_problems(root, chosen.values()))
     reported = {one.path for one in problems}
-    diagnostics.add(*describe_unfinished_runs(root))
     return RankCatalog(
         str(root),
         files,
@@ -309,8 +307,9 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield describe_unfinished_save("unfinished", save)
-    unfinished = find_unfinished_run(whole)
-    yield from on_half_written(whole) if unfinished is None else [unfinished]
+    if unfinished := find_unfinished_run(whole):
+        yield unfinished
+    yield from describe_record(whole)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:

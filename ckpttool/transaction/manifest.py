@@ -1,8 +1,9 @@
-"""Manifests and records of parts on disk, and the provenance in them.
+"""Sealed documents on disk: the manifest, and the plan and stamps of the record of a run.
 
-`ckpttool.model.manifest` describes the document.  It is written in pieces and read line by line.
-The last line holds the SHA-256 of all other lines.  If that does not match, the file is damaged and
-its contents are not used.
+`ckpttool.model.manifest` describes the manifest.  The others have the same form: entries in the
+first line, one line for each output, and a last line with the SHA-256 of all lines before it.  A
+document is written in pieces and read line by line.  If its last line does not match, it is damaged
+and its contents are not used.
 """
 
 from __future__ import annotations
@@ -12,25 +13,20 @@ import json
 import os
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool._version import __version__
 from ckpttool.errors import (
-    CkptToolError,
     FormatError,
-    PlanError,
     UnreadableError,
     describe_os_error,
 )
-from ckpttool.formats import read_index
-from ckpttool.formats.local import open_file, read_file, stat_file
+from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
@@ -39,16 +35,14 @@ from ckpttool.model.manifest import (
     Provenance,
     StrategyFile,
     TensorEntry,
-    hashed,
 )
-from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileIndex, FileStamp
-from ckpttool.model.wording import count, format_ranks
-from ckpttool.storage.files import was_copied
+from ckpttool.model.tensors import FileStamp
 
+S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)
 
 MAX_LINE_BYTES = 100_000_000  # of an output with ten TiB; stops files of other kinds
+NO_DIGEST = "0" * 64
 OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
 
 
@@ -84,8 +78,8 @@ class Manifest:
     notes: tuple[Diagnostic, ...] = ()
 
 
-def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a manifest; ``outputs`` are lines of `entry_text`."""
+def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     for piece in _before_seal(head, outputs):
         state.update(piece.encode("ascii"))
@@ -94,7 +88,7 @@ def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterato
 
 
 def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a manifest except its last line."""
+    """Yield the text of a sealed document except its last line."""
     yield json.dumps(head).removesuffix("}") + OPEN
     comma = ""
     for line in outputs:
@@ -103,8 +97,13 @@ def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator
     yield "\n"
 
 
+def digest_in(last_line: str) -> str:
+    """Return the SHA-256 in the last line of a sealed document."""
+    return last_line.removeprefix(CLOSE)[: len(NO_DIGEST)]
+
+
 def _seal(digest: str) -> str:
-    """Return the last line of a manifest, with the SHA-256 of the other lines."""
+    """Return the last line of a sealed document, with the SHA-256 of the other lines."""
     return f'{CLOSE}{digest}"}}\n'
 
 
@@ -118,42 +117,6 @@ def entry_text(output: OutputEntry) -> str:
     return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
 
 
-def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
-    """Yield a message for each output that is missing or has another size."""
-    for output in outputs:
-        try:
-            nbytes = (folder / output.path).stat().st_size
-        except FileNotFoundError:
-            yield f"{output.path}: is not there"
-            continue
-        if nbytes != output.nbytes:
-            yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
-
-
-def output_problems(
-    folder: Path, output: OutputEntry, index: FileIndex | None = None
-) -> Iterator[str]:
-    """Yield the problems of an output's size and header; read ``index`` if it is None."""
-    if problems := list(size_problems(folder, [output])):
-        yield from problems
-        return
-    try:
-        index = index or read_index(str(folder / output.path))
-    except FormatError as error:
-        yield f"{output.path}: {error.reason}"
-        return
-    found = {tensor.meta.name: hashed(tensor.meta, {}) for tensor in index.tensors.values()}
-    expected = {tensor.name: tensor for tensor in output.tensors}
-    for name in sorted({*found, *expected}):
-        want, got = _describe(expected.get(name)), _describe(found.get(name))
-        if want != got:
-            yield f"{output.path}: {name}: expected {want}, found {got}"
-
-
-def _describe(tensor: TensorEntry | None) -> str:
-    return "nothing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
-
-
 def written_strategies(manifest: Path) -> frozenset[str]:
     """Return the strategy files that were written with a set; none without a valid manifest."""
     with suppress(FormatError, FileNotFoundError), opened(manifest) as file:
@@ -163,9 +126,9 @@ def written_strategies(manifest: Path) -> frozenset[str]:
 
 
 def _parse_head(path: Path, line: bytes) -> JsonObject:
-    """Return the entries in the first line of a manifest: all except its outputs."""
+    """Return the entries in the first line of a sealed document: all except its outputs."""
     if not line.endswith(f"{OPEN}\n".encode()):
-        raise FormatError(str(path), None, "its first line is not that of a manifest")
+        raise FormatError(str(path), None, "its first line is not one that ckpttool writes")
     return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
 
 
@@ -225,17 +188,24 @@ class JsonObject:
         """Return an entry that is the relative path of a file in the folder or below."""
         value = self.text(name)
         parts = PurePosixPath(value).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in value:
+        is_long = len(os.fsencode(value)) > 4095 or any(len(os.fsencode(p)) > 255 for p in parts)
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in value or is_long:
             raise self.wrong(name, "a path below the folder")
         return value
 
     def stamp(self) -> FileStamp:
         """Return the entries that are the stamp of a file."""
-        return FileStamp(*map(self.number, FileStamp._fields))
+        return FileStamp(*map(self._integer, FileStamp._fields))
+
+    def _integer(self, name: str) -> int:
+        value = self.entries.get(name)
+        if type(value) is not int:  # a time may lie before 1970
+            raise self.wrong(name, "an integer")
+        return value
 
     def _input(self) -> InputFile:
-        times = ("mtime_ns", "ctime_ns") if "mtime_ns" in self.entries else ()
-        return InputFile(self.text("path"), self.number("nbytes"), *map(self.number, times))
+        stamp = self.stamp() if "inode" in self.entries else None
+        return InputFile(self.text("path"), self.number("nbytes"), stamp)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         """Return an entry that is a list of objects."""
@@ -249,7 +219,7 @@ class JsonObject:
         return None if self.entries.get("step") is None else self.text("step")
 
     def provenance(self) -> Provenance:
-        """Return the provenance; a manifest has no times of inputs, which are then 0."""
+        """Return the provenance; a manifest has neither stamps of inputs nor options."""
         return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
@@ -298,8 +268,8 @@ class JsonObject:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestFile:
-    """A manifest or record in a file.
+class SealedFile:
+    """A sealed document in a file.
 
     Attributes
     ----------
@@ -307,20 +277,17 @@ class ManifestFile:
         The file.
     head
         Its entries except the outputs.
-    mtime_ns
-        Time at which the file was written.
-    is_copy
-        Whether the file is a copy, so that this is not the time at which the outputs were complete.
+    digest
+        The SHA-256 in its last line.
     """
 
     path: Path
     head: JsonObject
-    mtime_ns: int
-    is_copy: bool
+    digest: str
 
     @classmethod
-    def read(cls, path: Path) -> ManifestFile:
-        """Verify the checksum of a manifest and return it; its outputs are read later.
+    def read(cls: type[S], path: Path) -> S:
+        """Verify the checksum of a document and return it; its outputs are read later.
 
         Raises
         ------
@@ -330,35 +297,36 @@ class ManifestFile:
             The file does not exist.
         """
         with opened(path) as file:
-            found = os.fstat(file.fileno())
             lines = _verified_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
+            file.seek(-len(_seal(NO_DIGEST)), os.SEEK_END)
+            digest = digest_in(file.read().decode())
         head = _parse_head(path, first)
         if head.entries.get("schema") != MANIFEST_SCHEMA:
             raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head, found.st_mtime_ns, was_copied(found))
+        return cls(path, head, digest)
 
-    def is_unmodified(self, output: OutputEntry, stamp: FileStamp) -> bool:
-        """Return whether an output has the recorded size, and is older than the manifest."""
-        is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
-        return stamp.nbytes == output.nbytes and is_older
-
-    def outputs(self) -> Iterator[OutputEntry]:
-        """Yield the outputs.
+    def lines(self) -> Iterator[JsonObject]:
+        """Yield the entries of the outputs.
 
         Raises
         ------
         FormatError
-            A line does not describe an output, or the file has changed since it was verified.
+            A line is no JSON object, or the file has changed since it was verified.
         """
         with opened(self.path) as file:
             for line in islice(_verified_lines(self.path, file), 1, None):
-                yield JsonObject.parse(self.path, line.rstrip(b",\n")).output()
+                yield JsonObject.parse(self.path, line.rstrip(b",\n"))
 
-    def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
-        """Yield the problems of an output's size and header; see `output_problems`."""
-        return output_problems(self.path.parent, output, index)
+
+class ManifestFile(SealedFile):
+    """A manifest in a file."""
+
+    def outputs(self) -> Iterator[OutputEntry]:
+        """Yield the outputs; raise `FormatError` if a line does not describe one."""
+        for line in self.lines():
+            yield line.output()
 
     def strategy_problems(self) -> Iterator[str]:
         """Yield the problems of strategy files that were written with the set, in its folder.
@@ -403,7 +371,7 @@ def remedy_for(error: FormatError) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of the record; raise `UnreadableError` for system errors, and for a pipe."""
+    """Open a file of ours; raise `UnreadableError` for system errors, and for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
@@ -430,166 +398,3 @@ def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     if not line.startswith(CLOSE.encode()):
         reason = "no checksum at its end: cut short, changed, or not written by this ckpttool"
     raise FormatError(str(path), None, reason)
-
-
-def provenance_of(plan: Plan) -> Provenance:
-    """Return the provenance of a plan, which all its parts have in common.
-
-    Raises
-    ------
-    OSError
-        A source or strategy file cannot be read.
-    """
-    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
-    stamps = plan.catalog.stamps
-    files = ((path, stamps[path] or stat_file(path)) for path in plan.catalog.paths)
-    return Provenance(
-        __version__,
-        plan_digest(plan),
-        plan.catalog.step,
-        tuple(
-            InputFile(os.path.relpath(path, base), stamp.nbytes, stamp.mtime_ns, stamp.ctime_ns)
-            for path, stamp in files
-        ),
-        tuple(
-            _describe_strategy(Path(path).name, read_file(path))
-            for path in dict.fromkeys(plan.strategies)
-        ),
-        tuple(
-            _describe_strategy(os.path.relpath(document.path, folder), document.data)
-            for document in plan.documents
-            if document.kind == "strategy"
-        ),
-        _options_of(plan),
-    )
-
-
-def plan_digest(plan: Plan) -> str:
-    """Return a hash that is equal for equal plans of files with equal names.
-
-    The folders of source and outputs do not count: hosts may mount them in different places.
-    """
-    catalog, target = plan.catalog, plan.target
-    folder = target.output_folder
-    state = hashlib.sha256()
-    for line in (
-        (target.format, target.ranks, sorted(target.attrs.items())),
-        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *(
-            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
-            for r, f in catalog.files.items()
-        ),
-        *(
-            (
-                transfer.name,
-                transfer.dtype,
-                *(
-                    (
-                        term.weight,
-                        term.source.meta,
-                        term.source.slicing.distribution_key,
-                        term.source.parameter,
-                        term.source.rank_cycle,
-                    )
-                    for term in transfer.terms
-                ),
-                transfer.layouts,
-            )
-            for transfer in plan.transfers
-        ),
-        *((document.kind, os.path.relpath(document.path, folder)) for document in plan.documents),
-    ):
-        state.update(f"{line!r}\n".encode())
-    return f"sha256:{state.hexdigest()}"
-
-
-def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of a plan, which explain why digests differ; see `Provenance`."""
-    target, folder = plan.target, plan.target.output_folder
-    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
-    strategies = [
-        os.path.relpath(document.path, folder)
-        for document in plan.documents
-        if document.kind == "strategy"
-    ]
-    options = dict(options_of_outputs(target.format, outputs))
-    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
-    options["dst_strategies"] = (
-        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
-    )
-    if not target.is_merged:
-        choice = target.not_in_target
-        is_default = choice == "follow"
-        options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
-    return tuple(options.items())
-
-
-def options_of_outputs(
-    format: str, outputs: Sequence[tuple[int, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the options that can be derived from the relative paths of outputs."""
-    yield "format", f"--format {format}"
-    rank, path = outputs[0]
-    if Path(path).parent.name == f"rank_{rank}":
-        yield "ranks", format_ranks([rank for rank, _ in outputs])
-        yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
-    else:
-        yield "files", count(len(outputs), "file")
-
-
-def changed_inputs(plan: Plan) -> Iterator[str]:
-    """Yield a message for each source file that has changed since its header was read."""
-    yield from _changes(plan.catalog.stamps)
-
-
-def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
-    for path, stamp in files.items():
-        try:
-            now = stat_file(path)
-        except FileNotFoundError:
-            yield f"{path}: is gone"
-            continue
-        if stamp is not None and now != stamp:
-            change = "was written to after its header was read"
-            if now.inode != stamp.inode:
-                change = "is another file than when its header was read"
-            yield f"{path}: {change}"
-
-
-@contextmanager
-def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
-    """Raise `PlanError` at the end if source files have changed.
-
-    Raises
-    ------
-    PlanError
-        Source files were changed or removed.  It replaces an error of the work, which that change
-        may have caused.
-    """
-    try:
-        yield
-    except (CkptToolError, OSError) as error:
-        _refuse_changed_sources(*catalogs, cause=error)
-        if isinstance(error, FileNotFoundError):
-            raise PlanError(
-                [Diagnostic("changed", f"{error.filename}: is gone since this began", "run again")]
-            ) from error
-        raise
-    _refuse_changed_sources(*catalogs)
-
-
-def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
-    """Return the problem of each file that has changed since its header was read."""
-    stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
-    return [Diagnostic("changed", text, "run again") for text in _changes(stamps)]
-
-
-def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
-    """Raise `PlanError` if files have changed since their headers were read."""
-    changed = changed_sources(*catalogs)
-    if changed:
-        raise PlanError(changed) from cause
-
-
-def _describe_strategy(path: str, data: bytes) -> StrategyFile:
-    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())

@@ -1,34 +1,46 @@
-"""The record of a run: after it, a set of outputs is complete, or can be resumed.
+"""The record of a run, line by line.  After a crash behind any line the state is known.
 
-A run has these steps.  After a crash in any of them, `look` returns the state.
-
-1. `look` returns COMPLETE, RUNNING, STOPPED or NONE.  It has no lock, so step 2 checks again.
-2. `Transaction.open` locks the set and its journal.  It refuses a set that another run is writing,
-   or has written since preflight.
-3. An output is kept if its stamp is the recorded one, or if preflight verified its hashes.
-4. `Transaction.begin` records an output and syncs the record.  Then its temporary file is created.
-5. `Transaction.record_complete` records a complete output and syncs the record.  Before the first
-   output of the set is renamed, the manifest and documents of an older set are removed.
-6. The output is renamed.  `Transaction.record_placed` records its stamp.
-7. `Transaction.finish` checks the sources again and writes the documents, then the manifest:
-   COMPLETE.  A part writes its record instead; `ckpttool.transaction.parts.finalize` does the rest.
-8. `Transaction.abandon` keeps the journal if there is something to resume: STOPPED.
+1. `look` (preflight) takes no lock and writes nothing.
+2. It returns COMPLETE, RUNNING, STOPPED or NONE.
+3. `Transaction.open` makes the record and locks it: a whole run alone, a part with other parts, and
+   its log alone.  If another run is in the way, this one is refused.
+4. What the run would replace is as preflight saw it, or the run is refused.
+5. The plan is written.  If it is there already, the two are compared.
+6. Equal: the logs stay; without ``--resume`` the own one begins anew.  Not equal: if nobody else
+   holds the lock, the old logs are set aside and the plan is replaced.
+7. An output is kept if its stamp or its hashes are those in a log, whichever run wrote it.
+8. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
+9. `Transaction.record_complete` appends its entry to the log and syncs it.
+10. Before the first rename, the manifest, stamps and documents of an older set are removed.
+11. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
+12. `Transaction.finish`: the sources are unchanged.  A part appends ``done`` and unlocks its log.
+13. A whole run, or `ckpttool.finalize` for parts: the outputs are unchanged.  The stamps and
+    documents are written, then the manifest: COMPLETE.
+14. The logs and the plan are removed.
+15. `Transaction.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
+    record is removed.  After a crash line 2 decides.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
-from ckpttool.errors import ExecutionError, PlanError
+from ckpttool.errors import ExecutionError, PlanError, VerifyError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.manifest import OutputEntry, hashed
-from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.manifest import OutputEntry, Provenance, hashed
+from ckpttool.model.plan import Document, OutputFile, Plan
+from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import shorten
-from ckpttool.storage.files import write_document
-from ckpttool.transaction.journal import Journal, OutputSet
-from ckpttool.transaction.manifest import changed_inputs
-from ckpttool.transaction.resume import Destination, destination_changes, is_complete
+from ckpttool.storage.files import clean_up, remove_document, stamp_at, write_document
+from ckpttool.transaction.claim import Claim, forget_run, remove_leftovers
+from ckpttool.transaction.log import LoggedOutput, LogWriter
+from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
+from ckpttool.transaction.outputs import find_unchanged
+from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.sources import changed_inputs
+from ckpttool.transaction.states import FinishedStamps, Record, look
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -42,52 +54,78 @@ class Transaction:
         Ranks of the outputs that are not written again.
     writing
         Path of the document that `finish` is writing, for errors; empty before.
+    notes
+        What is worth knowing of the destination, and only the lock has shown.
     """
 
-    def __init__(
-        self, plan: Plan, output_set: OutputSet, journal: Journal | None, kept: frozenset[int]
-    ) -> None:
+    def __init__(self, plan: Plan, assignment: Assignment, claim: Claim | None) -> None:
         self._plan = plan
-        self._set = output_set
-        self._journal = journal
-        self.kept = kept
+        self._claim = claim
+        self._outputs = assignment.run_outputs
+        self._record = self._outputs.record
+        self._entries: dict[str, LoggedOutput] = {}
+        self._stamps: dict[str, FileStamp] = dict(assignment.kept)
+        self._has_replaced = False
+        self.kept = frozenset(self._outputs.outputs[name] for name in assignment.kept)
         self.writing = ""
+        self.notes = () if claim is None else claim.notes
 
     @classmethod
-    def open(cls, plan: Plan, destination: Destination) -> Transaction:
-        """Lock the destination of a plan, and decide which outputs are kept.
+    def open(cls, plan: Plan, assignment: Assignment) -> Transaction:
+        """Claim the destination of a plan.
 
-        A resumed set that is complete is neither locked nor written.
+        A set, or a part, of which all is there and kept is neither locked nor written.
 
         Raises
         ------
         PlanError
-            A source file has changed, or the run to resume has another plan.  Or another run is
-            writing the set, or has written it since preflight.  Nothing was written.
+            A source file has changed.  Or another run is writing the set, or has written it since
+            preflight.  Nothing was written.
         FormatError
-            The journal of the set is damaged, or another file has its name.
+            The record is damaged.
         OSError
             A file cannot be read or created.
         """
-        output_set = OutputSet.of(plan, destination.ranks, destination.part)
-        ranks = dict(zip(output_set.outputs, destination.ranks, strict=True))
-        if destination.is_resumed and is_complete(output_set, destination.kept):
-            return cls(plan, output_set, None, frozenset(destination.ranks))
+        if assignment.is_finished:
+            remove_leftovers(assignment.run_outputs.record)
+            return cls(plan, assignment, None)
         changed = [Diagnostic("changed", text, "run again") for text in changed_inputs(plan)]
         if changed:
             raise PlanError(changed)
-        journal = Journal(output_set, destination.is_resumed, destination.kept)
-        # Checked under the lock: before, another run could still have written the set.
-        problems = list(destination_changes(output_set, destination.seen))
-        if problems:
-            journal.leave()
-            raise PlanError(problems)
-        kept = frozenset(ranks[name] for name in journal.kept if name in ranks)
-        return cls(plan, output_set, journal, kept)
+        transaction = cls(plan, assignment, Claim(assignment))
+        try:
+            if assignment.replaces_itself:
+                transaction._list_finished(assignment)
+            if assignment.is_resumed:
+                transaction._find_kept()
+        except BaseException as error:
+            clean_up(error, transaction.abandon)
+            raise
+        return transaction
 
-    def begin(self, outputs: Iterable[OutputFile]) -> None:
-        """Record that outputs are begun, so that temporary files can be found after a crash."""
-        self._open_journal.begin(*(output.path for output in outputs))
+    def _list_finished(self, assignment: Assignment) -> None:
+        """Append the entries of a finished set to the log: its manifest is about to go."""
+        destination = assignment.destination
+        assert destination is not None, "the set was found there"
+        stamps = destination.stamps.outputs if destination.stamps is not None else {}
+        for entry in ManifestFile.read(self._record.manifest).outputs():
+            self._log.add(entry_text(entry), is_durable=False)
+            if stamp := self._stamps.get(entry.path, stamps.get(entry.path)):
+                self._log.add_stamp(entry.path, stamp)
+        self._log.sync()
+
+    def _find_kept(self) -> None:
+        """Find the entries of outputs that logs list."""
+        logged = look(self._record, is_locked=True).logged()
+        self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
+        if self._stamps.keys() - self._entries.keys():
+            text = f"{self._record.home}: written by another run since this one began"
+            raise PlanError([Diagnostic("destination", text, "run again")])
+
+    @property
+    def _log(self) -> LogWriter:
+        assert self._claim is not None, "what is complete is not written"
+        return self._claim.log
 
     def record_complete(
         self, output: OutputFile, nbytes: int, hashes: Mapping[str, Mapping[int, str]]
@@ -108,36 +146,80 @@ class Transaction:
         OSError
             The record cannot be written.
         """
-        path = os.path.relpath(output.path, self._set.folder)
+        name = os.path.relpath(output.path, self._record.folder)
         tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
-        entry = OutputEntry(output.rank, path, output.format, nbytes, tensors)
-        self._open_journal.add(entry)
+        line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors))
+        before = self._entries.get(name)
+        if before is not None and before.read_line() != line:
+            text = "is not what the same run wrote there before; has a source file been changed? "
+            text += "Without --resume (--overwrite) all is written anew"
+            raise VerifyError(output.path, [text])
+        self._entries[name] = self._log.add(line)
+        if not self._has_replaced:
+            self._remove_older_set()
+            self._has_replaced = True
+
+    def _remove_older_set(self) -> None:
+        """Remove what says that the set is complete, before the first output is replaced."""
+        assert self._claim is not None, "what is complete is not written"
+        self._claim.require_record()
+        documents = (document.path for document in self._outputs.documents)
+        for path in (self._record.manifest, self._record.stamps, *documents):
+            remove_document(str(path))
 
     def record_placed(self, output: OutputFile) -> None:
         """Record that an output has its final name."""
-        self._open_journal.place(output.path)
+        name = os.path.relpath(output.path, self._record.folder)
+        stamp = stamp_at(Path(output.path))
+        if stamp is not None:
+            self._stamps[name] = stamp
+            self._log.add_stamp(name, stamp)
 
     def finish(self) -> None:
-        """Write the documents of the set and its manifest; for a part, its record.
+        """Write the documents of the set and its manifest; a part only says that it is done.
 
         Raises
         ------
         ExecutionError
-            A source file has changed during the run, so outputs may be a mixture.
+            A source file has changed during the run, so outputs may be a mixture.  Or somebody has
+            changed an output.
         OSError
             A document cannot be written; `writing` names it.
         """
-        if self._journal is None:
+        if self._claim is None:
             return
-        self.writing = str(self._set.manifest)
+        record, outputs = self._record, self._outputs
+        self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
+        self._claim.require_record()
         changed = list(changed_inputs(self._plan))
         if changed:
-            raise ExecutionError(str(self._set.record), f"{shorten(changed, 3)}; {MIXTURE}")
-        for document in self._set.own_documents:
-            self.writing = document.path
-            write_document(document.path, document.data)
-        self.writing = str(self._set.manifest)
-        self._journal.finish()
+            raise ExecutionError(self.writing, f"{shorten(changed, 3)}; {MIXTURE}")
+        if outputs.part is not None:
+            self._log.end()
+        else:
+            entries = {name: self._entries[name] for name in outputs.outputs}
+            stamps = find_unchanged(
+                record.folder,
+                outputs.provenance,
+                {name: self._stamps.get(name) for name in entries},
+                lambda names: (entries[name].read_entry() for name in names),
+            )
+            if damaged := [str(record.folder / name) for name in entries if name not in stamps]:
+                text = f"changed by somebody else since written: {shorten(damaged, 3)}; "
+                text += "--resume --overwrite writes that again, and keeps the others"
+                raise ExecutionError(damaged[0], text)
+            finish_set(
+                record,
+                outputs.provenance,
+                outputs.documents,
+                entries.values(),
+                stamps,
+                self._name_document,
+            )
+        self._claim.release()
+
+    def _name_document(self, path: Path) -> None:
+        self.writing = str(path)
 
     def describe_source_changes(self) -> str:
         """Return text for the message of a failed run: the changes of its sources, if any."""
@@ -148,11 +230,50 @@ class Transaction:
         return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
 
     def abandon(self) -> None:
-        """End an incomplete run; keep its journal if there is something to resume."""
-        if self._journal is not None:
-            self._journal.leave()
+        """End an incomplete run; the record stays if there is something to resume."""
+        if self._claim is not None:
+            self._claim.abandon()
 
-    @property
-    def _open_journal(self) -> Journal:
-        assert self._journal is not None, "a complete set has no journal"
-        return self._journal
+
+def finish_set(
+    record: Record,
+    provenance: Provenance,
+    documents: Iterable[Document],
+    entries: Collection[LoggedOutput],
+    stamps: Mapping[str, FileStamp],
+    on_document: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Write what says that a set is complete, and remove its logs and plan.
+
+    Parameters
+    ----------
+    record, provenance
+        The record of the set, and its provenance with the stamps of its sources.
+    documents
+        Documents of the set.
+    entries
+        Its outputs in the order of their ranks.
+    stamps
+        Stamps of the outputs, from `find_unchanged`.
+    on_document
+        Called with the path of each document before it is written.
+
+    Raises
+    ------
+    OSError
+        A document cannot be written.
+    """
+
+    def manifest_text() -> Iterator[str]:
+        return sealed_text(provenance.head(), (entry.read_line() for entry in entries))
+
+    *_, seal = manifest_text()
+    finished = FinishedStamps(provenance, digest_in(seal), stamps)
+    on_document(record.stamps)
+    write_document(str(record.stamps), sealed_text(finished.head(), finished.lines()))
+    for document in documents:
+        on_document(Path(document.path))
+        write_document(document.path, document.data)
+    on_document(record.manifest)
+    write_document(str(record.manifest), manifest_text())
+    forget_run(record)

@@ -1,4 +1,16 @@
-"""What an earlier run left at a destination, and which of its outputs can be kept."""
+"""What a run writes, keeps and may replace, by the state of its destination.
+
+========  ==========================================================================================
+NONE      everything is written
+STOPPED   ``--resume`` keeps the outputs that a log of the same plan lists.  Without it they are
+          written again.  Outputs of writers that are not done may be replaced.
+RUNNING   refused; only parts of one plan run side by side
+COMPLETE  ``--resume`` keeps the outputs if the stamps of the sources are those of the set
+========  ==========================================================================================
+
+An output is kept if its stamp is the recorded one, otherwise if its contents have the recorded
+hashes.  ``--overwrite`` may replace everything.
+"""
 
 from __future__ import annotations
 
@@ -8,104 +20,33 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
-from ckpttool.errors import CkptToolError, FormatError
-from ckpttool.formats import read_index
+from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.errors import FormatError
 from ckpttool.formats.local import read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
+from ckpttool.model.manifest import MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
-from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_at
-from ckpttool.storage.sampling import hash_units
-from ckpttool.transaction.journal import (
-    JournalState,
-    OutputSet,
-    Part,
-    busy_problem,
-    find_part_records,
-    journal_path,
-    journal_that_began,
-    read_entries,
-    read_journal,
-    resume_problems,
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, is_within, stamp_at
+from ckpttool.transaction.locks import is_held
+from ckpttool.transaction.log import Writer
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.outputs import FindUnchanged, KnownStamps, find_unchanged
+from ckpttool.transaction.parts import Part, ranks_of_part
+from ckpttool.transaction.sources import provenance_of
+from ckpttool.transaction.states import (
+    Destination,
+    Record,
+    RecordedPlan,
+    State,
+    choose_entries,
+    look,
 )
-from ckpttool.transaction.manifest import ManifestFile, options_of_outputs, output_problems
-from ckpttool.transaction.parts import ranks_of_part
-
-
-class State(Enum):
-    """What lies at a destination.
-
-    A manifest is removed before the first output is replaced and written last.  A run that is under
-    way holds a lock; a run that ended early leaves a journal.
-    """
-
-    NONE = "none"
-    STOPPED = "stopped"
-    RUNNING = "running"
-    COMPLETE = "complete"
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """What lies where a plan is to write, and which of its outputs this run writes.
-
-    Attributes
-    ----------
-    ranks
-        Ranks of the outputs that this run writes.
-    part
-        Which of several runs this is; None if one run writes them all.
-    is_resumed
-        Whether outputs that an earlier run of the same plan completed are kept.
-    state
-        What an earlier run left: a complete set, a run under way or a stopped run, of this part or
-        of the whole set.
-    kept
-        Outputs that hold what an earlier run recorded, by path relative to the manifest, and the
-        stamp that each had then.
-    seen
-        Stamps of all files that this run would replace; None if it may replace whatever is there.
-    replaceable
-        Files that this run may replace without ``--overwrite``: nobody has touched them since an
-        earlier run wrote them.
-    notes
-        What is worth knowing of all that.
-    """
-
-    ranks: tuple[int, ...]
-    part: Part | None = None
-    is_resumed: bool = False
-    state: State = State.NONE
-    kept: Mapping[str, FileStamp] = field(default_factory=dict)
-    seen: Mapping[str, FileStamp] | None = None
-    replaceable: frozenset[str] = frozenset()
-    notes: tuple[Diagnostic, ...] = ()
-
-    @classmethod
-    def of(cls, plan: Plan, policy: DestinationPolicy) -> Destination:
-        """Return which outputs a run writes, before anything is known of what lies there."""
-        if policy.part is None:
-            return cls(tuple(plan.target.paths), is_resumed=policy.resume)
-        part = Part(*policy.part)
-        ranks = ranks_of_part(plan, part)
-        text = f"part {part.number}/{part.count} has nothing to write: "
-        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-        notes = () if ranks else (Diagnostic("part", text),)
-        return cls(ranks, part, policy.resume, notes=notes)
-
-    def count_kept(self, plan: Plan) -> int:
-        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        output_set = OutputSet.of(plan, self.ranks, self.part)
-        before = read_journal(journal_path(output_set.record))
-        return 0 if before is None else len(before.kept(output_set.folder, {}))
 
 
 class DestinationPolicy(NamedTuple):
@@ -129,31 +70,169 @@ class DestinationPolicy(NamedTuple):
     open_progress: OpenProgress = no_progress
 
 
-def look(output_set: OutputSet) -> State:
-    """Look what lies at a destination, without a lock and without a write."""
-    journal = journal_path(output_set.record)
-    if lock_holder(journal) is not None:
-        return State.RUNNING
-    if journal.exists():
-        return State.STOPPED
-    has_listing = output_set.record.exists() or output_set.manifest.exists()
-    return State.COMPLETE if has_listing else State.NONE
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The outputs that one run has to write, and what it keeps and may replace.
+
+    Attributes
+    ----------
+    ranks
+        Ranks of the outputs.
+    part
+        Which of several runs this is; None if one run writes them all.
+    is_resumed
+        Whether outputs that an earlier run of the same plan completed are kept.
+    overwrites
+        Whether files of other runs may be replaced.
+    destination
+        What lies there, as seen without a lock; None if nobody has looked.
+    outputs
+        Where the outputs lie; None without a plan.
+    kept
+        Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
+        stamp that each had then.
+    seen
+        Stamps of all files that this run would replace; None if it may replace whatever is there.
+    replaceable
+        Files that this run may replace without ``--overwrite``.
+    replaces_itself
+        Whether a finished set of the same plan and sources is there, which this run takes apart.
+    is_finished
+        Whether all is there and kept, so that nothing is to be done.
+    notes
+        What is worth knowing of all that.
+    """
+
+    ranks: tuple[int, ...]
+    part: Part | None = None
+    is_resumed: bool = False
+    overwrites: bool = False
+    destination: Destination | None = None
+    outputs: RunOutputs | None = None
+    kept: Mapping[str, FileStamp] = field(default_factory=dict)
+    seen: Mapping[str, FileStamp] | None = None
+    replaceable: frozenset[str] = frozenset()
+    replaces_itself: bool = False
+    is_finished: bool = False
+    notes: tuple[Diagnostic, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, policy: DestinationPolicy) -> Assignment:
+        """Return which outputs a run writes, before anything is known of what lies there."""
+        notes: list[Diagnostic] = []
+        part = None if policy.part is None else Part(*policy.part)
+        ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
+        if part is not None and not ranks:
+            text = f"part {part} has nothing to write: "
+            text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
+            notes.append(Diagnostic("part", text))
+        outputs = RunOutputs.of(plan, ranks, part)
+        return cls(
+            ranks, part, policy.resume, policy.overwrite, outputs=outputs, notes=tuple(notes)
+        )
+
+    @property
+    def run_outputs(self) -> RunOutputs:
+        """Where the outputs lie."""
+        assert self.outputs is not None, "it is of a plan"
+        return self.outputs
+
+    @property
+    def state(self) -> State:
+        """The state of the destination."""
+        return State.NONE if self.destination is None else self.destination.state
+
+    @property
+    def seen_plan(self) -> RecordedPlan | None:
+        """The plan in the record of the destination."""
+        return None if self.destination is None else self.destination.plan
+
+    def count_complete(self) -> int:
+        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
+        outputs = self.run_outputs
+        logged = look(outputs.record).logged()
+        stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
+        return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutputs:
+    """Where the outputs of a run and their record lie.
+
+    Attributes
+    ----------
+    record
+        The record of the set.
+    provenance
+        What the run reads and does.
+    outputs
+        Path of each output of this run, relative to the manifest, and its rank.
+    whole
+        The same for the outputs of all parts.
+    part
+        Which of several runs this is; None if one run writes all outputs.
+    documents
+        Documents of the set.
+    """
+
+    record: Record
+    provenance: Provenance
+    outputs: Mapping[str, int]
+    whole: Mapping[str, int]
+    part: Part | None
+    documents: tuple[Document, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None) -> RunOutputs:
+        """Return those of a plan; raises `OSError` if a source or strategy file is gone."""
+        record = Record(Path(plan.target.manifest_path))
+        paths = plan.target.paths
+        whole = {os.path.relpath(path, record.folder): rank for rank, path in paths.items()}
+        own = set(ranks)
+        outputs = {path: rank for path, rank in whole.items() if rank in own}
+        return cls(record, provenance_of(plan), outputs, whole, part, plan.documents)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of outputs are relative to."""
+        return self.record.folder
+
+    @property
+    def own_documents(self) -> tuple[Document, ...]:
+        """The documents that this run writes; those of a set in parts are left to `finalize`."""
+        return () if self.part is not None else self.documents
+
+    def plan(self) -> RecordedPlan:
+        """Return what the record says that this run writes.
+
+        `finalize` writes documents below the folder only, so others are not recorded.
+        """
+        documents = tuple(
+            replace(document, path=path)
+            for document in self.documents
+            if is_within(self.folder, path := os.path.relpath(document.path, self.folder))
+        )
+        return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
+
+    def stamps(self) -> dict[str, FileStamp]:
+        """Return the stamps of all files that the run would replace, by path."""
+        documents = (document.path for document in self.own_documents)
+        outputs = (str(self.folder / name) for name in self.outputs)
+        paths = (*outputs, *documents, str(self.record.manifest))
+        return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
 
 
 def inspect_previous_run(
-    plan: Plan,
-    destination: Destination,
+    assignment: Assignment,
     policy: DestinationPolicy,
     executor: Executor,
     diagnostics: Diagnostics,
-) -> Destination:
+) -> Assignment:
     """Find what an earlier run left where a plan is to write, and which outputs can be kept.
 
     Parameters
     ----------
-    plan
-        What is to be written.
-    destination
+    assignment
         Which outputs this run writes.
     policy
         What becomes of files that are there.
@@ -162,154 +241,201 @@ def inspect_previous_run(
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
-    output_set = OutputSet.of(plan, destination.ranks, destination.part)
-    folder, own = output_set.folder, journal_path(output_set.record)
-    seen = None if policy.overwrite else snapshot_destination(output_set)
-    if not folder.is_dir():
-        return replace(destination, seen=seen)
-    replaceable: set[str] = set()
-    begun: set[str] = set()
-    kept: dict[str, FileStamp] = {}
-    for path, state in _journals(output_set, diagnostics):
-        begun |= state.begun | state.complete.keys()
-        if (policy.resume or not policy.overwrite) and lock_holder(path) is None:
-            unclear = set(output_set.outputs) & state.complete.keys()
-            unclear -= state.untouched(folder, {}).keys()
-            attrs = plan.target.attrs
-            kept |= _prove(folder, path, state, sorted(unclear), attrs, executor, policy)
-        replaceable |= {str(folder / name) for name in state.untouched(folder, kept)}
-        if path == own:
-            mine = state.kept(folder, kept)
-            written = filter(is_written, output_set.own_documents)
-            replaceable |= {str(Path(document.path)) for document in written}
-            report_resume_state(output_set, state, len(mine), policy.resume, diagnostics)
-            kept |= mine
-    unknown = [
-        Path(f"{folder / name}{PARTIAL}") for name in output_set.outputs if name not in begun
-    ]
-    diagnostics.add(*_partial_file_problems(sorted(unknown), policy.overwrite))
-    if not policy.overwrite:
-        existing = existing_set_problems(output_set, destination.part, policy.resume, kept)
-        if found := list(existing):  # which say more than that each of its files exists
-            diagnostics.add(*found)
-            replaceable |= _files_of(output_set)
-    if policy.resume:
-        attrs = plan.target.attrs
-        files, intact = inspect_finished_set(output_set, attrs, executor, policy, diagnostics)
-        kept |= intact
-        replaceable |= files
-    if describes_nothing(output_set.manifest):
-        replaceable.add(str(output_set.manifest))
-    return replace(
-        destination,
-        state=destination.state if diagnostics.errors else look(output_set),
-        kept=kept,
-        seen=seen,
-        replaceable=frozenset(replaceable),
+    outputs = assignment.run_outputs
+    record, seen = outputs.record, None if policy.overwrite else outputs.stamps()
+    assignment = replace(assignment, seen=seen)
+    if not outputs.folder.is_dir():
+        return assignment
+    if closed := list(access_problems(record, [record.log(outputs.part)])):
+        diagnostics.add(*closed)
+        return assignment
+    destination = look(record)
+    assignment = replace(assignment, destination=destination)
+    diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
+    find = partial(
+        find_unchanged,
+        outputs.folder,
+        outputs.provenance,
+        executor=executor,
+        open_progress=policy.open_progress,
     )
+    problems = list(_busy_problems(outputs, destination, policy.overwrite))
+    if destination.state is State.COMPLETE and not problems:
+        return _inspect_finished(outputs, destination, assignment, find, diagnostics)
+    problems += () if policy.overwrite else _damage(outputs, destination)
+    if problems:
+        diagnostics.add(*problems)
+        return _without_other_problems(assignment, outputs)
+    if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
+        text = f"{shorten(map(str, earlier), 3)}: of an earlier ckpttool, so --resume cannot use it"
+        diagnostics.add(Diagnostic("resume", text, "--overwrite writes all anew"))
+    return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 
-def _files_of(output_set: OutputSet) -> set[str]:
-    """All files that a run writes."""
-    documents = (str(Path(document.path)) for document in output_set.own_documents)
-    outputs = (str(output_set.folder / name) for name in output_set.outputs)
-    return {str(output_set.manifest), *outputs, *documents}
-
-
-def is_complete(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> bool:
-    """Return whether all that a run is to write is there, as its manifest or record says."""
-    return look(output_set) is State.COMPLETE and complete_manifest(output_set, kept) is not None
-
-
-def complete_manifest(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> ManifestFile | None:
-    """Return the manifest or record by which all that a run is to write is there."""
-    finished = _finished_set(output_set) if all(map(is_written, output_set.own_documents)) else None
-    is_so = finished is not None and all(
-        stamp is not None
-        and (finished.is_unmodified(output, stamp) or kept.get(output.path) == stamp)
-        for output, stamp in _outputs(output_set, finished)
-    )
-    return finished if is_so else None
-
-
-def inspect_finished_set(
-    output_set: OutputSet,
-    attrs: Collection[str],
-    executor: Executor,
-    policy: DestinationPolicy,
+def _inspect_stopped(
+    outputs: RunOutputs,
+    destination: Destination,
+    assignment: Assignment,
+    find: FindUnchanged,
     diagnostics: Diagnostics,
-) -> tuple[set[str], dict[str, FileStamp]]:
-    """Find the files of a finished set of this run, and the stamps of outputs that are kept.
-
-    Outputs that are gone are written again, as a note says.  Outputs that were changed are a
-    problem, unless they may be replaced.  Both are empty if there is no such set.
-    """
-    finished, folder = _finished_set(output_set), output_set.folder
-    if finished is None:
-        return set(), {}
-    gone: list[str] = []
-    kept: dict[str, FileStamp] = {}
-    unclear: dict[str, FileStamp] = {}
-    for output, stamp in _outputs(output_set, finished):
-        if stamp is None:
-            gone.append(str(folder / output.path))
-        elif finished.is_unmodified(output, stamp):
-            kept[output.path] = stamp
-        else:  # written to, or moved here, after it was listed
-            unclear[output.path] = stamp
-    if unclear:
-        outputs = (one for one, _ in _outputs(output_set, finished) if one.path in unclear)
-        with policy.open_progress(sum(stamp.nbytes for stamp in unclear.values())) as on_progress:
-            kept |= find_intact(folder, outputs, attrs, executor, on_progress)
-    changed = [str(folder / name) for name in unclear if name not in kept]
-    for path in (one.path for one in output_set.own_documents if not is_written(one)):
-        (changed if is_there(path) else gone).append(path)
-    if gone and finished.path != output_set.record:
-        text = f"{finished.path}: {_are_gone(gone)}"
-        hint = "the same command without --part writes what is gone of a set that is finalized"
-        diagnostics.add(Diagnostic("destination", text, hint))
-        return set(), {}
-    if changed and not policy.overwrite:
-        text = f"not what {finished.path} says was written; has it been changed?"
-        diagnostics.add(Diagnostic("destination", f"{shorten(changed, 3)}: {text}"))
-        return set(), {}
-    if gone and kept:
-        text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
+) -> Assignment:
+    """Return what a run keeps and may replace where others have not ended."""
+    if destination.plan is None:
+        return assignment
+    record = outputs.record
+    changes = list(differences(outputs.provenance, destination.plan.provenance))
+    if changes and assignment.overwrites and (parts := destination.finished_parts):
+        text = f"{record.output}: part {shorten(map(str, parts), 3)} of another plan is given up"
         diagnostics.add(Diagnostic("resumed", text))
-    documents = (str(Path(document.path)) for document in output_set.own_documents)
-    outputs_kept = (str(folder / name) for name in kept)
-    return {*outputs_kept, *documents, str(output_set.manifest)}, kept
+    if changes and not assignment.overwrites:
+        if destination.finished_parts:
+            diagnostics.add(*other_plan_problems(destination, changes))
+        elif assignment.is_resumed:
+            diagnostics.add(*resume_problems(record.plan, changes))
+    logged = destination.logged()
+    logs = [logged, *(log.outputs for log in destination.previous)]
+    chosen = choose_entries(outputs.folder, logs)
+    stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
+    is_read = assignment.is_resumed or not assignment.overwrites
+    intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
+    complete = {n: intact[n] for n in intact if not changes and chosen[n] is logged.get(n)}
+    done = {name for log in destination.finished_parts.values() for name in log.outputs}
+    is_done = not changes and outputs.part in destination.finished_parts
+    is_done = is_done and len(complete) == len(outputs.outputs)
+    if is_done and not assignment.is_resumed and not assignment.overwrites:
+        diagnostics.add(_already_written(outputs, record.log(outputs.part)))
+        return _without_other_problems(assignment, outputs)
+    has_begun = outputs.part is None or outputs.part in destination.parts
+    if has_begun and not is_done:
+        diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
+    replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
+    documents = (str(Path(one.path)) for one in outputs.own_documents if is_written(one))
+    return replace(
+        assignment,
+        kept=complete if assignment.is_resumed else {},
+        replaceable=frozenset(
+            {str(outputs.folder / name) for name in replaceable}.union(documents)
+        ),
+        is_finished=is_done and assignment.is_resumed,
+    )
+
+
+def _inspect_finished(
+    outputs: RunOutputs,
+    destination: Destination,
+    assignment: Assignment,
+    find: FindUnchanged,
+    diagnostics: Diagnostics,
+) -> Assignment:
+    """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
+    record = outputs.record
+    try:
+        manifest = ManifestFile.read(record.manifest)
+        if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
+            return replace(assignment, replaceable=frozenset({str(record.manifest)}))
+    except FormatError as error:
+        if assignment.is_resumed and not assignment.overwrites:
+            hint = "--resume cannot do without it, --overwrite writes all anew"
+            diagnostics.add(Diagnostic("destination", str(error), hint))
+        return assignment
+    known = destination.stamps.outputs if destination.stamps is not None else {}
+    stamps = {name: known.get(name) for name in outputs.outputs}
+    problems = list(_finished_problems(outputs, destination, manifest))
+    assignment = replace(assignment, replaces_itself=not problems)
+    if outputs.part is not None and assignment.overwrites:
+        text = f"{record.output}: complete; this run takes it apart, so run the other parts again"
+        diagnostics.add(Diagnostic("resumed", text, "with --resume, which keeps what is there"))
+    if assignment.is_resumed and not problems:
+        return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
+    if assignment.overwrites:
+        return assignment
+    if not assignment.is_resumed:
+        is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
+        if problems or not is_unchanged:
+            return assignment
+        problems = [_already_written(outputs, record.manifest)]
+    diagnostics.add(*problems)
+    return _without_other_problems(assignment, outputs)
+
+
+def _finished_problems(
+    outputs: RunOutputs, destination: Destination, manifest: ManifestFile
+) -> Iterator[Diagnostic]:
+    """Yield why a finished set is not known to be that of a run."""
+    record, stamps = outputs.record, destination.stamps
+    for error in destination.damaged:
+        if error.path == str(record.stamps):
+            yield Diagnostic("resume", str(error), "--overwrite writes all anew")
+            return
+    if stamps is None:
+        text = f"{record.output}: complete, but nothing says from which files: {record.stamps} is "
+        yield Diagnostic("resume", f"{text}not there", "--overwrite writes all anew")
+        return
+    changes = list(differences(outputs.provenance, stamps.provenance))
+    if not changes and manifest.digest != stamps.manifest:
+        changes = [f"{record.stamps} is of another set than {record.manifest}"]
+    for change in changes:
+        text = f"{record.manifest}: --resume: what is there is of another run: {change}"
+        hint = "write to another place, or --overwrite writes all anew"
+        yield Diagnostic("resume", text, hint)
+
+
+def _inspect_outputs(
+    outputs: RunOutputs,
+    assignment: Assignment,
+    manifest: ManifestFile,
+    stamps: KnownStamps,
+    find: FindUnchanged,
+    diagnostics: Diagnostics,
+) -> Assignment:
+    """Return what a resumed run keeps of its own finished set."""
+    folder, documents = outputs.folder, outputs.own_documents
+    gone = [name for name in outputs.outputs if not is_there(folder / name)]
+    kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
+    changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
+    missing = [str(folder / name) for name in gone]
+    for path in (one.path for one in documents if not is_written(one)):
+        (changed if is_there(path) else missing).append(path)
+    if missing and outputs.part is not None:
+        hint = "the same command without --part writes what is gone of a set that is finalized"
+        text = f"{manifest.path}: {_are_gone(missing)}"
+        diagnostics.add(Diagnostic("destination", text, hint))
+        return _without_other_problems(assignment, outputs)
+    if changed and not assignment.overwrites:
+        text = f"{shorten(changed, 3)}: not what {manifest.path} says was written; has it been "
+        text += "changed?"
+        hint = "--overwrite writes it again"
+        diagnostics.add(Diagnostic("destination", text, hint))
+        return _without_other_problems(assignment, outputs)
+    if missing and kept:
+        text = f"{manifest.path}: {_are_gone(missing)}, written again; the others are kept"
+        diagnostics.add(Diagnostic("resumed", text))
+    return replace(
+        assignment,
+        kept=kept,
+        replaceable=_all_files(outputs),
+        is_finished=not (missing or changed),
+    )
+
+
+def _without_other_problems(assignment: Assignment, outputs: RunOutputs) -> Assignment:
+    """Return an assignment for which files that are there are no problem of their own.
+
+    A problem was found that says more than that each of them exists.
+    """
+    return replace(assignment, replaceable=_all_files(outputs))
+
+
+def _all_files(outputs: RunOutputs) -> frozenset[str]:
+    """Return all files that a run writes."""
+    documents = (str(Path(document.path)) for document in outputs.own_documents)
+    names = (str(outputs.folder / name) for name in outputs.outputs)
+    return frozenset({str(outputs.record.manifest), *names, *documents})
 
 
 def _are_gone(paths: Sequence[str]) -> str:
     is_one = len(paths) == 1
     return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
-
-
-def _finished_set(output_set: OutputSet) -> ManifestFile | None:
-    """Return the manifest or record that lists all outputs of a run, there or not."""
-    wanted = set(output_set.outputs)
-    for path in dict.fromkeys((output_set.record, output_set.manifest)):
-        finished = output_set.find_finished(path)
-        if finished is None:
-            continue
-        try:
-            outputs = finished.manifest().outputs
-        except (FileNotFoundError, FormatError):
-            continue  # cut short
-        if wanted <= {output.path for output in outputs}:
-            return finished
-    return None
-
-
-def _outputs(
-    output_set: OutputSet, finished: ManifestFile
-) -> Iterator[tuple[OutputEntry, FileStamp | None]]:
-    """Yield the entry of each output of a run, and its stamp; None if it is gone."""
-    wanted = set(output_set.outputs)
-    for output in finished.outputs():
-        if output.path in wanted:
-            yield output, stamp_at(output_set.folder / output.path)
 
 
 def is_written(document: Document) -> bool:
@@ -320,144 +446,55 @@ def is_written(document: Document) -> bool:
         return False
 
 
-def describes_nothing(manifest: Path) -> bool:
-    """Return whether a manifest lists outputs that have all been removed."""
-    try:
-        outputs = ManifestFile.read(manifest).manifest().outputs
-    except (FileNotFoundError, CkptToolError):
-        return False
-    return not any(is_there(manifest.parent / output.path) for output in outputs)
+def access_problems(record: Record, logs: Iterable[Path]) -> Iterator[Diagnostic]:
+    """Yield why this user cannot write the record, and these logs in it."""
+    files = (record.lock, record.plan, record.stamps, *logs)
+    for path, kind in ((record.home, stat.S_ISDIR), *((file, stat.S_ISREG) for file in files)):
+        if is_there(path) and not kind(path.lstat().st_mode):
+            text = f"{path}: is in the way of the record of the run"
+            yield Diagnostic("destination", text, "move it away")
+            return
+        mode = os.R_OK | os.W_OK | (os.X_OK if path == record.home else 0)
+        if problem := access_problem(path, mode):
+            yield Diagnostic("destination", problem)
 
 
-def _journals(
-    output_set: OutputSet, diagnostics: Diagnostics
-) -> Iterator[tuple[Path, JournalState]]:
-    """Yield the journals that runs left; an own one that cannot be read is a problem."""
-    own = journal_path(output_set.record)
-    held = {own, journal_path(output_set.manifest)}
-    for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
-        if closed := access_problem(path, os.R_OK | os.W_OK):
-            if path in held or not output_set.is_part:
-                diagnostics.add(Diagnostic("destination", closed))
-            continue
-        try:
-            before = read_journal(path)
-        except FormatError as error:
-            if path == own:
-                diagnostics.add(Diagnostic("destination", str(error)))
-            continue
-        if before is not None:
-            yield path, before
-
-
-def _prove(
-    folder: Path,
-    journal: Path,
-    before: JournalState,
-    names: Sequence[str],
-    attrs: Collection[str],
-    executor: Executor,
-    policy: DestinationPolicy,
-) -> dict[str, FileStamp]:
-    """Return the outputs that hold what a journal says, though they were touched since."""
-    lines = (before.lines[before.complete[name]] for name in names)
-    nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_at(folder / name)))
-    with policy.open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-        return find_intact(folder, read_entries(journal, lines), attrs, executor, on_progress)
-
-
-def snapshot_destination(output_set: OutputSet) -> dict[str, FileStamp]:
-    """Return the stamps of all files that a run would replace."""
-    documents = (document.path for document in output_set.own_documents)
-    outputs = (str(output_set.folder / name) for name in output_set.outputs)
-    paths = (*outputs, *documents, str(output_set.manifest))
-    return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
-
-
-def destination_changes(
-    output_set: OutputSet, seen: Mapping[str, FileStamp] | None
+def _foreign_partials(
+    outputs: RunOutputs, plan: RecordedPlan | None, may_replace: bool
 ) -> Iterator[Diagnostic]:
-    """Yield the problem that another run has written here since `snapshot_destination`."""
-    if seen is None:
-        return
-    new = [
-        path for path, stamp in snapshot_destination(output_set).items() if seen.get(path) != stamp
-    ]
-    if new:
-        text = f"{shorten(new, 3)}: written by another run since this one began"
-        yield Diagnostic("destination", text, "--overwrite replaces what is there")
-
-
-def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[Diagnostic]:
-    """Yield the problems of temporary files that no journal of this set names."""
+    """Yield the problems of temporary files that are not of this set."""
+    known = plan.outputs if plan is not None else {}
     left: dict[Path | None, list[str]] = {}
-    for path in filter(_is_file, partials):
-        journal = journal_that_began(path)
-        if lock_holder(path) is not None:
-            yield busy_problem(
-                path, "a run of another set" if journal is None else f"see {journal}"
-            )
-        elif not may_replace:
-            left.setdefault(journal, []).append(str(path))
-    for journal, paths in left.items():
+    for name in sorted(outputs.outputs):
+        path = Path(f"{outputs.folder / name}{PARTIAL}")
+        if not _is_file(path):
+            continue
+        other = None if name in known else _plan_that_lists(path)
+        if is_held(path):
+            by = "a run of another part" if name in known else "a run of another set"
+            by = by if other is None else f"see {other}"
+            text = f"{path}: another run is writing it ({by})"
+            yield Diagnostic("busy", text, "wait until it ends")
+        elif name not in known and not may_replace:
+            left.setdefault(other, []).append(str(path))
+    for other, paths in left.items():
         text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
         remedy = "move it away, or --overwrite replaces it"
-        if journal is not None:
-            text = f"left half-written by a run that did not end, of which {journal} tells"
+        if other is not None:
+            text = f"left half-written by a run that did not end, of which {other} tells"
             remedy = "finish that with its own command and --resume, or --overwrite replaces it"
         yield Diagnostic("destination", f"{shorten(paths, 3)}: {text}", remedy)
 
 
-def existing_set_problems(
-    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, FileStamp]
-) -> Iterator[Diagnostic]:
-    """Yield the problems of a set that is there, besides that its files are."""
-    if part is not None:
-        ending = f"-of-{part.count}.json"
-        records = find_part_records(output_set.manifest)
-        others = [str(one) for one in records if not one.name.endswith(ending)]
-        if others:
-            text = f"another number of parts than --part {part.number}/{part.count}"
-            text += " says"
-            hint = "take that for all of them, or remove the records that are not wanted"
-            yield Diagnostic("parts", f"{shorten(others, 3)}: {text}", hint)
-            return
-    if describes_nothing(output_set.record):
-        return  # all of it was removed, so nothing stands in the way
-    if not is_resumed:
-        finished = complete_manifest(output_set, kept) if output_set.outputs else None
-        if finished is not None:
-            text = f"{finished.path} says that this very command has written all of it "
-            text += f"({count(len(output_set.outputs), 'output')})"
-            yield Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
-        return
-    for path in dict.fromkeys((output_set.record, output_set.manifest)):
-        with suppress(FileNotFoundError):
-            try:
-                finished = ManifestFile.read(path)
-                provenance = _provenance_in(finished)
-            except FormatError as error:
-                hint = "--resume cannot do without it, --overwrite writes all anew"
-                yield Diagnostic("destination", str(error), hint)
-                continue
-            mine = (
-                output_set.provenance
-                if output_set.is_part
-                else output_set.provenance.as_told_at(finished.mtime_ns)
-            )
-            for change in differences(mine, provenance) if path == output_set.record else ():
-                text = f"{path}: --resume: what is there is of another run: {change}"
-                hint = "write to another place, or --overwrite writes all anew"
-                yield Diagnostic("resume", text, hint)
-
-
-def _provenance_in(finished: ManifestFile) -> Provenance:
-    """Return the provenance in a manifest, with the options that its outputs show."""
-    provenance, outputs = finished.head.provenance(), finished.manifest().outputs
-    if provenance.options or not outputs:
-        return provenance
-    paths = [(output.rank, output.path) for output in outputs]
-    return replace(provenance, options=tuple(options_of_outputs(outputs[0].format, paths)))
+def _plan_that_lists(partial: Path) -> Path | None:
+    """Return the plan of another set that lists the output of a temporary file."""
+    output = Path(str(partial).removesuffix(PARTIAL))
+    folders = (Record(folder / MANIFEST) for folder in output.parents[:2])
+    for record in (Record(output.with_name(f"{output.name}.{MANIFEST}")), *folders):
+        with suppress(FileNotFoundError, FormatError):  # nothing is known from it
+            if os.path.relpath(output, record.folder) in RecordedPlan.read(record.plan).outputs:
+                return record.plan
+    return None
 
 
 def _is_file(path: Path) -> bool:
@@ -467,58 +504,94 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def report_resume_state(
-    output_set: OutputSet,
-    before: JournalState,
-    kept: int,
-    is_resumed: bool,
-    diagnostics: Diagnostics,
-) -> None:
-    """Report what stands in the way of resuming from a journal, or how much is kept of it."""
-    path = journal_path(output_set.record)
-    by = lock_holder(path)
-    if by is not None:
-        diagnostics.add(busy_problem(path, by))
-        return
-    if is_resumed:
-        changes = list(differences(output_set.provenance, before.provenance))
-        diagnostics.add(*resume_problems(path, changes))
-        if not changes and not kept:
-            text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
-            diagnostics.add(Diagnostic("resumed", f"{text}this one begins anew"))
-    if kept:
-        what = f"{kept} of {count(len(output_set.outputs), 'output')}"
+def _busy_problems(
+    outputs: RunOutputs, destination: Destination, overwrites: bool
+) -> Iterator[Diagnostic]:
+    """Yield why a run cannot begin beside those that are writing."""
+    running, record = destination.running, outputs.record
+    if overwrites and is_held(record.lock) is None:
+        return  # without locks nobody knows whether they still run
+    if outputs.part is not None:
+        own = {record.lock, record.log(outputs.part)}
+        if running and not own & running.keys() and destination.plan is not None:
+            changes = differences(outputs.provenance, destination.plan.provenance)
+            yield from beside_problems(destination, changes)
+        running = {path: by for path, by in running.items() if path in own}
+    for by in list(running.values())[:1]:
+        yield busy_problem(record, by)
+
+
+def busy_problem(record: Record, by: str) -> Diagnostic:
+    """Return the problem that another run is writing, or may be."""
+    hint = "wait until it ends, or write elsewhere"
+    if is_held(record.lock) is None:
+        by += "; this file system has no locks to tell whether it still runs"
+        hint = "wait until it ends; if it has ended, --resume --overwrite goes on"
+    return Diagnostic("busy", f"{record.output}: another run is writing it ({by})", hint)
+
+
+def beside_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield the problems of a part of another plan than that which is being written."""
+    by = shorten(destination.running.values(), 1) or "it has just ended"
+    text = f"{destination.record.plan}: a part of another plan is being written there ({by})"
+    for change in changes:
+        yield Diagnostic("busy", f"{text}: {change}", "wait until it ends, or write elsewhere")
+
+
+def other_plan_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield the problems of a run that would make finished parts of another plan useless."""
+    parts = shorten(map(str, destination.finished_parts), 3)
+    text = f"{destination.record.output}: part {parts} of another plan is written there"
+    hint = "give all parts the same source, step and options; ckpttool finalize marks those "
+    hint += "complete if they are all there; --overwrite gives them up"
+    for change in changes:
+        yield Diagnostic("parts", f"{text}: {change}", hint)
+
+
+def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
+    """Yield the problems of files of the record that this run needs and that are damaged."""
+    record = outputs.record
+    needed = {str(record.plan), str(record.log(outputs.part))}
+    for error in destination.damaged:
+        if outputs.part is None or error.path in needed:
+            yield Diagnostic("destination", str(error), "--overwrite writes all anew")
+
+
+def resume_problems(path: Path, changes: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield the problems that what a run left is not of this command."""
+    first = f"{path}: --resume: what was left there is of another run"
+    for change in changes:
+        yield Diagnostic("resume", f"{first}: {change}", "without --resume all is written anew")
+
+
+def _already_written(outputs: RunOutputs, path: Path) -> Diagnostic:
+    """Return the problem that a run has nothing to do, and was not told that this may be so."""
+    text = f"{path} says that this very command has written all of it "
+    text += f"({count(len(outputs.outputs), 'output')})"
+    return Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
+
+
+def _describe_stopped(
+    outputs: RunOutputs, complete: Collection[str], is_resumed: bool
+) -> Iterator[Diagnostic]:
+    """Yield how much is kept of a run that did not end, or could be."""
+    first = f"{outputs.record.output}: a run did not end"
+    if complete:
+        what = f"{len(complete)} of {count(len(outputs.outputs), 'output')}"
         then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
-        text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
-        diagnostics.add(Diagnostic("resumed", text))
+        yield Diagnostic("resumed", f"{first}, {what} that it left complete {then}")
+    elif is_resumed:
+        text = "and nothing of it could be kept; this one begins anew"
+        yield Diagnostic("resumed", f"{first}, {text}")
 
 
-def find_intact(
-    folder: Path,
-    outputs: Iterable[OutputEntry],
-    attrs: Collection[str],
-    executor: Executor,
-    on_progress: OnProgress,
-) -> dict[str, FileStamp]:
-    """Return the outputs that match their entries and have these attributes; reads every byte.
-
-    A manifest does not list checksums, so those are verified.  Each comes with its stamp.
-    """
-    found = {}
-    for output in outputs:
-        name, stamp = str(folder / output.path), stamp_at(folder / output.path)
-        if stamp is None or any(output_problems(folder, output)):
-            continue
-        index = read_index(name)
-        stored = index.tensors
-        looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
-        is_equal = True
-        for one, hashes in looks:
-            is_equal &= wait_result(hashes) == one.sha256
-            on_progress(stored[one.name].meta.nbytes)
-        is_equal &= index.attrs.keys() >= set(attrs)
-        if is_equal and "crc_num" in index.attrs:
-            is_equal = wait_result(executor.submit(verify_checksum, index)) is None
-        if is_equal and stamp_at(folder / output.path) == stamp:
-            found[output.path] = stamp
-    return found
+def destination_changes(
+    outputs: RunOutputs, seen: Mapping[str, FileStamp] | None
+) -> Iterator[Diagnostic]:
+    """Yield the problem that another run has written here since the destination was seen."""
+    if seen is None:
+        return
+    new = [path for path, stamp in outputs.stamps().items() if seen.get(path) != stamp]
+    if new:
+        text = f"{shorten(new, 3)}: written by another run since this one began"
+        yield Diagnostic("destination", text, "--overwrite replaces what is there")
