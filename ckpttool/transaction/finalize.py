@@ -6,7 +6,15 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.errors import (
+    CkptToolError,
+    ExecutionError,
+    FormatError,
+    PlanError,
+    VerifyError,
+    describe_os_error,
+    raise_all,
+)
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
@@ -33,6 +41,8 @@ def finalize(folder: str) -> Manifest:
         Parts are missing, or a run is writing to the folder.
     VerifyError
         Outputs are missing or were changed.
+    ExecutionError
+        A file cannot be written.
     """
     record = Record.of(Path(folder))
     destination = look(record)
@@ -45,6 +55,8 @@ def finalize(folder: str) -> Manifest:
             raise PlanError([_busy(folder, look(record))]) from error
         try:
             _finish(folder, look(record, is_locked=True))
+        except OSError as error:
+            raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
     remove_leftovers(record)

@@ -72,6 +72,7 @@ from ckpttool.transaction.states import (
     Record,
     RecordedPlan,
     State,
+    find_writers,
     look,
 )
 
@@ -175,7 +176,7 @@ class Transaction:
         """Return the error that another run holds a lock."""
         running = look(self._record).running
         by = next(iter(running.values()), "it has just ended")
-        return PlanError([busy_problem(self._record.output, running.get(path, by))])
+        return PlanError([busy_problem(self._record, running.get(path, by))])
 
     def _begin_without_locks(self) -> None:
         """Check that no other run may be writing, on a file system without locks."""
@@ -183,13 +184,11 @@ class Transaction:
         if self._outputs.part is not None:
             text = f"{record.home}: this file system has no locks, which runs with --part need"
             raise PlanError([Diagnostic("no_locks", text, "write all in one run, or elsewhere")])
-        text = f"{record.home}: this file system has no locks"
-        if plan is not None and plan.writer.may_run() and not self._assignment.overwrites:
-            writer = plan.writer
-            text += f", and {writer} began to write there at {writer.time}; does it still run?"
-            hint = "wait until it ends; if it has ended, --overwrite goes on"
-            raise PlanError([Diagnostic("busy", text, hint)])
-        text += ", so only the plan there keeps other runs away"
+        writers = find_writers(record, plan, ())
+        if writers and not self._assignment.overwrites:
+            raise PlanError([busy_problem(record, next(iter(writers.values())))])
+        text = f"{record.home}: this file system has no locks, so only the plan there keeps other "
+        text += "runs away"
         hint = "see to it that no other run writes there before this one ends"
         self.notes = (Diagnostic("no_locks", text, hint),)
 
