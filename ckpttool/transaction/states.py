@@ -127,15 +127,20 @@ class Record:
 
     def logs(self) -> list[Path]:
         """Return the logs of the plan that is there."""
-        return [path for path in self._all_logs() if not path.name.startswith(PREVIOUS)]
+        return [path for path in self._logs() if not path.name.startswith(PREVIOUS)]
 
     def previous_logs(self) -> list[Path]:
         """Return the logs of runs of other plans."""
-        return [path for path in self._all_logs() if path.name.startswith(PREVIOUS)]
+        return [path for path in self._logs() if path.name.startswith(PREVIOUS)]
 
-    def _all_logs(self) -> list[Path]:
+    def _logs(self) -> list[Path]:
+        return [path for path in self.leftovers() if path.suffix == ".log"]
+
+    def leftovers(self) -> list[Path]:
+        """Return the files that a finished set does not have: logs, plans, half-written files."""
         found = list_folder(self.home) if is_there(self.home) else []
-        return [path for path in found if path.suffix == ".log"]
+        names = (self.plan.name, f"{self.stamps.name}.")
+        return [path for path in found if path.suffix == ".log" or path.name.startswith(names)]
 
     def earlier_records(self) -> list[Path]:
         """Return the journals and records of parts that an earlier version left of a run."""
