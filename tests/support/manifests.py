@@ -1,4 +1,4 @@
-"""Manifests and records of parts, written anew by code that is not the package's."""
+"""Manifests and records of runs, written anew by code that is not the package's."""
 
 from __future__ import annotations
 
