@@ -146,8 +146,8 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     try:
         file = ManifestFile.read(path)
         manifest = file.manifest()
-        names = [output.path for output in manifest.outputs]
-        changed = _changed_outputs(record, file, names)
+        paths = [output.path for output in manifest.outputs]
+        changed = _changed_outputs(record, file, paths)
     except FormatError as error:
         reason = f"{error.reason}; {remedy_for(error)}"
         raise type(error)(error.path, error.offset, reason) from error

@@ -49,9 +49,8 @@ from ckpttool.transaction.states import (
 )
 
 ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
-FindUnchanged: TypeAlias = Callable[
-    [Mapping[str, FileStamp | None], ReadEntries], dict[str, FileStamp]
-]
+KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
+FindUnchanged: TypeAlias = Callable[[KnownStamps, ReadEntries], dict[str, FileStamp]]
 
 
 class DestinationPolicy(NamedTuple):
@@ -295,7 +294,7 @@ def _inspect_finished(
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
-    record, stamps, manifest = outputs.record, destination.stamps, None
+    record = outputs.record
     try:
         manifest = ManifestFile.read(record.manifest)
         if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
@@ -304,25 +303,21 @@ def _inspect_finished(
         if assignment.is_resumed and not assignment.overwrites:
             hint = "--resume cannot do without it, --overwrite writes all anew"
             diagnostics.add(Diagnostic("destination", str(error), hint))
-    if manifest is None:
         return assignment
+    known = destination.stamps.outputs if destination.stamps is not None else {}
+    stamps = {name: known.get(name) for name in outputs.outputs}
     problems = list(_finished_problems(outputs, destination, manifest))
-    unchanged = {
-        name: stamp
-        for name in outputs.outputs
-        if stamps
-        and (stamp := stamp_at(record.folder / name))
-        and stamps.outputs.get(name) == stamp
-    }
-    if not assignment.is_resumed:
-        if len(unchanged) == len(outputs.outputs) and not assignment.overwrites and not problems:
-            diagnostics.add(_already_written(outputs, record.manifest))
-            return _without_other_problems(assignment, outputs)
+    if assignment.is_resumed and not problems:
+        return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
+    if assignment.overwrites:
         return assignment
-    if problems:
-        diagnostics.add(*(() if assignment.overwrites else problems))
-        return assignment if assignment.overwrites else _without_other_problems(assignment, outputs)
-    return _inspect_outputs(outputs, assignment, manifest, expected, find, diagnostics)
+    if not assignment.is_resumed:
+        is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
+        if problems or not is_unchanged:
+            return assignment
+        problems = [_already_written(outputs, record.manifest)]
+    diagnostics.add(*problems)
+    return _without_other_problems(assignment, outputs)
 
 
 def _finished_problems(
@@ -351,7 +346,7 @@ def _inspect_outputs(
     outputs: RunOutputs,
     assignment: Assignment,
     manifest: ManifestFile,
-    stamps: Mapping[str, FileStamp | None],
+    stamps: KnownStamps,
     find: FindUnchanged,
     diagnostics: Diagnostics,
 ) -> Assignment:
@@ -560,7 +555,7 @@ def destination_changes(
 def find_unchanged(
     folder: Path,
     provenance: Provenance,
-    stamps: Mapping[str, FileStamp | None],
+    stamps: KnownStamps,
     read_entries: ReadEntries,
     executor: Executor = InlineExecutor(),  # noqa: B008 - it has no state
     open_progress: OpenProgress = no_progress,
