@@ -10,8 +10,9 @@ from zlib import crc32
 
 MANIFEST = "ckpttool.json"
 RECORD = ".ckpttool"  # the folder of the record of a run
-LOG = f"{RECORD}/whole.log"  # of a whole run that has not ended
+LOG = f"{RECORD}/whole.log"
 PLAN = f"{RECORD}/plan.json"
+UNFINISHED = (PLAN, LOG)  # files of a whole run that has not ended
 STAMPS = f"{RECORD}/stamps.json"  # of a finished set
 
 
