@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from tests.support.checkpoints import write_holes
+from tests.support.manifests import RECORD
 from tests.support.readers import Entry, read
 
 if TYPE_CHECKING:
@@ -89,9 +90,12 @@ def files_below(folder: Path, manifests: bool = False) -> list[str]:
     The manifests that every output has beside it are left out, unless they are asked for.  The lock
     and the stamps of finished sets are left out, too.
     """
-    files = (path for path in folder.rglob("*") if not path.is_dir())
-    rest = (p for p in files if not (p.parent.suffix == ".ckpttool" or p.parent.name == ".ckpttool") or p.name not in ("lock", "stamps.json"))
-    found = sorted(str(path.relative_to(folder)) for path in rest)
+    found = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if not path.is_dir()
+        and not (path.parent.name.endswith(RECORD) and path.name in {"lock", "stamps.json"})
+    )
     return [name for name in found if manifests or not name.endswith("ckpttool.json")]
 
 
