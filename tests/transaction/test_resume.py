@@ -822,9 +822,7 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
     for command in ("inspect", "verify"):
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
-        (text,) = [
-            note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")
-        ]
+        (text,) = [note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")]
         assert said in text
         assert names[rank] in text.partition("; begun: ")[2]
     run_well(*ordered_words(out), "--resume")
