@@ -6,8 +6,8 @@ In five lines::
 
     catalog = ckpttool.scan("checkpoint/")
     strategy = ckpttool.read_strategy(["strategy.ckpt"])
-    plan, destination = ckpttool.plan_merge(catalog, strategy, "merged.h5")
-    ckpttool.execute(plan, destination)
+    plan, assignment = ckpttool.plan_merge(catalog, strategy, "merged.h5")
+    ckpttool.execute(plan, assignment)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.strategy_files.writer import write_strategy
+    from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.transaction.parts import finalize
     from ckpttool.verification.describe import describe
     from ckpttool.verification.diff import diff
     from ckpttool.verification.verify import verify
@@ -71,7 +71,7 @@ _MODULES = {
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
-    "finalize": "ckpttool.transaction.parts",
+    "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
     "plan_merge": "ckpttool.planning.plans",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
     from ckpttool.transaction.manifest import Manifest, Written
-    from ckpttool.transaction.resume import Destination
+    from ckpttool.transaction.resume import Assignment
     from ckpttool.verification.describe import Json
     from ckpttool.verification.diff import Comparison, TensorDifference
 
@@ -30,13 +30,13 @@ MAX_SHARDED = 3  # tensors that `describe_largest` returns
 
 
 def describe_run(
-    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+    plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float
 ) -> Json:
     """Return the JSON document of merge, split and reshard."""
-    documents = documents_of(plan, destination)
+    documents = documents_of(plan, assignment)
     indexes = [document.path for document in documents if document.kind == "index"]
     strategies = [document.path for document in documents if document.kind == "strategy"]
-    manifest, part = str(Path(plan.target.manifest_path)), destination.part
+    manifest, part = str(Path(plan.target.manifest_path)), assignment.part
     return {
         "schema": SCHEMA,
         "outputs": [{**_describe_written(out), "kept": out.is_kept} for out in written],
@@ -46,16 +46,16 @@ def describe_run(
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
-        "notes": describe_notes((*plan.notes, *destination.notes)),
+        "notes": describe_notes((*plan.notes, *assignment.notes)),
         **({"indexes": indexes} if indexes else {}),
         **({"strategy": strategies[0]} if strategies else {}),
         **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
     }
 
 
-def documents_of(plan: Plan, destination: Destination) -> tuple[Document, ...]:
+def documents_of(plan: Plan, assignment: Assignment) -> tuple[Document, ...]:
     """Return the documents that a run has written; for a set in parts, `finalize` writes them."""
-    return plan.documents if destination.part is None else ()
+    return plan.documents if assignment.part is None else ()
 
 
 def describe_largest(plan: Plan) -> Sequence[Json]:

@@ -89,7 +89,7 @@ def _explain_absence(path: Path) -> str:
     from difflib import get_close_matches
 
     from ckpttool.formats.local import is_link, list_folder
-    from ckpttool.transaction.journal import find_unfinished_run
+    from ckpttool.transaction.states import find_unfinished_run
 
     with suppress(OSError):  # a folder that cannot be read explains nothing
         if is_link(path):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.transaction.manifest import Written
-    from ckpttool.transaction.resume import Destination
+    from ckpttool.transaction.resume import Assignment
 
 
 T = TypeVar("T")
@@ -113,8 +113,8 @@ class MakePlan(Protocol):
 
     def __call__(
         self, *, executor: Executor, open_progress: OpenProgress
-    ) -> tuple[Plan, Destination]:
-        """Return a plan, and the state of its destination."""
+    ) -> tuple[Plan, Assignment]:
+        """Return a plan, and what this run writes of it."""
         ...
 
 
@@ -135,18 +135,21 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
     def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
         return show_progress("reading what is kept", nbytes, report.hides_progress)
 
+    def print_note(note: Diagnostic) -> None:
+        tables.print_notes([note], severities("convert"), report.quiet)
+
     started = time.perf_counter()
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
     with ckpttool.open_engine(run.engine) as executor:
         if is_cluster(run.engine):
             with ckpttool.open_engine("threads") as local:
-                plan, destination = make_plan(executor=local, open_progress=open_progress)
+                plan, assignment = make_plan(executor=local, open_progress=open_progress)
         else:
-            plan, destination = make_plan(executor=executor, open_progress=open_progress)
-        mine = plan.limited_to(destination.ranks)
+            plan, assignment = make_plan(executor=executor, open_progress=open_progress)
+        mine = plan.limited_to(assignment.ranks)
         sizes = ckpttool.fit_memory(run, executor, mine)
-        notes = (*plan.notes, *destination.notes)
+        notes = (*plan.notes, *assignment.notes)
         tables.print_notes(notes, severities("convert"), report.quiet)
         total = sum(mine.sizes.values())
         guard: SignalGuard = click.get_current_context().meta[SIGNALS]
@@ -155,31 +158,32 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
             try:
                 written = ckpttool.execute(
                     plan,
-                    destination,
+                    assignment,
                     executor,
                     options=sizes,
                     on_progress=on_progress,
+                    on_note=print_note,
                     check=guard.check,
                 )
             except Terminated as stopped:
-                stopped.remedy = _remedy(destination.count_kept(plan), len(destination.ranks))
+                stopped.remedy = _remedy(assignment.count_complete(plan), len(assignment.ranks))
                 raise
     seconds = time.perf_counter() - started
-    document = documents.describe_run(plan, destination, written, seconds)
+    document = documents.describe_run(plan, assignment, written, seconds)
     if report.as_json:
         tables.print_json(document)
     else:
-        _print_written(plan, destination, written, seconds)
+        _print_written(plan, assignment, written, seconds)
 
 
 def _print_written(
-    plan: Plan, destination: Destination, written: Sequence[Written], seconds: float
+    plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float
 ) -> None:
     """Print the outputs, and the number of those that an earlier run wrote."""
     rows = [(out.path, out.format, str(out.tensors), format_bytes(out.nbytes)) for out in written]
     rows += [
         (document.path, document.kind, "", format_bytes(len(document.data)))
-        for document in documents.documents_of(plan, destination)
+        for document in documents.documents_of(plan, assignment)
     ]
     kept = sum(out.is_kept for out in written)
     if rows:  # a part may have no outputs, which a note reports
@@ -188,7 +192,7 @@ def _print_written(
         tables.print_largest(documents.describe_largest(plan))
     nbytes = sum(out.nbytes for out in written)
     of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
-    part = destination.part
+    part = assignment.part
     of_part = f", part {part.number}/{part.count}" if part else ""
     of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
     tables.echo(

@@ -2,7 +2,7 @@
 
 * ``{prefix}-{epoch}_{step}.tmp``: a save that did not finish.  MindSpore renames a file when all of
   it is written.  ``ckpttool`` itself uses ``.partial``.
-* ``ckpttool.json``: its manifest; the journal and the records of parts are there before it.
+* ``ckpttool.json``: its manifest; ``.ckpttool`` beside it is the record of the run.
 * ``ttp_saved_checkpoints-step_{N}/rank_{r}/``: the emergency save of fault-tolerant training; with
   ``_tmp`` behind the name not all ranks finished it.
 * ``backup.ckpt``: ``BackupAndRestore`` keeps it for a restart; its name has no step.
@@ -28,10 +28,11 @@ from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import JOURNAL, MANIFEST, PART_RECORD
+from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.manifest import written_strategies
+from ckpttool.transaction.states import is_earlier_record
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -149,8 +150,8 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         and name not in emergencies
         and not name.endswith(_UNFINISHED_SUFFIXES)
         if name not in strategies
-        and not name.endswith((MANIFEST, JOURNAL))
-        and not name.startswith(f".{PART_RECORD}")
+        and not name.endswith((MANIFEST, RECORD))
+        and not is_earlier_record(name)
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:

@@ -50,7 +50,7 @@ from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.transaction.journal import find_unfinished_run
+from ckpttool.transaction.states import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")

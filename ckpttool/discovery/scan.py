@@ -44,10 +44,10 @@ from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
-from ckpttool.transaction.journal import (
+from ckpttool.transaction.states import (
+    describe_record,
     describe_unfinished_runs,
     find_unfinished_run,
-    on_half_written,
 )
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
@@ -309,8 +309,9 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     saves = [find_unfinished_save(path) for path in (whole, *files)]
     for save in dict.fromkeys(filter(None, saves)):
         yield describe_unfinished_save("unfinished", save)
-    unfinished = find_unfinished_run(whole)
-    yield from on_half_written(whole) if unfinished is None else [unfinished]
+    if unfinished := find_unfinished_run(whole):
+        yield unfinished
+    yield from describe_record(whole)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:

@@ -33,13 +33,14 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import Abortable
 from ckpttool.execution.grouping import group_outputs
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
-from ckpttool.transaction.resume import Destination
+from ckpttool.transaction.resume import Assignment
 
 
 def _describe_cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
@@ -145,20 +146,21 @@ def _calls(
 
 def execute(
     plan: Plan,
-    destination: Destination,
+    assignment: Assignment,
     executor: Executor | None = None,
     *,
     options: CopyOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
+    on_note: Callable[[Diagnostic], None] = lambda note: None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
-    """Write the outputs of a plan and its manifest; for a part, its record for `finalize`.
+    """Write the outputs of a plan and its manifest; for a part, its log for `finalize`.
 
     A resumed run keeps the outputs that an earlier run completed.
 
     Parameters
     ----------
-    plan, destination
+    plan, assignment
         From `plan_merge`, `plan_split` or `plan_reshard`.
     executor
         Does the copying; by default the caller's own thread.  Every executor writes the same
@@ -169,6 +171,8 @@ def execute(
     on_progress
         Called in the caller's thread with the number of bytes that were written since the last
         call.
+    on_note
+        Called with what only shows when the run begins, such as a file system without locks.
     check
         Called several times a second, when it is safe to end the run; raises to end it.
 
@@ -188,17 +192,19 @@ def execute(
         outputs are removed.
     """
     run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
-    mine = plan.limited_to(destination.ranks)
-    if isinstance(executor, Cluster) and destination.ranks:
+    mine = plan.limited_to(assignment.ranks)
+    if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
     try:
-        transaction = run.transaction = Transaction.open(plan, destination)
+        transaction = run.transaction = Transaction.open(plan, assignment)
     except OSError as error:
         cause = _describe_cause(error) + _advise(())
         raise ExecutionError(str(Path(plan.target.manifest_path)), cause) from error
+    for note in transaction.notes:
+        on_note(note)
     try:
-        run.keep(mine.outputs(rank for rank in destination.ranks if rank in transaction.kept))
-        rest = plan.limited_to(set(destination.ranks) - transaction.kept)
+        run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
+        rest = plan.limited_to(set(assignment.ranks) - transaction.kept)
         for outputs in group_outputs(rest, run.options.group_tensors):
             run.collect_done()
             run.start(outputs)
@@ -259,7 +265,6 @@ class _Run:
         is_remote = isinstance(self.executor, Cluster)
         jobs: list[Job] = []
         self.current = outputs[0].path
-        self._transaction().begin(outputs)
         for output in outputs:
             self.current = output.path
             job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))

@@ -37,26 +37,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.tensors import FileStamp, TensorMeta
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
-PART_RECORD = "ckpttool-part-"  # instead of MANIFEST in the name of a part's record
-JOURNAL = ".journal"  # suffix of the record of a run
+RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source, with its size and times; the times are 0 if a manifest has none."""
+    """A file of the source, with its size, and its stamp unless a manifest lists it."""
 
     path: str
     nbytes: int
-    mtime_ns: int = 0
-    ctime_ns: int = 0
+    stamp: FileStamp | None = None
+
+    def entry(self) -> Mapping[str, object]:
+        """Return the entry of the record of a run, which has the stamp."""
+        stamp = {} if self.stamp is None else self.stamp._asdict()
+        return {"path": self.path, "nbytes": self.nbytes, **stamp}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ class Provenance:
     dst_strategies
         The strategy file that it writes with the outputs, if any.
     options
-        Name and text of each option.  Only the journal has them: a digest cannot say which option
-        differs between two runs.
+        Name and text of each option.  Only the record of a run has them: a digest cannot say which
+        option differs between two runs.
     """
 
     version: str
@@ -110,18 +113,10 @@ class Provenance:
             **({"dst_strategies": strategies} if strategies else {}),
         }
 
-    def as_told_at(self, time_ns: int) -> Provenance:
-        """Return the provenance without the times of files that are older than ``time_ns``."""
-        inputs = (
-            file if file.mtime_ns > time_ns else replace(file, mtime_ns=0, ctime_ns=0)
-            for file in self.inputs
-        )
-        return replace(self, inputs=tuple(inputs))
-
-    def head_with_times(self) -> Mapping[str, object]:
-        """Return the entry of a journal; a resumed run compares itself with it."""
-        options = {"options": dict(self.options)} if self.options else {}
-        return {**self.head(), "inputs": [asdict(file) for file in self.inputs], **options}
+    def head_with_stamps(self) -> Mapping[str, object]:
+        """Return the entries of the record of a run; a resumed run compares itself with them."""
+        inputs = [file.entry() for file in self.inputs]
+        return {**self.head(), "inputs": inputs, "options": dict(self.options)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +197,5 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
         now, was = dict(mine.options), dict(other.options)
         names = [name for name in now if was.get(name, now[name]) != now[name]]
         rest = "what decides the contents, such as --unlisted, --not-in-target or --optimizer-shard"
-        rest = rest if was else "format, ranks, names or what decides the contents"
         changes = ", ".join(f"{now[name]} in place of {was[name]}" for name in names)
         yield f"other options were given: {changes or rest}"

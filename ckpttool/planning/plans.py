@@ -36,7 +36,7 @@ from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.manifest import changed_sources
-from ckpttool.transaction.resume import Destination, DestinationPolicy
+from ckpttool.transaction.resume import Assignment, DestinationPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _plan_and_check(
     policy: DestinationPolicy,
     executor: Executor | None,
     extension: ShardedOutput | StrategySidecar | None = None,
-) -> tuple[Plan, Destination]:
+) -> tuple[Plan, Assignment]:
     """Resolve a source, plan its transfer, and check the destination.
 
     Parameters
@@ -237,7 +237,7 @@ def _plan_and_check(
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
     source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
     found = Diagnostics()
-    destination = preflight(
+    assignment = preflight(
         target if plan is None else plan.target,
         plan,
         catalog,
@@ -248,7 +248,7 @@ def _plan_and_check(
         diagnostics=found,
     )
     diagnostics.extend(found)
-    diagnostics.add(*destination.notes)
+    diagnostics.add(*assignment.notes)
     diagnostics.failures[:0] = checksum_errors
     if catalog.errors():  # first, since what else is wrong may follow from them
         diagnostics.failures.insert(0, PlanError(catalog.errors()))
@@ -257,7 +257,7 @@ def _plan_and_check(
         raise PlanError([*changed, *found.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
-    return plan, destination
+    return plan, assignment
 
 
 def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
@@ -291,7 +291,7 @@ def plan_merge(
     *,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
+) -> tuple[Plan, Assignment]:
     """Plan a merge into one file, or into numbered files with an index; for `execute`.
 
     Parameters
@@ -316,8 +316,8 @@ def plan_merge(
 
     Returns
     -------
-    plan, destination
-        The outputs, and the state of their files now.
+    plan, assignment
+        The outputs, and which of them this run writes, keeps and may replace.
 
     Raises
     ------
@@ -354,7 +354,7 @@ def plan_split(
     *,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
+) -> tuple[Plan, Assignment]:
     """Plan to shard a full checkpoint for the ranks of ``strategy``; for `execute`.
 
     Parameters
@@ -420,7 +420,7 @@ def plan_reshard(
     *,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> tuple[Plan, Destination]:
+) -> tuple[Plan, Assignment]:
     """Plan to shard a checkpoint for the ranks of ``dst_strategy``; for `execute`.
 
     Parameters

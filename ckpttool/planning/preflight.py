@@ -19,12 +19,12 @@ from ckpttool.formats.local import FileId, find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
-from ckpttool.model.manifest import JOURNAL, MANIFEST
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.parts import files_of_others
-from ckpttool.transaction.resume import Destination, DestinationPolicy, inspect_previous_run
+from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
 
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
@@ -104,7 +104,7 @@ def _destination_problems(
         Small files that are written with the outputs.
     replaceable
         Outputs that are replaced even without ``overwrite``; see
-        `ckpttool.transaction.resume.Destination`.
+        `ckpttool.transaction.resume.Assignment`.
     """
     yield from dict.fromkeys(blocked.values())
     paths = [*target.paths.values(), *documents]
@@ -209,7 +209,7 @@ def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
     """Return a problem if a name, or that of a temporary file next to it, is too long."""
     limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
-    longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL, name + JOURNAL))
+    longest = max(len(os.fsencode(part)) for part in (*folders, name + PARTIAL))
     if limit <= 0 or longest <= limit:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
@@ -251,7 +251,7 @@ def preflight(
     policy: DestinationPolicy,
     executor: Executor,
     diagnostics: Diagnostics,
-) -> Destination:
+) -> Assignment:
     """Inspect the destination, and find everything that prevents a run from writing there.
 
     Parameters
@@ -273,9 +273,9 @@ def preflight(
     diagnostics
         Collects problems, and errors of files that cannot be read.
     """
-    found = Destination(tuple(target.paths) if policy.part is None else ())
+    found = Assignment(tuple(target.paths) if policy.part is None else ())
     if plan is not None:  # only a plan decides which outputs belong to a part
-        found = Destination.of(plan, policy)
+        found = Assignment.of(plan, policy)
     target = target.limited_to(found.ranks)
     blocked = _blocked(target, inputs, documents)
     if plan is not None and not blocked:

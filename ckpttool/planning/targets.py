@@ -29,7 +29,7 @@ from ckpttool.formats.weight_index import (
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
-from ckpttool.model.manifest import MANIFEST, PART_RECORD
+from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
@@ -338,10 +338,10 @@ class StrategySidecar:
                 f"{self.path}: among the files of ranks, where it would be taken for a checkpoint",
                 f"write it to {folder} or elsewhere",
             )
-        if parent == folder.resolve() and name.startswith((MANIFEST, f".{PART_RECORD}")):
+        if parent == folder.resolve() and name.startswith((MANIFEST, RECORD)):
             text = f"{self.path}: is a name that ckpttool itself uses there"
             yield Diagnostic("destination", text, "choose another")
-        inside = os.path.relpath(self.path, folder)  # records of parts have this path
+        inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield Diagnostic(
                 "destination",

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
-import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -72,28 +70,6 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
     return fd
 
 
-def lock_holder(path: Path) -> str | None:
-    """Return who is writing a journal; None if nobody is."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    try:
-        os.close(lock(path, fd, is_shared=True))
-    except TakenError:
-        return name_lock_holder(path)
-    return None
-
-
-def name_lock_holder(path: Path) -> str:
-    """Return who writes or wrote a journal, from its first line."""
-    try:
-        with path.open("rb") as file:
-            return str(json.loads(file.readline(1 << 16).rpartition(b" ")[0])["by"])
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        return "with --part, or it has just begun"
-
-
 def is_open_as(path: Path, fd: int) -> bool:
     """Return whether the file at ``path`` is the one that is open as ``fd``."""
     try:
@@ -106,16 +82,6 @@ def is_open_as(path: Path, fd: int) -> bool:
 PARTIAL = ".partial"  # suffix of temporary files
 
 
-def was_copied(found: os.stat_result) -> bool:
-    """Return whether a dated document was written again, or copied without its times.
-
-    Both times are then the time of that event, and do not show the age of the contents.  A copy
-    that was renamed afterwards is not recognized.
-    """
-    return found.st_ctime_ns == found.st_mtime_ns
-
-
-DATE_TRIES, DATE_SECONDS = 550, 0.002  # file times advance every few ms, or every second (NFS)
 STUCK = "what is half-written could not be removed: the next run does that"
 
 
@@ -205,11 +171,10 @@ def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:
                 add_note(error, STUCK)
 
 
-def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = False) -> None:
+def write_document(path: str, data: bytes | Iterable[str]) -> None:
     """Write a small file, or a text in pieces, completely or not at all.
 
-    Create the folder if necessary.  If ``is_dated``, make the time of change later than the time
-    of writing, so that `was_copied` recognizes a copy.
+    Create the folder if necessary.
 
     Raises
     ------
@@ -226,8 +191,6 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
                 file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())
-            if is_dated:
-                _date(file.fileno())
             partial.replace(path)
         except BaseException as error:
             clean_up(error, lambda: partial.unlink(missing_ok=True))
@@ -235,14 +198,13 @@ def write_document(path: str, data: bytes | Iterable[str], *, is_dated: bool = F
     sync_folder(partial.parent)
 
 
-def _date(fd: int) -> None:
-    """Set a file's time of writing to itself until the time of change is later."""
-    written_ns = os.fstat(fd).st_mtime_ns
-    for _ in range(DATE_TRIES):
-        os.utime(fd, ns=(written_ns, written_ns))
-        if not was_copied(os.fstat(fd)):
-            return
-        time.sleep(DATE_SECONDS)
+def create_document(path: Path, text: Iterable[str]) -> None:
+    """Write a small file that is not there yet; raises `FileExistsError` if it is."""
+    with path.open("x", encoding="ascii") as file:
+        file.writelines(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
 
 
 def remove_document(path: str) -> None:

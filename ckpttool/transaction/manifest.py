@@ -1,8 +1,9 @@
-"""Manifests and records of parts on disk, and the provenance in them.
+"""Sealed documents on disk: the manifest, and the plan and stamps of the record of a run.
 
-`ckpttool.model.manifest` describes the document.  It is written in pieces and read line by line.
-The last line holds the SHA-256 of all other lines.  If that does not match, the file is damaged and
-its contents are not used.
+`ckpttool.model.manifest` describes the manifest.  The others have the same form: entries in the
+first line, one line for each output, and a last line with the SHA-256 of all lines before it.  A
+document is written in pieces and read line by line.  If its last line does not match, it is damaged
+and its contents are not used.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from ckpttool.model.manifest import (
 from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.model.wording import count, format_ranks
-from ckpttool.storage.files import was_copied
 
+S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)
 
 MAX_LINE_BYTES = 100_000_000  # of an output with ten TiB; stops files of other kinds
@@ -84,8 +85,8 @@ class Manifest:
     notes: tuple[Diagnostic, ...] = ()
 
 
-def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a manifest; ``outputs`` are lines of `entry_text`."""
+def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
+    """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
     for piece in _before_seal(head, outputs):
         state.update(piece.encode("ascii"))
@@ -94,7 +95,7 @@ def manifest_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterato
 
 
 def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a manifest except its last line."""
+    """Yield the text of a sealed document except its last line."""
     yield json.dumps(head).removesuffix("}") + OPEN
     comma = ""
     for line in outputs:
@@ -104,7 +105,7 @@ def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator
 
 
 def _seal(digest: str) -> str:
-    """Return the last line of a manifest, with the SHA-256 of the other lines."""
+    """Return the last line of a sealed document, with the SHA-256 of the other lines."""
     return f'{CLOSE}{digest}"}}\n'
 
 
@@ -163,9 +164,9 @@ def written_strategies(manifest: Path) -> frozenset[str]:
 
 
 def _parse_head(path: Path, line: bytes) -> JsonObject:
-    """Return the entries in the first line of a manifest: all except its outputs."""
+    """Return the entries in the first line of a sealed document: all except its outputs."""
     if not line.endswith(f"{OPEN}\n".encode()):
-        raise FormatError(str(path), None, "its first line is not that of a manifest")
+        raise FormatError(str(path), None, "its first line is not one that ckpttool writes")
     return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
 
 
@@ -225,7 +226,8 @@ class JsonObject:
         """Return an entry that is the relative path of a file in the folder or below."""
         value = self.text(name)
         parts = PurePosixPath(value).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in value:
+        is_long = len(os.fsencode(value)) > 4095 or any(len(os.fsencode(p)) > 255 for p in parts)
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in value or is_long:
             raise self.wrong(name, "a path below the folder")
         return value
 
@@ -234,8 +236,8 @@ class JsonObject:
         return FileStamp(*map(self.number, FileStamp._fields))
 
     def _input(self) -> InputFile:
-        times = ("mtime_ns", "ctime_ns") if "mtime_ns" in self.entries else ()
-        return InputFile(self.text("path"), self.number("nbytes"), *map(self.number, times))
+        stamp = self.stamp() if "inode" in self.entries else None
+        return InputFile(self.text("path"), self.number("nbytes"), stamp)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         """Return an entry that is a list of objects."""
@@ -249,7 +251,7 @@ class JsonObject:
         return None if self.entries.get("step") is None else self.text("step")
 
     def provenance(self) -> Provenance:
-        """Return the provenance; a manifest has no times of inputs, which are then 0."""
+        """Return the provenance; a manifest has neither stamps of inputs nor options."""
         return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
@@ -298,8 +300,8 @@ class JsonObject:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestFile:
-    """A manifest or record in a file.
+class SealedFile:
+    """A sealed document in a file.
 
     Attributes
     ----------
@@ -307,20 +309,14 @@ class ManifestFile:
         The file.
     head
         Its entries except the outputs.
-    mtime_ns
-        Time at which the file was written.
-    is_copy
-        Whether the file is a copy, so that this is not the time at which the outputs were complete.
     """
 
     path: Path
     head: JsonObject
-    mtime_ns: int
-    is_copy: bool
 
     @classmethod
-    def read(cls, path: Path) -> ManifestFile:
-        """Verify the checksum of a manifest and return it; its outputs are read later.
+    def read(cls: type[S], path: Path) -> S:
+        """Verify the checksum of a document and return it; its outputs are read later.
 
         Raises
         ------
@@ -330,31 +326,34 @@ class ManifestFile:
             The file does not exist.
         """
         with opened(path) as file:
-            found = os.fstat(file.fileno())
             lines = _verified_lines(path, file)
             first = next(lines, b"")
             deque(lines, maxlen=0)
         head = _parse_head(path, first)
         if head.entries.get("schema") != MANIFEST_SCHEMA:
             raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head, found.st_mtime_ns, was_copied(found))
+        return cls(path, head)
 
-    def is_unmodified(self, output: OutputEntry, stamp: FileStamp) -> bool:
-        """Return whether an output has the recorded size, and is older than the manifest."""
-        is_older = stamp.ctime_ns <= self.mtime_ns and not self.is_copy
-        return stamp.nbytes == output.nbytes and is_older
-
-    def outputs(self) -> Iterator[OutputEntry]:
-        """Yield the outputs.
+    def lines(self) -> Iterator[JsonObject]:
+        """Yield the entries of the outputs.
 
         Raises
         ------
         FormatError
-            A line does not describe an output, or the file has changed since it was verified.
+            A line is no JSON object, or the file has changed since it was verified.
         """
         with opened(self.path) as file:
             for line in islice(_verified_lines(self.path, file), 1, None):
-                yield JsonObject.parse(self.path, line.rstrip(b",\n")).output()
+                yield JsonObject.parse(self.path, line.rstrip(b",\n"))
+
+
+class ManifestFile(SealedFile):
+    """A manifest in a file."""
+
+    def outputs(self) -> Iterator[OutputEntry]:
+        """Yield the outputs; raise `FormatError` if a line does not describe one."""
+        for line in self.lines():
+            yield line.output()
 
     def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
         """Yield the problems of an output's size and header; see `output_problems`."""
@@ -403,7 +402,7 @@ def remedy_for(error: FormatError) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of the record; raise `UnreadableError` for system errors, and for a pipe."""
+    """Open a file of ours; raise `UnreadableError` for system errors, and for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
             raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
@@ -447,10 +446,7 @@ def provenance_of(plan: Plan) -> Provenance:
         __version__,
         plan_digest(plan),
         plan.catalog.step,
-        tuple(
-            InputFile(os.path.relpath(path, base), stamp.nbytes, stamp.mtime_ns, stamp.ctime_ns)
-            for path, stamp in files
-        ),
+        tuple(InputFile(os.path.relpath(path, base), stamp.nbytes, stamp) for path, stamp in files),
         tuple(
             _describe_strategy(Path(path).name, read_file(path))
             for path in dict.fromkeys(plan.strategies)

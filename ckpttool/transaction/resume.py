@@ -1,4 +1,16 @@
-"""What an earlier run left at a destination, and which of its outputs can be kept."""
+"""What a run writes, keeps and may replace, by the state of its destination.
+
+========  ==========================================================================================
+NONE      everything is written
+STOPPED   ``--resume`` keeps the outputs that a log of the same plan lists.  Without it they are
+          written again.  Outputs of writers that are not done may be replaced.
+RUNNING   refused; only parts of one plan run side by side
+COMPLETE  ``--resume`` keeps the outputs if the stamps of the sources are those of the set
+========  ==========================================================================================
+
+An output is kept if its stamp is the recorded one, otherwise if its contents have the recorded
+hashes.  ``--overwrite`` may replace everything.
+"""
 
 from __future__ import annotations
 
@@ -8,104 +20,32 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
-from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.local import read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import JOURNAL, OutputEntry, Provenance, differences
+from ckpttool.model.manifest import MANIFEST, OutputEntry, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, is_there, lock_holder, stamp_at
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, stamp_at
 from ckpttool.storage.sampling import hash_units
-from ckpttool.transaction.journal import (
-    JournalState,
-    OutputSet,
-    Part,
-    busy_problem,
-    find_part_records,
-    journal_path,
-    journal_that_began,
-    read_entries,
-    read_journal,
-    resume_problems,
+from ckpttool.transaction.locks import is_held
+from ckpttool.transaction.log import LoggedOutput
+from ckpttool.transaction.manifest import ManifestFile, output_problems, provenance_of
+from ckpttool.transaction.parts import Part, ranks_of_part
+from ckpttool.transaction.states import (
+    Destination,
+    Record,
+    RecordedPlan,
+    State,
+    look,
 )
-from ckpttool.transaction.manifest import ManifestFile, options_of_outputs, output_problems
-from ckpttool.transaction.parts import ranks_of_part
-
-
-class State(Enum):
-    """What lies at a destination.
-
-    A manifest is removed before the first output is replaced and written last.  A run that is under
-    way holds a lock; a run that ended early leaves a journal.
-    """
-
-    NONE = "none"
-    STOPPED = "stopped"
-    RUNNING = "running"
-    COMPLETE = "complete"
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """What lies where a plan is to write, and which of its outputs this run writes.
-
-    Attributes
-    ----------
-    ranks
-        Ranks of the outputs that this run writes.
-    part
-        Which of several runs this is; None if one run writes them all.
-    is_resumed
-        Whether outputs that an earlier run of the same plan completed are kept.
-    state
-        What an earlier run left: a complete set, a run under way or a stopped run, of this part or
-        of the whole set.
-    kept
-        Outputs that hold what an earlier run recorded, by path relative to the manifest, and the
-        stamp that each had then.
-    seen
-        Stamps of all files that this run would replace; None if it may replace whatever is there.
-    replaceable
-        Files that this run may replace without ``--overwrite``: nobody has touched them since an
-        earlier run wrote them.
-    notes
-        What is worth knowing of all that.
-    """
-
-    ranks: tuple[int, ...]
-    part: Part | None = None
-    is_resumed: bool = False
-    state: State = State.NONE
-    kept: Mapping[str, FileStamp] = field(default_factory=dict)
-    seen: Mapping[str, FileStamp] | None = None
-    replaceable: frozenset[str] = frozenset()
-    notes: tuple[Diagnostic, ...] = ()
-
-    @classmethod
-    def of(cls, plan: Plan, policy: DestinationPolicy) -> Destination:
-        """Return which outputs a run writes, before anything is known of what lies there."""
-        if policy.part is None:
-            return cls(tuple(plan.target.paths), is_resumed=policy.resume)
-        part = Part(*policy.part)
-        ranks = ranks_of_part(plan, part)
-        text = f"part {part.number}/{part.count} has nothing to write: "
-        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-        notes = () if ranks else (Diagnostic("part", text),)
-        return cls(ranks, part, policy.resume, notes=notes)
-
-    def count_kept(self, plan: Plan) -> int:
-        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        output_set = OutputSet.of(plan, self.ranks, self.part)
-        before = read_journal(journal_path(output_set.record))
-        return 0 if before is None else len(before.kept(output_set.folder, {}))
 
 
 class DestinationPolicy(NamedTuple):
@@ -129,31 +69,135 @@ class DestinationPolicy(NamedTuple):
     open_progress: OpenProgress = no_progress
 
 
-def look(output_set: OutputSet) -> State:
-    """Look what lies at a destination, without a lock and without a write."""
-    journal = journal_path(output_set.record)
-    if lock_holder(journal) is not None:
-        return State.RUNNING
-    if journal.exists():
-        return State.STOPPED
-    has_listing = output_set.record.exists() or output_set.manifest.exists()
-    return State.COMPLETE if has_listing else State.NONE
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The outputs that one run has to write, and what it keeps and may replace.
+
+    Attributes
+    ----------
+    ranks
+        Ranks of the outputs.
+    part
+        Which of several runs this is; None if one run writes them all.
+    is_resumed
+        Whether outputs that an earlier run of the same plan completed are kept.
+    overwrites
+        Whether files of other runs may be replaced.
+    state
+        The state of the destination, as seen without a lock.
+    kept
+        Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
+        stamp that each had then.
+    seen
+        Stamps of all files that this run would replace; None if it may replace whatever is there.
+    replaceable
+        Files that this run may replace without ``--overwrite``.
+    is_finished
+        Whether all is there and kept, so that nothing is to be done.
+    notes
+        What is worth knowing of all that.
+    """
+
+    ranks: tuple[int, ...]
+    part: Part | None = None
+    is_resumed: bool = False
+    overwrites: bool = False
+    state: State = State.NONE
+    kept: Mapping[str, FileStamp] = field(default_factory=dict)
+    seen: Mapping[str, FileStamp] | None = None
+    replaceable: frozenset[str] = frozenset()
+    is_finished: bool = False
+    notes: tuple[Diagnostic, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, policy: DestinationPolicy) -> Assignment:
+        """Return which outputs a run writes, before anything is known of what lies there."""
+        if policy.part is None:
+            ranks = tuple(plan.target.paths)
+            return cls(ranks, is_resumed=policy.resume, overwrites=policy.overwrite)
+        part = Part(*policy.part)
+        ranks = ranks_of_part(plan, part)
+        text = f"part {part} has nothing to write: "
+        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
+        notes = () if ranks else (Diagnostic("part", text),)
+        return cls(ranks, part, policy.resume, policy.overwrite, notes=notes)
+
+    def count_complete(self, plan: Plan) -> int:
+        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
+        outputs = RunOutputs.of(plan, self)
+        logged = _of_run(outputs, [look(outputs.record).logged()])
+        return sum(stamp_at(outputs.folder / name) == one.stamp is not None for name, one in logged)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutputs:
+    """Where the outputs of a run and their record lie.
+
+    Attributes
+    ----------
+    record
+        The record of the set.
+    provenance
+        What the run reads and does.
+    outputs
+        Path of each output of this run, relative to the manifest, and its rank.
+    whole
+        The same for the outputs of all parts.
+    part
+        Which of several runs this is; None if one run writes all outputs.
+    documents
+        Documents of the set.
+    """
+
+    record: Record
+    provenance: Provenance
+    outputs: Mapping[str, int]
+    whole: Mapping[str, int]
+    part: Part | None
+    documents: tuple[Document, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, assignment: Assignment) -> RunOutputs:
+        """Return those of a plan; raises `OSError` if a source or strategy file is gone."""
+        record = Record(Path(plan.target.manifest_path))
+        paths = plan.target.paths
+        whole = {os.path.relpath(path, record.folder): rank for rank, path in paths.items()}
+        ranks = set(assignment.ranks)
+        outputs = {path: rank for path, rank in whole.items() if rank in ranks}
+        return cls(record, provenance_of(plan), outputs, whole, assignment.part, plan.documents)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of outputs are relative to."""
+        return self.record.folder
+
+    @property
+    def own_documents(self) -> tuple[Document, ...]:
+        """The documents that this run writes; those of a set in parts are left to `finalize`."""
+        return () if self.part is not None else self.documents
+
+    def stamps(self) -> dict[str, FileStamp]:
+        """Return the stamps of all files that the run would replace, by path."""
+        documents = (document.path for document in self.own_documents)
+        outputs = (str(self.folder / name) for name in self.outputs)
+        paths = (*outputs, *documents, str(self.record.manifest))
+        return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
 
 
 def inspect_previous_run(
     plan: Plan,
-    destination: Destination,
+    assignment: Assignment,
     policy: DestinationPolicy,
     executor: Executor,
     diagnostics: Diagnostics,
-) -> Destination:
+) -> Assignment:
     """Find what an earlier run left where a plan is to write, and which outputs can be kept.
 
     Parameters
     ----------
     plan
         What is to be written.
-    destination
+    assignment
         Which outputs this run writes.
     policy
         What becomes of files that are there.
@@ -162,154 +206,232 @@ def inspect_previous_run(
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
-    output_set = OutputSet.of(plan, destination.ranks, destination.part)
-    folder, own = output_set.folder, journal_path(output_set.record)
-    seen = None if policy.overwrite else snapshot_destination(output_set)
-    if not folder.is_dir():
-        return replace(destination, seen=seen)
-    replaceable: set[str] = set()
-    begun: set[str] = set()
-    kept: dict[str, FileStamp] = {}
-    for path, state in _journals(output_set, diagnostics):
-        begun |= state.begun | state.complete.keys()
-        if (policy.resume or not policy.overwrite) and lock_holder(path) is None:
-            unclear = set(output_set.outputs) & state.complete.keys()
-            unclear -= state.untouched(folder, {}).keys()
-            attrs = plan.target.attrs
-            kept |= _prove(folder, path, state, sorted(unclear), attrs, executor, policy)
-        replaceable |= {str(folder / name) for name in state.untouched(folder, kept)}
-        if path == own:
-            mine = state.kept(folder, kept)
-            written = filter(is_written, output_set.own_documents)
-            replaceable |= {str(Path(document.path)) for document in written}
-            report_resume_state(output_set, state, len(mine), policy.resume, diagnostics)
-            kept |= mine
-    unknown = [
-        Path(f"{folder / name}{PARTIAL}") for name in output_set.outputs if name not in begun
-    ]
-    diagnostics.add(*_partial_file_problems(sorted(unknown), policy.overwrite))
-    if not policy.overwrite:
-        existing = existing_set_problems(output_set, destination.part, policy.resume, kept)
-        if found := list(existing):  # which say more than that each of its files exists
-            diagnostics.add(*found)
-            replaceable |= _files_of(output_set)
-    if policy.resume:
-        attrs = plan.target.attrs
-        files, intact = inspect_finished_set(output_set, attrs, executor, policy, diagnostics)
-        kept |= intact
-        replaceable |= files
-    if describes_nothing(output_set.manifest):
-        replaceable.add(str(output_set.manifest))
-    return replace(
-        destination,
-        state=destination.state if diagnostics.errors else look(output_set),
-        kept=kept,
-        seen=seen,
-        replaceable=frozenset(replaceable),
-    )
+    outputs = RunOutputs.of(plan, assignment)
+    record, seen = outputs.record, None if policy.overwrite else outputs.stamps()
+    assignment = replace(assignment, seen=seen)
+    if not outputs.folder.is_dir():
+        return assignment
+    if closed := list(_access_problems(outputs)):
+        diagnostics.add(*closed)
+        return assignment
+    destination = look(record)
+    assignment = replace(assignment, state=destination.state)
+    diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
+    read = _Reader(outputs, executor, policy)
+    if destination.state is State.COMPLETE:
+        return _inspect_finished(outputs, destination, assignment, read, diagnostics)
+    problems = [*_busy_problems(outputs, destination), *_damage(outputs, destination)]
+    if problems and not policy.overwrite:
+        diagnostics.add(*problems)
+        return _without_other_problems(assignment, outputs)
+    if policy.resume and (earlier := record.earlier_records()):
+        text = f"{shorten(map(str, earlier), 3)}: of an earlier ckpttool, so --resume cannot use it"
+        diagnostics.add(Diagnostic("resume", text, "--overwrite writes all anew"))
+    return _inspect_stopped(outputs, destination, assignment, read, diagnostics)
 
 
-def _files_of(output_set: OutputSet) -> set[str]:
-    """All files that a run writes."""
-    documents = (str(Path(document.path)) for document in output_set.own_documents)
-    outputs = (str(output_set.folder / name) for name in output_set.outputs)
-    return {str(output_set.manifest), *outputs, *documents}
-
-
-def is_complete(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> bool:
-    """Return whether all that a run is to write is there, as its manifest or record says."""
-    return look(output_set) is State.COMPLETE and complete_manifest(output_set, kept) is not None
-
-
-def complete_manifest(output_set: OutputSet, kept: Mapping[str, FileStamp]) -> ManifestFile | None:
-    """Return the manifest or record by which all that a run is to write is there."""
-    finished = _finished_set(output_set) if all(map(is_written, output_set.own_documents)) else None
-    is_so = finished is not None and all(
-        stamp is not None
-        and (finished.is_unmodified(output, stamp) or kept.get(output.path) == stamp)
-        for output, stamp in _outputs(output_set, finished)
-    )
-    return finished if is_so else None
-
-
-def inspect_finished_set(
-    output_set: OutputSet,
-    attrs: Collection[str],
-    executor: Executor,
-    policy: DestinationPolicy,
+def _inspect_stopped(
+    outputs: RunOutputs,
+    destination: Destination,
+    assignment: Assignment,
+    read: _Reader,
     diagnostics: Diagnostics,
-) -> tuple[set[str], dict[str, FileStamp]]:
-    """Find the files of a finished set of this run, and the stamps of outputs that are kept.
+) -> Assignment:
+    """Return what a run keeps and may replace where others have not ended."""
+    if destination.plan is None:
+        return assignment
+    record = outputs.record
+    changes = list(differences(outputs.provenance, destination.plan.provenance))
+    if changes and not assignment.overwrites:
+        if assignment.is_resumed:
+            diagnostics.add(*resume_problems(record.plan, changes))
+        elif destination.finished_parts:
+            diagnostics.add(*other_plan_problems(destination, changes))
+    logged = destination.logged()
+    logs = [logged, *(log.outputs for log in (*destination.logs, *destination.previous))]
+    intact = read.intact(_of_run(outputs, logs))
+    complete = {} if changes else {name: intact[name] for name in logged if name in intact}
+    done = {name for log in destination.finished_parts.values() for name in log.current}
+    is_done = not changes and outputs.part in destination.finished_parts
+    is_done = is_done and len(complete) == len(outputs.outputs)
+    if is_done and not assignment.is_resumed and not assignment.overwrites:
+        diagnostics.add(_already_written(outputs, record.log(outputs.part)))
+        return _without_other_problems(assignment, outputs)
+    if not is_done:
+        diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
+    replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
+    documents = (str(Path(one.path)) for one in outputs.own_documents if is_written(one))
+    return replace(
+        assignment,
+        kept=complete if assignment.is_resumed else {},
+        replaceable=frozenset(
+            {str(outputs.folder / name) for name in replaceable}.union(documents)
+        ),
+        is_finished=is_done and assignment.is_resumed,
+    )
 
-    Outputs that are gone are written again, as a note says.  Outputs that were changed are a
-    problem, unless they may be replaced.  Both are empty if there is no such set.
-    """
-    finished, folder = _finished_set(output_set), output_set.folder
-    if finished is None:
-        return set(), {}
-    gone: list[str] = []
-    kept: dict[str, FileStamp] = {}
-    unclear: dict[str, FileStamp] = {}
-    for output, stamp in _outputs(output_set, finished):
-        if stamp is None:
-            gone.append(str(folder / output.path))
-        elif finished.is_unmodified(output, stamp):
-            kept[output.path] = stamp
-        else:  # written to, or moved here, after it was listed
-            unclear[output.path] = stamp
-    if unclear:
-        outputs = (one for one, _ in _outputs(output_set, finished) if one.path in unclear)
-        with policy.open_progress(sum(stamp.nbytes for stamp in unclear.values())) as on_progress:
-            kept |= find_intact(folder, outputs, attrs, executor, on_progress)
-    changed = [str(folder / name) for name in unclear if name not in kept]
-    for path in (one.path for one in output_set.own_documents if not is_written(one)):
-        (changed if is_there(path) else gone).append(path)
-    if gone and finished.path != output_set.record:
-        text = f"{finished.path}: {_are_gone(gone)}"
+
+def _inspect_finished(
+    outputs: RunOutputs,
+    destination: Destination,
+    assignment: Assignment,
+    read: _Reader,
+    diagnostics: Diagnostics,
+) -> Assignment:
+    """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
+    record, stamps, manifest = outputs.record, destination.stamps, None
+    try:
+        manifest = ManifestFile.read(record.manifest)
+        if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
+            return replace(assignment, replaceable=frozenset({str(record.manifest)}))
+    except FormatError as error:
+        if assignment.is_resumed and not assignment.overwrites:
+            hint = "--resume cannot do without it, --overwrite writes all anew"
+            diagnostics.add(Diagnostic("destination", str(error), hint))
+    if manifest is None:
+        return assignment
+    problems = list(_finished_problems(outputs, destination, manifest))
+    unchanged = {
+        name: stamp
+        for name in outputs.outputs
+        if stamps
+        and (stamp := stamp_at(record.folder / name))
+        and stamps.outputs.get(name) == stamp
+    }
+    if not assignment.is_resumed:
+        if len(unchanged) == len(outputs.outputs) and not assignment.overwrites and not problems:
+            diagnostics.add(_already_written(outputs, record.manifest))
+            return _without_other_problems(assignment, outputs)
+        return assignment
+    if problems:
+        diagnostics.add(*(() if assignment.overwrites else problems))
+        return assignment if assignment.overwrites else _without_other_problems(assignment, outputs)
+    return _inspect_outputs(outputs, assignment, manifest, unchanged, read, diagnostics)
+
+
+def _finished_problems(
+    outputs: RunOutputs, destination: Destination, manifest: ManifestFile
+) -> Iterator[Diagnostic]:
+    """Yield why a finished set is not known to be that of a run."""
+    record, stamps = outputs.record, destination.stamps
+    for error in destination.damaged:
+        if error.path == str(record.stamps):
+            yield Diagnostic("resume", str(error), "--overwrite writes all anew")
+            return
+    if stamps is None:
+        text = f"{record.output}: complete, but nothing says from which files: {record.stamps} is "
+        yield Diagnostic("resume", f"{text}not there", "--overwrite writes all anew")
+        return
+    changes = list(differences(outputs.provenance, stamps.provenance))
+    if not changes and manifest.head.text("plan") != outputs.provenance.plan:
+        changes = [f"{record.stamps} is of another set than {record.manifest}"]
+    for change in changes:
+        text = f"{record.manifest}: --resume: what is there is of another run: {change}"
+        hint = "write to another place, or --overwrite writes all anew"
+        yield Diagnostic("resume", text, hint)
+
+
+def _inspect_outputs(
+    outputs: RunOutputs,
+    assignment: Assignment,
+    manifest: ManifestFile,
+    unchanged: Mapping[str, FileStamp],
+    read: _Reader,
+    diagnostics: Diagnostics,
+) -> Assignment:
+    """Return what a resumed run keeps of its own finished set."""
+    folder, documents = outputs.folder, outputs.own_documents
+    gone = [name for name in outputs.outputs if not is_there(folder / name)]
+    unclear = outputs.outputs.keys() - unchanged.keys() - set(gone)
+    entries = (one for one in manifest.outputs() if one.path in unclear) if unclear else ()
+    kept = {**unchanged, **read.proven(entries, unclear)}
+    changed = [str(folder / name) for name in sorted(unclear - kept.keys())]
+    missing = [str(folder / name) for name in gone]
+    for path in (one.path for one in documents if not is_written(one)):
+        (changed if is_there(path) else missing).append(path)
+    if missing and outputs.part is not None:
         hint = "the same command without --part writes what is gone of a set that is finalized"
+        text = f"{manifest.path}: {_are_gone(missing)}"
         diagnostics.add(Diagnostic("destination", text, hint))
-        return set(), {}
-    if changed and not policy.overwrite:
-        text = f"not what {finished.path} says was written; has it been changed?"
-        diagnostics.add(Diagnostic("destination", f"{shorten(changed, 3)}: {text}"))
-        return set(), {}
-    if gone and kept:
-        text = f"{finished.path}: {_are_gone(gone)}, written again; the others are kept"
+        return _without_other_problems(assignment, outputs)
+    if changed and not assignment.overwrites:
+        text = f"{shorten(changed, 3)}: not what {manifest.path} says was written; has it been "
+        text += "changed?"
+        hint = "--overwrite writes it again"
+        diagnostics.add(Diagnostic("destination", text, hint))
+        return _without_other_problems(assignment, outputs)
+    if missing and kept:
+        text = f"{manifest.path}: {_are_gone(missing)}, written again; the others are kept"
         diagnostics.add(Diagnostic("resumed", text))
-    documents = (str(Path(document.path)) for document in output_set.own_documents)
-    outputs_kept = (str(folder / name) for name in kept)
-    return {*outputs_kept, *documents, str(output_set.manifest)}, kept
+    return replace(
+        assignment,
+        kept=kept,
+        replaceable=_all_files(outputs),
+        is_finished=not (missing or changed),
+    )
+
+
+def _without_other_problems(assignment: Assignment, outputs: RunOutputs) -> Assignment:
+    """Return an assignment for which files that are there are no problem of their own.
+
+    A problem was found that says more than that each of them exists.
+    """
+    return replace(assignment, replaceable=_all_files(outputs))
+
+
+def _all_files(outputs: RunOutputs) -> frozenset[str]:
+    """Return all files that a run writes."""
+    documents = (str(Path(document.path)) for document in outputs.own_documents)
+    names = (str(outputs.folder / name) for name in outputs.outputs)
+    return frozenset({str(outputs.record.manifest), *names, *documents})
+
+
+def _of_run(
+    outputs: RunOutputs, logs: Iterable[Mapping[str, LoggedOutput]]
+) -> Iterator[tuple[str, LoggedOutput]]:
+    """Yield the outputs of a run that are in logs."""
+    for logged in logs:
+        yield from ((name, one) for name, one in logged.items() if name in outputs.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads outputs whose stamps have changed, if the run may keep them or has to spare them."""
+
+    outputs: RunOutputs
+    executor: Executor
+    policy: DestinationPolicy
+
+    def intact(self, logged: Iterable[tuple[str, LoggedOutput]]) -> dict[str, FileStamp]:
+        """Return the outputs that are as a log says, with their stamps."""
+        found: dict[str, FileStamp] = {}
+        unclear: list[tuple[str, LoggedOutput]] = []
+        for name, output in logged:
+            stamp = stamp_at(self.outputs.folder / name)
+            if stamp is not None and stamp == output.stamp:
+                found[name] = stamp
+            elif stamp is not None:
+                unclear.append((name, output))
+        rest = [(name, output) for name, output in unclear if name not in found]
+        entries = (output.read_entry() for _, output in rest)
+        return {**found, **self.proven(entries, {name for name, _ in rest})}
+
+    def proven(
+        self, entries: Iterable[OutputEntry], names: Collection[str]
+    ) -> dict[str, FileStamp]:
+        """Return the outputs whose contents are as their entries say, with their stamps."""
+        folder = self.outputs.folder
+        if not names or (self.policy.overwrite and not self.policy.resume):
+            return {}
+        nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_at(folder / name)))
+        with self.policy.open_progress(nbytes) as on_progress:
+            provenance = self.outputs.provenance
+            return find_intact(folder, entries, provenance, self.executor, on_progress)
 
 
 def _are_gone(paths: Sequence[str]) -> str:
     is_one = len(paths) == 1
     return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
-
-
-def _finished_set(output_set: OutputSet) -> ManifestFile | None:
-    """Return the manifest or record that lists all outputs of a run, there or not."""
-    wanted = set(output_set.outputs)
-    for path in dict.fromkeys((output_set.record, output_set.manifest)):
-        finished = output_set.find_finished(path)
-        if finished is None:
-            continue
-        try:
-            outputs = finished.manifest().outputs
-        except (FileNotFoundError, FormatError):
-            continue  # cut short
-        if wanted <= {output.path for output in outputs}:
-            return finished
-    return None
-
-
-def _outputs(
-    output_set: OutputSet, finished: ManifestFile
-) -> Iterator[tuple[OutputEntry, FileStamp | None]]:
-    """Yield the entry of each output of a run, and its stamp; None if it is gone."""
-    wanted = set(output_set.outputs)
-    for output in finished.outputs():
-        if output.path in wanted:
-            yield output, stamp_at(output_set.folder / output.path)
 
 
 def is_written(document: Document) -> bool:
@@ -320,144 +442,55 @@ def is_written(document: Document) -> bool:
         return False
 
 
-def describes_nothing(manifest: Path) -> bool:
-    """Return whether a manifest lists outputs that have all been removed."""
-    try:
-        outputs = ManifestFile.read(manifest).manifest().outputs
-    except (FileNotFoundError, CkptToolError):
-        return False
-    return not any(is_there(manifest.parent / output.path) for output in outputs)
-
-
-def _journals(
-    output_set: OutputSet, diagnostics: Diagnostics
-) -> Iterator[tuple[Path, JournalState]]:
-    """Yield the journals that runs left; an own one that cannot be read is a problem."""
-    own = journal_path(output_set.record)
-    held = {own, journal_path(output_set.manifest)}
-    for path in sorted(held.union(find_part_records(output_set.manifest, JOURNAL))):
-        if closed := access_problem(path, os.R_OK | os.W_OK):
-            if path in held or not output_set.is_part:
-                diagnostics.add(Diagnostic("destination", closed))
-            continue
-        try:
-            before = read_journal(path)
-        except FormatError as error:
-            if path == own:
-                diagnostics.add(Diagnostic("destination", str(error)))
-            continue
-        if before is not None:
-            yield path, before
-
-
-def _prove(
-    folder: Path,
-    journal: Path,
-    before: JournalState,
-    names: Sequence[str],
-    attrs: Collection[str],
-    executor: Executor,
-    policy: DestinationPolicy,
-) -> dict[str, FileStamp]:
-    """Return the outputs that hold what a journal says, though they were touched since."""
-    lines = (before.lines[before.complete[name]] for name in names)
-    nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_at(folder / name)))
-    with policy.open_progress(nbytes) if nbytes else no_progress(0) as on_progress:
-        return find_intact(folder, read_entries(journal, lines), attrs, executor, on_progress)
-
-
-def snapshot_destination(output_set: OutputSet) -> dict[str, FileStamp]:
-    """Return the stamps of all files that a run would replace."""
-    documents = (document.path for document in output_set.own_documents)
-    outputs = (str(output_set.folder / name) for name in output_set.outputs)
-    paths = (*outputs, *documents, str(output_set.manifest))
-    return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
-
-
-def destination_changes(
-    output_set: OutputSet, seen: Mapping[str, FileStamp] | None
-) -> Iterator[Diagnostic]:
-    """Yield the problem that another run has written here since `snapshot_destination`."""
-    if seen is None:
+def _access_problems(outputs: RunOutputs) -> Iterator[Diagnostic]:
+    """Yield why this user cannot write the record."""
+    record = outputs.record
+    if record.home.is_symlink() or (is_there(record.home) and not record.home.is_dir()):
+        text = f"{record.home}: is no folder, and the record of a run is to lie there"
+        yield Diagnostic("destination", text, "move it away")
         return
-    new = [
-        path for path, stamp in snapshot_destination(output_set).items() if seen.get(path) != stamp
-    ]
-    if new:
-        text = f"{shorten(new, 3)}: written by another run since this one began"
-        yield Diagnostic("destination", text, "--overwrite replaces what is there")
+    paths = (record.home, record.lock, record.log(outputs.part))
+    for path, mode in zip(
+        paths, (os.R_OK | os.W_OK | os.X_OK, *[os.R_OK | os.W_OK] * 2), strict=True
+    ):
+        if problem := access_problem(path, mode):
+            yield Diagnostic("destination", problem)
 
 
-def _partial_file_problems(partials: Iterable[Path], may_replace: bool) -> Iterator[Diagnostic]:
-    """Yield the problems of temporary files that no journal of this set names."""
+def _foreign_partials(
+    outputs: RunOutputs, plan: RecordedPlan | None, may_replace: bool
+) -> Iterator[Diagnostic]:
+    """Yield the problems of temporary files that are not of this set."""
+    known = plan.outputs if plan is not None else {}
     left: dict[Path | None, list[str]] = {}
-    for path in filter(_is_file, partials):
-        journal = journal_that_began(path)
-        if lock_holder(path) is not None:
-            yield busy_problem(
-                path, "a run of another set" if journal is None else f"see {journal}"
-            )
+    for name in sorted(outputs.outputs.keys() - known.keys()):
+        path = Path(f"{outputs.folder / name}{PARTIAL}")
+        if not _is_file(path):
+            continue
+        other = _plan_that_lists(path)
+        if is_held(path):
+            by = "a run of another set" if other is None else f"see {other}"
+            yield busy_problem(path, by)
         elif not may_replace:
-            left.setdefault(journal, []).append(str(path))
-    for journal, paths in left.items():
+            left.setdefault(other, []).append(str(path))
+    for other, paths in left.items():
         text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
         remedy = "move it away, or --overwrite replaces it"
-        if journal is not None:
-            text = f"left half-written by a run that did not end, of which {journal} tells"
+        if other is not None:
+            text = f"left half-written by a run that did not end, of which {other} tells"
             remedy = "finish that with its own command and --resume, or --overwrite replaces it"
         yield Diagnostic("destination", f"{shorten(paths, 3)}: {text}", remedy)
 
 
-def existing_set_problems(
-    output_set: OutputSet, part: Part | None, is_resumed: bool, kept: Mapping[str, FileStamp]
-) -> Iterator[Diagnostic]:
-    """Yield the problems of a set that is there, besides that its files are."""
-    if part is not None:
-        ending = f"-of-{part.count}.json"
-        records = find_part_records(output_set.manifest)
-        others = [str(one) for one in records if not one.name.endswith(ending)]
-        if others:
-            text = f"another number of parts than --part {part.number}/{part.count}"
-            text += " says"
-            hint = "take that for all of them, or remove the records that are not wanted"
-            yield Diagnostic("parts", f"{shorten(others, 3)}: {text}", hint)
-            return
-    if describes_nothing(output_set.record):
-        return  # all of it was removed, so nothing stands in the way
-    if not is_resumed:
-        finished = complete_manifest(output_set, kept) if output_set.outputs else None
-        if finished is not None:
-            text = f"{finished.path} says that this very command has written all of it "
-            text += f"({count(len(output_set.outputs), 'output')})"
-            yield Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
-        return
-    for path in dict.fromkeys((output_set.record, output_set.manifest)):
-        with suppress(FileNotFoundError):
-            try:
-                finished = ManifestFile.read(path)
-                provenance = _provenance_in(finished)
-            except FormatError as error:
-                hint = "--resume cannot do without it, --overwrite writes all anew"
-                yield Diagnostic("destination", str(error), hint)
-                continue
-            mine = (
-                output_set.provenance
-                if output_set.is_part
-                else output_set.provenance.as_told_at(finished.mtime_ns)
-            )
-            for change in differences(mine, provenance) if path == output_set.record else ():
-                text = f"{path}: --resume: what is there is of another run: {change}"
-                hint = "write to another place, or --overwrite writes all anew"
-                yield Diagnostic("resume", text, hint)
-
-
-def _provenance_in(finished: ManifestFile) -> Provenance:
-    """Return the provenance in a manifest, with the options that its outputs show."""
-    provenance, outputs = finished.head.provenance(), finished.manifest().outputs
-    if provenance.options or not outputs:
-        return provenance
-    paths = [(output.rank, output.path) for output in outputs]
-    return replace(provenance, options=tuple(options_of_outputs(outputs[0].format, paths)))
+def _plan_that_lists(partial: Path) -> Path | None:
+    """Return the plan of another set that lists the output of a temporary file."""
+    output = Path(str(partial).removesuffix(PARTIAL))
+    folders = (Record(folder / MANIFEST) for folder in output.parents[:2])
+    for record in (Record(output.with_name(f"{output.name}.{MANIFEST}")), *folders):
+        with suppress(FileNotFoundError, FormatError):  # nothing is known from it
+            if os.path.relpath(output, record.folder) in RecordedPlan.read(record.plan).outputs:
+                return record.plan
+    return None
 
 
 def _is_file(path: Path) -> bool:
@@ -467,43 +500,106 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def report_resume_state(
-    output_set: OutputSet,
-    before: JournalState,
-    kept: int,
-    is_resumed: bool,
-    diagnostics: Diagnostics,
-) -> None:
-    """Report what stands in the way of resuming from a journal, or how much is kept of it."""
-    path = journal_path(output_set.record)
-    by = lock_holder(path)
-    if by is not None:
-        diagnostics.add(busy_problem(path, by))
-        return
-    if is_resumed:
-        changes = list(differences(output_set.provenance, before.provenance))
-        diagnostics.add(*resume_problems(path, changes))
-        if not changes and not kept:
-            text = f"{output_set.record}: a run did not end, and nothing of it could be kept; "
-            diagnostics.add(Diagnostic("resumed", f"{text}this one begins anew"))
-    if kept:
-        what = f"{kept} of {count(len(output_set.outputs), 'output')}"
+def _busy_problems(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
+    """Yield why a run cannot begin beside those that are writing."""
+    running, record = destination.running, outputs.record
+    if outputs.part is not None:
+        own = {record.lock, record.log(outputs.part)}
+        if not own & running.keys() and destination.plan is not None:
+            changes = list(differences(outputs.provenance, destination.plan.provenance))
+            yield from beside_problems(record, changes, [*running.values()]) if running else ()
+            return
+        running = {path: by for path, by in running.items() if path in own}
+    for by in list(running.values())[:1]:
+        yield busy_problem(record.output, by)
+
+
+def busy_problem(path: Path, by: str) -> Diagnostic:
+    """Return the problem that another run is writing."""
+    text = f"{path}: another run is writing it ({by})"
+    return Diagnostic("busy", text, "wait until it ends, or write elsewhere")
+
+
+def beside_problems(
+    record: Record, changes: Iterable[str], by: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """Yield the problems of a part of another plan than that which is being written."""
+    text = f"{record.plan}: a part of another plan is being written there ({shorten(by, 1)})"
+    for change in changes:
+        yield Diagnostic("busy", f"{text}: {change}", "wait until it ends, or write elsewhere")
+
+
+def other_plan_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield the problems of a run that would make finished parts of another plan useless."""
+    parts = shorten(map(str, destination.finished_parts), 3)
+    text = f"{destination.record.output}: part {parts} of another plan is written there"
+    hint = "give all parts the same source, step and options, or --overwrite begins anew"
+    for change in changes:
+        yield Diagnostic("parts", f"{text}: {change}", hint)
+
+
+def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
+    """Yield the problems of files of the record that this run needs and that are damaged."""
+    record = outputs.record
+    needed = {str(record.plan), str(record.log(outputs.part))}
+    for error in destination.damaged:
+        if outputs.part is None or error.path in needed:
+            yield Diagnostic("destination", str(error), "--overwrite writes all anew")
+
+
+def resume_problems(path: Path, changes: Iterable[str]) -> Iterator[Diagnostic]:
+    """Yield the problems that what a run left is not of this command."""
+    first = f"{path}: --resume: what was left there is of another run"
+    for change in changes:
+        yield Diagnostic("resume", f"{first}: {change}", "without --resume all is written anew")
+
+
+def _already_written(outputs: RunOutputs, path: Path) -> Diagnostic:
+    """Return the problem that a run has nothing to do, and was not told that this may be so."""
+    text = f"{path} says that this very command has written all of it "
+    text += f"({count(len(outputs.outputs), 'output')})"
+    return Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
+
+
+def _describe_stopped(
+    outputs: RunOutputs, complete: Collection[str], is_resumed: bool
+) -> Iterator[Diagnostic]:
+    """Yield how much is kept of a run that did not end, or could be."""
+    first = f"{outputs.record.output}: a run did not end"
+    if complete:
+        what = f"{len(complete)} of {count(len(outputs.outputs), 'output')}"
         then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
-        text = f"{output_set.record}: a run did not end, {what} that it left complete {then}"
-        diagnostics.add(Diagnostic("resumed", text))
+        yield Diagnostic("resumed", f"{first}, {what} that it left complete {then}")
+    elif is_resumed:
+        text = "and nothing of it could be kept; this one begins anew"
+        yield Diagnostic("resumed", f"{first}, {text}")
+
+
+def destination_changes(
+    outputs: RunOutputs, seen: Mapping[str, FileStamp] | None
+) -> Iterator[Diagnostic]:
+    """Yield the problem that another run has written here since the destination was seen."""
+    if seen is None:
+        return
+    new = [path for path, stamp in outputs.stamps().items() if seen.get(path) != stamp]
+    if new:
+        text = f"{shorten(new, 3)}: written by another run since this one began"
+        yield Diagnostic("destination", text, "--overwrite replaces what is there")
 
 
 def find_intact(
     folder: Path,
     outputs: Iterable[OutputEntry],
-    attrs: Collection[str],
+    provenance: Provenance,
     executor: Executor,
     on_progress: OnProgress,
 ) -> dict[str, FileStamp]:
-    """Return the outputs that match their entries and have these attributes; reads every byte.
+    """Return the outputs that match their entries, with their stamps; reads every byte.
 
-    A manifest does not list checksums, so those are verified.  Each comes with its stamp.
+    A manifest does not list checksums, so those are verified.  The options in ``provenance`` tell
+    whether there are any.
     """
+    has_checksum = dict(provenance.options).get("crc") == "--crc"
     found = {}
     for output in outputs:
         name, stamp = str(folder / output.path), stamp_at(folder / output.path)
@@ -512,11 +608,10 @@ def find_intact(
         index = read_index(name)
         stored = index.tensors
         looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
-        is_equal = True
+        is_equal = ("crc_num" in index.attrs) == has_checksum
         for one, hashes in looks:
             is_equal &= wait_result(hashes) == one.sha256
             on_progress(stored[one.name].meta.nbytes)
-        is_equal &= index.attrs.keys() >= set(attrs)
         if is_equal and "crc_num" in index.attrs:
             is_equal = wait_result(executor.submit(verify_checksum, index)) is None
         if is_equal and stamp_at(folder / output.path) == stamp:

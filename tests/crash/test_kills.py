@@ -26,7 +26,7 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.support.manifests import JOURNAL, MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN
 
 pytestmark = pytest.mark.crash
 
@@ -50,7 +50,7 @@ def undisturbed(tmp_path_factory):
         if (output_format, engine) not in known:
             out = folder / output_format / engine
             process = start(*split_words(source, out, output_format, engine))
-            wait_until((out / JOURNAL).exists, "the run")
+            wait_until((out / LOG).exists, "the run")
             began = time.monotonic()
             assert finish(process)[0] == 0
             known[output_format, engine] = everything_in(out), time.monotonic() - began
@@ -63,7 +63,7 @@ def run_and_kill(words, out, lines, seconds):
     """Start a run, and kill it so many seconds after its journal has so many lines."""
     env = environment()
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    journal, manifest = out / JOURNAL, out / MANIFEST
+    journal, manifest = out / LOG, out / MANIFEST
 
     def is_time():
         try:

@@ -19,7 +19,7 @@ from tests.support.commands import files_below, message, run, run_well, verify_d
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.executors import CASE, contents, ordered_words, reshard_words
-from tests.support.manifests import JOURNAL, MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN
 from tests.support.readers import read, read_ranks
 
 
@@ -235,7 +235,7 @@ def test_an_input_is_never_replaced(tmp_path):
         ("rank_0/checkpoint_0.ckpt", 5, "among the files of ranks"),
         ("rank_3/s.ckpt", 5, "among the files of ranks"),
         ("rank_3/../rank_2/s.ckpt", 5, "among the files of ranks"),
-        (JOURNAL, 5, "is a name that ckpttool itself uses there"),
+        (LOG, 5, "is a name that ckpttool itself uses there"),
         (".ckpttool-part-1-of-2.json.journal", 5, "is a name that ckpttool itself uses there"),
     ],
 )

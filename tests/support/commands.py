@@ -86,9 +86,12 @@ def mentions(text: str, *patterns: str) -> list[str]:
 def files_below(folder: Path, manifests: bool = False) -> list[str]:
     """Return the paths of all files below a folder, relative to it.
 
-    The manifests that every output has beside it are left out, unless they are asked for.
+    The manifests that every output has beside it are left out, unless they are asked for.  The lock
+    and the stamps of finished sets are left out, too.
     """
-    found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    rest = (p for p in files if not (p.parent.suffix == ".ckpttool" or p.parent.name == ".ckpttool") or p.name not in ("lock", "stamps.json"))
+    found = sorted(str(path.relative_to(folder)) for path in rest)
     return [name for name in found if manifests or not name.endswith("ckpttool.json")]
 
 

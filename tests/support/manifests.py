@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "ckpttool.json"
-JOURNAL = f"{MANIFEST}.journal"  # of a run that has not ended
+RECORD = ".ckpttool"  # the folder of the record of a run
+LOG = f"{RECORD}/whole.log"  # of a whole run that has not ended
+PLAN = f"{RECORD}/plan.json"
+STAMPS = f"{RECORD}/stamps.json"  # of a finished set
 
 
 def proven(text: str) -> bytes:

@@ -31,7 +31,7 @@ from tests.support.executors import (
     reshard_words,
     run_with_signal,
 )
-from tests.support.manifests import JOURNAL, listing_of, reseal
+from tests.support.manifests import LOG, listing_of, reseal
 
 RECORD = ".ckpttool-part-{}-of-{}.json"
 
@@ -465,7 +465,7 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
 @pytest.mark.parametrize("again", ["finalize", "--resume"])
 def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):
     run_parts(tmp_path, (1, 2), 2)
-    journal = tmp_path / JOURNAL
+    journal = tmp_path / LOG
     journal.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
     assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)

@@ -14,7 +14,7 @@ from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.executors import CASE, reshard_words
-from tests.support.manifests import JOURNAL, MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN
 
 RECORD = ".ckpttool-part-1-of-2.json"
 
@@ -128,7 +128,7 @@ def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
 def test_a_commit_that_was_killed_does_not_end_with_a_damaged_manifest(small):
     small.write((1, 2), (2, 2))
     small.commit()
-    (small.out / JOURNAL).touch()
+    (small.out / LOG).touch()
     path = small.out / MANIFEST
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FormatError, match=r"ckpttool\.json: .*; put a copy of it back, or write"):
@@ -179,7 +179,7 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
     [
         (MANIFEST, (), Small.commit, "is a pipe or a device, and no file"),
         (MANIFEST, (), Small.resume, "is a device or a pipe; name a file to be written"),
-        (JOURNAL, (), Small.resume, "is a pipe or a device, and no file"),
+        (LOG, (), Small.resume, "is a pipe or a device, and no file"),
         (RECORD, ((1, 2), (2, 2)), Small.commit, "is a pipe or a device, and no file"),
         (RECORD, ((1, 2), (2, 2)), Small.resume_part, "is a pipe or a device, and no file"),
     ],

@@ -20,7 +20,7 @@ from ckpttool.discovery.scan import scan
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats import read_index
-from ckpttool.transaction.journal import seal_line
+
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.damage import flip_byte, flip_unnoticed
 from tests.support.executors import (
@@ -37,7 +37,7 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.support.manifests import JOURNAL, MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -47,7 +47,7 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     result = run(*ordered_words(tmp_path / "out", output_format))
     assert result.exit_code == 6
     assert "the same command with --resume goes on from there" in message(result)
-    assert JOURNAL in files_below(tmp_path / "out")
+    assert LOG in files_below(tmp_path / "out")
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
@@ -166,10 +166,10 @@ def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, 
     failing("rank_1")
     assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
     assert everything_in(tmp_path) == left
-    assert not (tmp_path / JOURNAL).exists()
+    assert not (tmp_path / LOG).exists()
     failing("rank_2")
     assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
-    assert (tmp_path / JOURNAL).exists()
+    assert (tmp_path / LOG).exists()
     assert not (tmp_path / MANIFEST).exists()
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path), "--resume")
@@ -302,7 +302,7 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     failing(None)
     result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
-    assert f"{out / JOURNAL}: --resume: what was left there is of another run" in message(result)
+    assert f"{out / LOG}: --resume: what was left there is of another run" in message(result)
     assert expected in message(result)
     assert contents(out) == before
 
@@ -343,7 +343,7 @@ def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
     failing("rank_2")
     for more in ([], ["--rank", "0,1,2"]):
         assert run(*ordered_words(tmp_path), "--overwrite", "-j", "1").exit_code == 6
-        journal = tmp_path / JOURNAL
+        journal = tmp_path / LOG
         first, rest = journal.read_bytes().split(b"\n", 1)
         head = json.loads(first.rpartition(b" ")[0])
         del head["run"][0]["options"]
@@ -433,13 +433,13 @@ def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, faili
     before = contents(tmp_path / "mine")
     failing("rank_3")
     assert run(*ordered_words(tmp_path / "other")).exit_code == 6
-    shutil.copy(tmp_path / "other" / JOURNAL, tmp_path / "mine")
+    shutil.copy(tmp_path / "other" / LOG, tmp_path / "mine")
     failing(None)
     for more in ([], ["--resume"]):
         result = run(*ordered_words(tmp_path / "mine"), *more)
         assert result.exit_code == 5
         assert "4 outputs exist already" in message(result)
-    (tmp_path / "mine" / JOURNAL).unlink()
+    (tmp_path / "mine" / LOG).unlink()
     assert contents(tmp_path / "mine") == before
 
 
@@ -526,7 +526,7 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
     assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
     result = run(*ordered_words(tmp_path, "hdf5"))
     said = f"{part}.partial: left half-written by a run that did not end, of which "
-    said += f"{part}.{JOURNAL} tells; finish that with its own command and --resume, or --overwr"
+    said += f"{part}.{LOG} tells; finish that with its own command and --resume, or --overwr"
     assert said in message(result)
     assert result.exit_code == 5
     run_well(*merge, "--resume")
@@ -544,7 +544,7 @@ def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch
     monkeypatch.setattr(execute_module, "fill", look)
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
     assert seen[0].exit_code == 5
-    said = f"{part}.partial: another run is writing it (see {part}.{JOURNAL}); wait until it ends"
+    said = f"{part}.partial: another run is writing it (see {part}.{LOG}); wait until it ends"
     assert said in message(seen[0])
     assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
 
@@ -573,7 +573,7 @@ def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_
     assert run(*ordered_words(tmp_path)).exit_code == 6
     failing("rank_0")
     assert run(*ordered_words(tmp_path)).exit_code == 6
-    assert JOURNAL in files_below(tmp_path)
+    assert LOG in files_below(tmp_path)
     assert run("verify", tmp_path, "-s", CASE / "dst_strategy.ckpt").exit_code == 1
     failing(None)
     run_well(*ordered_words(tmp_path), "--resume")
@@ -733,7 +733,7 @@ def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_
         partial.rename(file)
         for path in (file, out) if manifest else (file,):
             (problem,) = scan(str(path)).errors()
-            assert f"{file}: {out / JOURNAL} {RENAMED}" in problem.text
+            assert f"{file}: {out / LOG} {RENAMED}" in problem.text
         run_well(*ordered_words(out), "--overwrite")
         assert scan(str(file)).errors() == scan(str(out)).errors() == ()
 
@@ -742,7 +742,7 @@ def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_
 def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
     run_well(*ordered_words(tmp_path))
     text = json.dumps({"begun": name}) + " 01234567\n"
-    (tmp_path / JOURNAL).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
+    (tmp_path / LOG).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
     assert scan(str(tmp_path)).errors() == ()
     assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
 
@@ -783,7 +783,7 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
 def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
     out = tmp_path / "out"
     run_well(*ordered_words(out))
-    (out / MANIFEST).rename(out / JOURNAL)
+    (out / MANIFEST).rename(out / LOG)
     for file in out.glob("rank_*/*.ckpt"):
         file.rename(f"{file}.partial")
     if not has_folders:
@@ -823,7 +823,7 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     for command in ("inspect", "verify"):
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
         (text,) = [
-            note["text"] for note in notes if note["text"].startswith(f"{out / JOURNAL}: of")
+            note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")
         ]
         assert said in text
         assert names[rank] in text.partition("; begun: ")[2]
@@ -851,7 +851,7 @@ def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
 )
 def test_a_journal_of_strange_lines_does_no_harm(tmp_path, text):
     (tmp_path / "rank_0").mkdir()
-    (tmp_path / JOURNAL).write_text(f"{text}\n")
+    (tmp_path / LOG).write_text(f"{text}\n")
     for command in ("inspect", "verify"):
         result = run(command, tmp_path)
         assert "has not ended here" in message(result)
@@ -876,7 +876,7 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
 def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path / "model")
-    (tmp_path / "model" / MANIFEST).rename(tmp_path / "model" / JOURNAL)
+    (tmp_path / "model" / MANIFEST).rename(tmp_path / "model" / LOG)
     for src in ("model", "model/model.safetensors.index.json"):
         result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
         assert result.exit_code == 5
@@ -995,7 +995,7 @@ def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
-    assert files_below(tmp_path) == [f"m.h5.{JOURNAL}", "m.h5.partial"]
+    assert files_below(tmp_path) == [f"m.h5.{LOG}", "m.h5.partial"]
     for command in ("inspect", "verify"):
         result = run(command, out)
         assert result.exit_code == 2
@@ -1075,7 +1075,7 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     source = write_source(tmp_path, 8, 16 << 20)
     words = [*split_words(source, tmp_path / "out"), "--engine", engine]
     process = start(*COMMAND, *words)
-    journal = tmp_path / "out" / JOURNAL
+    journal = tmp_path / "out" / LOG
     wait_until(lambda: journal.exists() and b'"complete"' in journal.read_bytes(), "an output")
     process.send_signal(number)
     code, errors = finish(process)
@@ -1085,7 +1085,7 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     )
     assert re.search(f"{said} --resume goes on from there", errors)
     left = files_below(tmp_path / "out")
-    assert JOURNAL in left
+    assert LOG in left
     assert [name for name in left if name.endswith(".partial")] == []
     result = run_well(*words, "--resume")
     assert "of 8 outputs that it left complete are kept" in message(result)

@@ -1,0 +1,183 @@
+"""Mark a set complete whose parts were written by several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.storage.files import PARTIAL, is_there, is_within, remove_stale
+from ckpttool.transaction.locks import FileLock, HeldError
+from ckpttool.transaction.log import LoggedOutput
+from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for, size_problems
+from ckpttool.transaction.parts import files_of_others
+from ckpttool.transaction.record import find_changed, finish_set, remove_leftovers
+from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
+
+
+def finalize(folder: str) -> Manifest:
+    """Mark an output folder, or a single file, complete, if all parts are done.
+
+    A set that is already marked is only checked.
+
+    Raises
+    ------
+    FormatError
+        The record or the manifest is damaged, or is another kind of file.
+    PlanError
+        Parts are missing, or a run is writing to the folder.
+    VerifyError
+        Outputs are missing or were changed.
+    """
+    record = Record.of(Path(folder))
+    destination = look(record)
+    if destination.state is State.RUNNING:
+        raise PlanError([_busy(folder, destination)])
+    if destination.state is State.STOPPED:
+        try:
+            lock = FileLock(record.lock)
+        except HeldError as error:
+            raise PlanError([_busy(folder, look(record))]) from error
+        try:
+            _finish(folder, look(record))
+        finally:
+            lock.release()
+    remove_leftovers(record)
+    return _check_complete(folder, record)
+
+
+def _busy(folder: str, destination: Destination) -> Diagnostic:
+    by = next(iter(destination.running.values()), "it has just begun")
+    text = f"{folder}: a run is still writing to it ({by})"
+    return Diagnostic("busy", text, "wait until it ends")
+
+
+def _finish(folder: str, destination: Destination) -> None:
+    """Write the documents of a set and its manifest, if all of its parts are done."""
+    record, plan = destination.record, destination.plan
+    raise_all(
+        type(error)(error.path, error.offset, f"{error.reason}; {_remedy_for(record, error)}")
+        for error in destination.damaged
+    )
+    assert plan is not None, "it is there, as the set is stopped, and not damaged"
+    if not destination.parts:
+        raise PlanError([unfinished_problem(destination, Path(folder))])
+    errors: list[CkptToolError] = []
+    problems = list(_missing_parts(folder, destination))
+    problems += Diagnostic.each(
+        "parts",
+        (
+            f"{record.plan}: {document.path!r} is not below its folder: a link leads out of it"
+            for document in plan.documents
+            if not is_within(record.folder, document.path)
+        ),
+    )
+    if problems:
+        errors.append(PlanError(problems))
+    entries = destination.logged()
+    stamps = {name: one.stamp for name, one in entries.items() if one.stamp is not None}
+    now, changed = find_changed(record, plan.provenance, entries, stamps)
+    if changed:
+        texts = _output_problems(record, {name: entries[name] for name in changed})
+        errors.append(VerifyError(folder, list(texts)))
+    raise_all(errors)
+    absent = [name for name in plan.outputs if name not in entries]
+    if absent:
+        text = f"{folder}: the logs do not tell of {shorten(absent, 3)}"
+        raise PlanError([Diagnostic("parts", text, "run all parts again, with --resume")])
+    for name in plan.outputs:
+        remove_stale(record.folder, name + PARTIAL)
+    documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
+    ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
+    finish_set(record, plan.provenance, documents, ordered, now)
+
+
+def _remedy_for(record: Record, error: FormatError) -> str:
+    part = record.part_of(Path(error.path))
+    return f"run part {part} again, with --overwrite" if part else "--overwrite writes all anew"
+
+
+def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic]:
+    """Yield the problem that parts are not done, with the runs that mend it."""
+    missing = destination.missing_parts
+    if not missing:
+        return
+    of = missing[0].count
+    named = format_ranks([part.number for part in missing], "part")
+    runs = shorten((f"--part {part}" for part in missing), 3)
+    hint = f"run what is missing ({runs})"
+    begun = [part.number for part in missing if part in destination.parts]
+    if begun:
+        hint += f"; {format_ranks(begun, 'part')} had begun, and --resume keeps what is complete"
+    text = f"{folder}: {named} of {of} {'is' if len(missing) == 1 else 'are'} not there"
+    yield Diagnostic("parts", text, hint)
+
+
+def _output_problems(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[str]:
+    """Yield the problems of outputs that are gone or changed, each with the remedy."""
+    for name, logged in changed.items():
+        problems = list(size_problems(record.folder, [logged.read_entry()]))
+        problems = problems or [f"{name}: changed by somebody else since it was written"]
+        part = record.part_of(logged.log)
+        run = "the run" if part is None else f"part {part}"
+        way = "--overwrite" if is_there(record.folder / name) else "--resume"
+        yield from (f"{problem}; run {run} again, with {way}" for problem in problems)
+
+
+def _check_complete(folder: str, record: Record) -> Manifest:
+    """Check the outputs of a set that is marked complete, and return its manifest."""
+    path = record.manifest
+    if not path.exists():
+        reason = "no parts in it; a run with --part K/N leaves its log when it is done"
+        other = find_other_set(record.folder)
+        if other is not None:
+            reason = f"only parts of single files: name one of them, such as {other}"
+        raise PlanError([Diagnostic("parts", f"{folder}: {reason}")])
+    try:
+        manifest = ManifestFile.read(path).manifest()
+    except FormatError as error:
+        reason = f"{error.reason}; {remedy_for(error)}"
+        raise type(error)(error.path, error.offset, reason) from error
+    wrong = list(_set_problems(path, manifest.outputs))
+    if path.name != MANIFEST and path.name not in {
+        f"{o.path}.{MANIFEST}" for o in manifest.outputs
+    }:
+        names = shorten((output.path for output in manifest.outputs), 3)
+        text = f"{path.name} speaks of {names} and not of it; if it was renamed, give it and"
+        wrong = [f"{text} {path.name} their old names again"]
+    if wrong:
+        raise VerifyError(folder, wrong)
+    return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
+
+
+def _set_problems(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
+    """Yield the problems of the outputs of a complete set, each with the remedy."""
+    for output in outputs:
+        remedy = "the command that wrote the set, without --part, writes it again with --resume"
+        if is_there(path.parent / output.path):
+            remedy = "put a copy of it back, or write the set anew (--overwrite)"
+        yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
+
+
+def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
+    """Yield a warning about files that readers would mistake for outputs of the set."""
+    first = outputs[0] if outputs else None
+    if first is None or Path(first.path).parent != Path(f"rank_{first.rank}"):
+        return
+    ranks = {output.rank for output in outputs}
+    others = files_of_others(first.rank, str(folder / first.path), ranks)
+    if others:
+        text = f"{shorten(others, 3)}: not of this set, so left from another run"
+        yield Diagnostic("stale", text, "it stays, and is taken for a part of it: move it away")
+
+
+def find_other_set(folder: Path) -> Path | None:
+    """Return a single file in a folder that has parts; None if there is none."""
+    for home in sorted(folder.glob(f".*.{Path(MANIFEST).stem}")):
+        if (home / "plan.json").exists():
+            return folder / home.name.removeprefix(".").removesuffix(f".{Path(MANIFEST).stem}")
+    return None

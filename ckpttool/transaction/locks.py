@@ -1,0 +1,133 @@
+"""Locks of the record of a run: who writes, and who may.
+
+A whole run and `ckpttool.finalize` lock the record exclusively, parts share it, and each part locks
+its log exclusively.  The locks are those of flock(2), which end with the process.  A file may be
+removed and made again while another run waits for its lock; so a lock counts only if its path still
+leads to the locked file.
+
+Some network file systems have no locks.  `FileLock.works` is then False.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from random import random
+
+from ckpttool.storage.files import is_open_as, make_folder
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
+OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+TRIES, PAUSE_SECONDS = 6, 0.05  # others hold a lock for a moment, to look or to begin
+
+
+class HeldError(OSError):
+    """Another run holds a lock."""
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a run holds the lock of a file exclusively; None if that cannot be known.
+
+    It cannot if the file system has no locks.  A file that is not there, or that this user may not
+    read, counts as not held.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENOTDIR}:
+            return False
+        raise
+    try:
+        return _is_refused(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def _is_refused(fd: int, kind: int) -> bool | None:
+    """Try to lock an open file; return whether another run holds it, None without locks."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return False
+
+
+class FileLock:
+    """The lock of one file, which is made if it is not there; ends with `release`.
+
+    Parameters
+    ----------
+    path
+        The file.  Its folder is made, too.
+    is_shared
+        Whether others may share the lock.
+
+    Attributes
+    ----------
+    fd
+        The descriptor of the file.
+    works
+        Whether the file system has locks.
+
+    Raises
+    ------
+    HeldError
+        Another run holds the lock.
+    OSError
+        The file cannot be made or locked.
+    """
+
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+        self.path = path
+        self.fd = -1
+        self.works = True
+        kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+        for _ in range(TRIES):
+            if self._try(kind):
+                return
+            time.sleep(PAUSE_SECONDS)
+        raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(path))
+
+    def _try(self, kind: int) -> bool:
+        """Open and lock the file; return False if it is held, or was removed meanwhile."""
+        try:
+            make_folder(self.path.parent)
+            fd = os.open(self.path, OPEN, 0o666)
+        except FileNotFoundError:
+            return False  # a run that leaves nothing has just removed the folder
+        try:
+            is_refused = _is_refused(fd, kind)
+            if not is_refused and is_open_as(self.path, fd):
+                self.fd, self.works = fd, is_refused is not None
+                return True
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return False
+
+    def make_exclusive(self) -> bool:
+        """Try to hold a shared lock alone; return whether it is, else it is lost until `share`."""
+        return not _is_refused(self.fd, fcntl.LOCK_EX)
+
+    def share(self) -> None:
+        """Share the lock; raises `HeldError` if another run holds it alone."""
+        for _ in range(TRIES):
+            if not _is_refused(self.fd, fcntl.LOCK_SH):
+                return
+            time.sleep(PAUSE_SECONDS * random())
+        raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(self.path))
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)

@@ -1,0 +1,264 @@
+"""The log of a writer: which outputs it completed, in lines that are only appended.
+
+A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
+
+    {"run": "anew", "process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z"} 5c5f1d2e
+    {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
+    {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
+    {"done": true} 3d2f2d6a
+
+``run``
+    A run begins to write the log, ``"anew"`` or ``"resumed"``.  A resumed run does not keep outputs
+    that are listed before the last ``"anew"``.
+``rank``
+    An output is on disk under its temporary name; the line is that of the manifest.  It is synced
+    before the output is renamed.
+``stamp``
+    The output of the line before has its final name.  A rename changes the time of change, so the
+    stamp is taken after the rename.  It is not synced: without it, hashes decide.
+``done``
+    The writer has written its part, and its sources were unchanged.
+
+A power loss may cut the last line short; it is then ignored, and the next writer cuts it off.  Any
+other damaged line is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from zlib import crc32
+
+from ckpttool.errors import FormatError
+from ckpttool.formats.local import open_file
+from ckpttool.model.manifest import OutputEntry
+from ckpttool.model.tensors import FileStamp
+from ckpttool.transaction.manifest import JsonObject, opened, read_lines
+
+SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
+ENTRY = b'{"rank": '  # the beginning of an output's line
+ANEW, RESUMED = "anew", "resumed"  # how a run begins
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A process that writes a set of outputs, and the time (UTC) since which it does."""
+
+    process: int
+    host: str
+    time: str
+
+    @classmethod
+    def this(cls) -> Writer:
+        """Return this process, from now on."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return cls(os.getpid(), socket.gethostname(), now)
+
+    @classmethod
+    def parse(cls, entries: JsonObject) -> Writer:
+        """Return the writer that the entries of a document or line name."""
+        return cls(entries.number("process"), entries.text("host"), entries.text("time"))
+
+    def entries(self) -> dict[str, object]:
+        """Return the entries of a document or line."""
+        return {"process": self.process, "host": self.host, "time": self.time}
+
+    def may_run(self) -> bool:
+        """Return whether the process may still run: it does here, or it is on another host."""
+        if self.host != socket.gethostname():
+            return True
+        return self.process != os.getpid() and Path(f"/proc/{self.process}").exists()
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOutput:
+    """An output in a log.
+
+    Attributes
+    ----------
+    log, start, stop
+        The file, and the bytes of the output's line.
+    stamp
+        The stamp of the output under its final name; None if the log does not have it.
+    is_current
+        Whether a resumed run may keep the output.
+    """
+
+    log: Path
+    start: int
+    stop: int
+    stamp: FileStamp | None = None
+    is_current: bool = True
+
+    def read_line(self) -> str:
+        """Return the text of the output's line, which is the manifest's."""
+        with open_file(self.log) as file:
+            file.seek(self.start)
+            return _unseal(file.read(self.stop - self.start)).decode("ascii")
+
+    def read_entry(self) -> OutputEntry:
+        """Return the output's entry in the manifest."""
+        return JsonObject.parse(self.log, self.read_line().encode()).output()
+
+
+@dataclass(slots=True)
+class Log:
+    """The log of a writer, as far as it goes.
+
+    Attributes
+    ----------
+    path
+        The file.
+    writer
+        Who wrote it last.
+    outputs
+        The outputs by path, relative to the manifest.
+    is_done
+        Whether the last writer has written its part.
+    nbytes
+        Size of the log without a line that was cut short.
+
+    Raises
+    ------
+    FormatError
+        The file is damaged or no log, or cannot be read.
+    FileNotFoundError
+        It does not exist.
+    """
+
+    path: Path
+    writer: Writer | None = None
+    outputs: dict[str, LoggedOutput] = field(default_factory=dict)
+    is_done: bool = False
+    nbytes: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Log:
+        """Read a log; it has no writer if a run has just made it."""
+        log = cls(path)
+        last: LoggedOutput | None = None  # of the line before
+        for start, stop, text in _whole_lines(path):
+            is_output = text.startswith(ENTRY)
+            line = None if is_output else JsonObject.parse(path, text)
+            if log.writer is None and (line is None or "run" not in line.entries):
+                raise FormatError(str(path), 0, "no log of ckpttool: it does not begin with a run")
+            if last is not None:
+                log._add(last, line)
+            last = LoggedOutput(path, start, stop) if is_output else None
+            if line is not None:
+                log._note(line)
+            log.nbytes = stop
+        if last is not None:
+            log._add(last, None)
+        return log
+
+    @property
+    def current(self) -> dict[str, LoggedOutput]:
+        """The outputs that a resumed run may keep."""
+        return {name: output for name, output in self.outputs.items() if output.is_current}
+
+    def _add(self, output: LoggedOutput, following: JsonObject | None) -> None:
+        """Add an output; the line that follows may be that of its stamp, which names it."""
+        if following is not None and "stamp" in following.entries:
+            self.outputs[following.file("stamp")] = replace(output, stamp=following.stamp())
+        else:
+            self.outputs[output.read_entry().path] = output
+
+    def _note(self, line: JsonObject) -> None:
+        """Note the begin or the end of a run."""
+        self.is_done = "done" in line.entries
+        if "run" in line.entries:
+            self.writer = Writer.parse(line)
+            if line.text("run") == ANEW:
+                outputs = self.outputs.items()
+                self.outputs = {n: replace(one, is_current=False) for n, one in outputs}
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the first byte of every whole line, the byte behind it, and its text."""
+    start = 0
+    with opened(path) as file:
+        for line in read_lines(path, file):
+            try:
+                text = _unseal(line)
+            except ValueError as error:
+                if not file.read(1) and (start or not line.endswith(b"\n")):
+                    return  # the last line: a power loss has cut it short
+                reason = "the line is not as it was written"
+                raise FormatError(str(path), start, reason) from error
+            yield start, start + len(line), text
+            start += len(line)
+
+
+def _seal(text: str) -> bytes:
+    data = text.encode("ascii")
+    return b"%b %08x\n" % (data, crc32(data))
+
+
+def _unseal(line: bytes) -> bytes:
+    """Return the text of a line; raise `ValueError` if its checksum does not match."""
+    text = line[: -len(SEAL)]
+    if not text or line != b"%b %08x\n" % (text, crc32(text)):
+        raise ValueError("a line is not as it was written")
+    return text
+
+
+class LogWriter:
+    """Appends to a log.
+
+    Parameters
+    ----------
+    path, fd
+        The log, and its descriptor.
+    kept
+        How many of its bytes are kept: all whole lines.
+    is_resumed
+        Whether outputs that are listed may be kept.
+
+    Raises
+    ------
+    OSError
+        The log cannot be written.
+    """
+
+    def __init__(self, path: Path, fd: int, kept: int, *, is_resumed: bool) -> None:
+        self._path = path
+        self._fd = fd
+        os.ftruncate(fd, kept)
+        self._end = os.lseek(fd, 0, os.SEEK_END)
+        run = RESUMED if is_resumed else ANEW
+        self._append(json.dumps({"run": run, **Writer.this().entries()}))
+
+    def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
+        """Append the line of an output, and sync it if it is to be durable; return where it is."""
+        start = self._end
+        self._append(line, is_durable=is_durable)
+        return LoggedOutput(self._path, start, self._end)
+
+    def add_stamp(self, name: str, stamp: FileStamp) -> None:
+        """Append the stamp of the output that was added last."""
+        self._append(json.dumps({"stamp": name, **stamp._asdict()}), is_durable=False)
+
+    def end(self) -> None:
+        """Append that the part is written."""
+        self._append(json.dumps({"done": True}))
+
+    def sync(self) -> None:
+        """Make all lines durable."""
+        os.fsync(self._fd)
+
+    def _append(self, text: str, *, is_durable: bool = True) -> None:
+        data = _seal(text)
+        self._end += len(data)
+        while data:
+            data = data[os.write(self._fd, data) :]
+        if is_durable:
+            self.sync()

@@ -1,0 +1,413 @@
+"""The states of a destination, and the record of a run that they are read from.
+
+The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of a single file
+``DIR/.FILE.ckpttool/``.
+
+===================  ===============================================================================
+``lock``             empty; a whole run and `ckpttool.finalize` lock it exclusively, parts share it
+``plan.json``        what is written, from which files, and who began it
+``whole.log``        the log of a whole run (`ckpttool.transaction.log`)
+``K-of-N.log``       the log of a part, which its writer locks exclusively
+``previous-I.log``   the log of a run of another plan that stopped; none of its outputs is kept
+``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
+===================  ===============================================================================
+
+``plan.json`` and ``stamps.json`` are sealed documents (`ckpttool.transaction.manifest`) with the
+provenance of a run in their first line, and a line for each output.
+
+A destination is in one of four states.  The first that applies is it:
+
+========  ==========================================================================================
+COMPLETE  the manifest is there: it is removed before the first output is renamed, and written last
+RUNNING   a run has locked the record
+STOPPED   the plan is there: a run ended early, or parts wait for `ckpttool.finalize`
+NONE      nothing is claimed
+========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from ckpttool.errors import FormatError
+from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.manifest import MANIFEST, Provenance
+from ckpttool.model.plan import Document
+from ckpttool.model.tensors import FileStamp
+from ckpttool.model.wording import count, shorten
+from ckpttool.storage.files import PARTIAL, is_there, stamp_at
+from ckpttool.transaction.locks import is_held
+from ckpttool.transaction.log import Log, LoggedOutput, Writer
+from ckpttool.transaction.manifest import SealedFile
+from ckpttool.transaction.parts import Part
+
+PART_LOG = re.compile(r"(\d{1,9})-of-(\d{1,9})\.log")
+EARLIER_RECORD = re.compile(
+    r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
+)
+MOST = 3  # logs that are described; an array job may leave thousands
+
+
+T = TypeVar("T", "RecordedPlan", "FinishedStamps")
+
+
+class State(Enum):
+    """What lies at a destination; see above."""
+
+    NONE = "none"
+    STOPPED = "stopped"
+    RUNNING = "running"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The files that tell of a set of outputs; ``manifest`` is the path of its manifest."""
+
+    manifest: Path
+
+    @classmethod
+    def of(cls, output: Path) -> Record:
+        """Return the record of a folder of outputs, or of a single file."""
+        if output.is_dir():
+            return cls(output / MANIFEST)
+        return cls(output.with_name(f"{output.name}.{MANIFEST}"))
+
+    @property
+    def folder(self) -> Path:
+        """The folder that paths of outputs are relative to."""
+        return self.manifest.parent
+
+    @property
+    def home(self) -> Path:
+        """The folder of the record."""
+        return self.manifest.with_name(f".{self.manifest.stem}")
+
+    @property
+    def output(self) -> Path:
+        """The folder of outputs, or the single file."""
+        if self.manifest.name == MANIFEST:
+            return self.folder
+        return self.manifest.with_name(self.manifest.name.removesuffix(f".{MANIFEST}"))
+
+    @property
+    def lock(self) -> Path:
+        """The file that runs lock."""
+        return self.home / "lock"
+
+    @property
+    def plan(self) -> Path:
+        """What is written."""
+        return self.home / "plan.json"
+
+    @property
+    def stamps(self) -> Path:
+        """The stamps of a finished set."""
+        return self.home / "stamps.json"
+
+    def log(self, part: Part | None) -> Path:
+        """Return the path of the log of a whole run, or of a part."""
+        return self.home / ("whole.log" if part is None else f"{part.number}-of-{part.count}.log")
+
+    @staticmethod
+    def part_of(log: Path) -> Part | None:
+        """Return the part that a log is of, by its name; None for that of a whole run."""
+        found = PART_LOG.fullmatch(log.name)
+        return None if found is None else Part(int(found[1]), int(found[2]))
+
+    def logs(self) -> list[Path]:
+        """Return the logs of the plan that is there."""
+        return [path for path in self._all_logs() if not path.name.startswith("previous-")]
+
+    def previous_logs(self) -> list[Path]:
+        """Return the logs of runs of other plans."""
+        return [path for path in self._all_logs() if path.name.startswith("previous-")]
+
+    def _all_logs(self) -> list[Path]:
+        return sorted(self.home.glob("*.log"))
+
+    def earlier_records(self) -> list[Path]:
+        """Return the journals and records of parts that an earlier version left of a run."""
+        first = self.manifest.name.removesuffix(MANIFEST)  # of a single file
+        found = (EARLIER_RECORD.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
+        return [self.folder / one[0] for one in found if one and first in {one["a"], one["b"]}]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlan:
+    """What a run, or several runs of one plan, write.
+
+    Attributes
+    ----------
+    writer
+        Who began it.
+    provenance
+        What it reads and does.
+    outputs
+        Path of each output, relative to the manifest, and its rank.
+    documents
+        Documents of the set, with paths relative to the manifest.
+    """
+
+    writer: Writer
+    provenance: Provenance
+    outputs: Mapping[str, int]
+    documents: tuple[Document, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedPlan:
+        """Read the plan of a record.
+
+        Raises
+        ------
+        FormatError
+            The file is damaged or another, or cannot be read.
+        FileNotFoundError
+            It does not exist.
+        """
+        file = SealedFile.read(path)
+        (writer,) = file.head.objects("by")
+        documents = (
+            Document(one.file("path"), one.data("data"), one.text("kind"))
+            for one in file.head.objects("documents")
+        )
+        outputs = {line.file("path"): line.number("rank") for line in file.lines()}
+        return cls(Writer.parse(writer), file.head.provenance(), outputs, tuple(documents))
+
+    def head(self) -> Mapping[str, object]:
+        """Return the entries of the first line of the document."""
+        documents = [
+            {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
+            for one in self.documents
+        ]
+        return {
+            **self.provenance.head_with_stamps(),
+            "by": [self.writer.entries()],
+            "documents": documents,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the outputs."""
+        for path, rank in self.outputs.items():
+            yield json.dumps({"rank": rank, "path": path})
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStamps:
+    """The provenance of a finished set, with the stamps of its sources, and those of its outputs.
+
+    The stamps are by path relative to the manifest.
+    """
+
+    provenance: Provenance
+    outputs: Mapping[str, FileStamp]
+
+    @classmethod
+    def read(cls, path: Path) -> FinishedStamps:
+        """Read the stamps of a record; the errors are those of `RecordedPlan.read`."""
+        file = SealedFile.read(path)
+        outputs = {line.file("path"): line.stamp() for line in file.lines()}
+        return cls(file.head.provenance(), outputs)
+
+    def head(self) -> Mapping[str, object]:
+        """Return the entries of the first line of the document."""
+        return self.provenance.head_with_stamps()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the outputs."""
+        for path, stamp in self.outputs.items():
+            yield json.dumps({"path": path, **stamp._asdict()})
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What lies at a destination, seen without a lock.
+
+    Attributes
+    ----------
+    record
+        The files that tell it.
+    state
+        One of the four states.
+    plan
+        The plan of the run that is under way or was stopped; it may also be left in a finished set.
+        None if it is not there, or is damaged.
+    logs
+        The logs of that plan.
+    previous
+        The logs of runs of other plans.
+    running
+        Who is writing, by the file that the writer has locked.
+    stamps
+        The stamps of a finished set; None if they are not there, or are damaged.
+    damaged
+        Files of the record that cannot be used.
+    """
+
+    record: Record
+    state: State
+    plan: RecordedPlan | None = None
+    logs: tuple[Log, ...] = ()
+    previous: tuple[Log, ...] = ()
+    running: Mapping[Path, str] = field(default_factory=dict)
+    stamps: FinishedStamps | None = None
+    damaged: tuple[FormatError, ...] = ()
+
+    @property
+    def parts(self) -> dict[Part, Log]:
+        """The logs of parts."""
+        return {part: log for log in self.logs if (part := Record.part_of(log.path)) is not None}
+
+    @property
+    def finished_parts(self) -> dict[Part, Log]:
+        """The logs of parts that are done."""
+        return {part: log for part, log in self.parts.items() if log.is_done}
+
+    @property
+    def missing_parts(self) -> list[Part]:
+        """The parts that are not done; none if all of one number of parts are."""
+        done, counts = self.finished_parts, sorted({part.count for part in self.parts})
+        missing = [
+            [part for n in range(1, count + 1) if (part := Part(n, count)) not in done]
+            for count in counts
+        ]
+        return min(missing, key=len, default=[])
+
+    def logged(self) -> dict[str, LoggedOutput]:
+        """Return the outputs in the logs; of several entries that of the stamp that it has."""
+        found: dict[str, LoggedOutput] = {}
+        for log in self.logs:
+            for name, output in log.current.items():
+                if name not in found or output.stamp == stamp_at(self.record.folder / name):
+                    found[name] = output
+        return found
+
+
+def look(record: Record) -> Destination:
+    """Return what lies at a destination; takes no lock and writes nothing."""
+    damaged: list[FormatError] = []
+    plan = _read(RecordedPlan, record.plan, damaged)
+    if is_there(record.manifest):
+        stamps = _read(FinishedStamps, record.stamps, damaged)
+        return Destination(record, State.COMPLETE, plan, stamps=stamps, damaged=tuple(damaged))
+    logs, previous = (
+        tuple(_read_logs(paths, damaged)) for paths in (record.logs(), record.previous_logs())
+    )
+    running = find_writers(record, plan, logs)
+    state = State.STOPPED if is_there(record.plan) else State.NONE
+    if running:
+        state = State.RUNNING
+    return Destination(record, state, plan, logs, previous, running, damaged=tuple(damaged))
+
+
+def _read(kind: type[T], path: Path, damaged: list[FormatError]) -> T | None:
+    try:
+        return kind.read(path)
+    except FileNotFoundError:
+        return None
+    except FormatError as error:
+        damaged.append(error)
+        return None
+
+
+def _read_logs(paths: list[Path], damaged: list[FormatError]) -> Iterator[Log]:
+    for path in paths:
+        try:
+            yield Log.read(path)
+        except FileNotFoundError:
+            continue  # its run has just ended
+        except FormatError as error:
+            damaged.append(error)
+
+
+def find_writers(
+    record: Record, plan: RecordedPlan | None, logs: Sequence[Log]
+) -> Mapping[Path, str]:
+    """Return who is writing, by the file that each has locked; empty if nobody is.
+
+    Without locks, whoever began the plan counts as writing as long as the process may run.
+    """
+    writers = {log.path: str(log.writer) for log in logs if log.writer is not None}
+    held = is_held(record.lock)
+    if held is None:
+        return {record.lock: str(plan.writer)} if plan and plan.writer.may_run() else {}
+    if held:
+        return {record.lock: writers.get(record.log(None), "it has just begun, or finalizes parts")}
+    part_logs = (path for path in record.logs() if path != record.log(None))
+    return {path: writers.get(path, "it has just begun") for path in part_logs if is_held(path)}
+
+
+def find_unfinished_run(output: Path) -> Diagnostic | None:
+    """Return why a folder, or a single file, is not a complete output; None if nothing says so."""
+    destination = look(Record.of(output))
+    if destination.state in {State.RUNNING, State.STOPPED}:
+        return unfinished_problem(destination, output)
+    return None
+
+
+def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
+    """Return the problem of a destination that is RUNNING or STOPPED."""
+    if destination.state is State.RUNNING:
+        by = next(iter(destination.running.values()))
+        text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
+        return Diagnostic("unfinished", f"{output}: {text}", "wait until it ends")
+    parts = destination.parts
+    if parts and len(parts) == len(destination.finished_parts):
+        text = "written in parts (--part) that are not finalized, so files may be missing"
+        hint = f"run ckpttool finalize {output}"
+        if missing := destination.missing_parts:
+            hint = f"run {shorten((f'--part {part}' for part in missing), 3)}; then {hint}"
+        return Diagnostic("unfinished", f"{output}: {text}", hint)
+    text = "a run of ckpttool has not ended here, so files may be missing or of another run"
+    hint = "finish it with the same command and --resume"
+    return Diagnostic("unfinished", f"{output}: {text}", hint)
+
+
+def describe_unfinished_runs(folder: Path) -> Iterator[Diagnostic]:
+    """Yield notes on the runs that have not ended in a folder: whose, of what, and how far."""
+    destination = look(Record.of(folder))
+    if destination.state is State.COMPLETE or destination.plan is None:
+        return
+    plan, logs = destination.plan, destination.logs
+    aim, half = _describe_aim(plan), [n for n in plan.outputs if is_there(f"{folder / n}{PARTIAL}")]
+    for log in islice(logs, MOST):
+        text = f"{log.path}: of {log.writer}{aim}; complete: "
+        text += shorten(sorted(log.current), 3) or "nothing"
+        yield Diagnostic("leftover", text)
+    if len(logs) > MOST:
+        text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
+        yield Diagnostic("leftover", text, where=str(destination.record.home))
+    if half:
+        yield Diagnostic("leftover", f"{folder}: half-written: {shorten(half, 3)}")
+
+
+def _describe_aim(plan: RecordedPlan) -> str:
+    """Return what a run is to write."""
+    provenance = plan.provenance
+    words = [text for _, text in provenance.options if not text.startswith("no ")]
+    step = f"step {provenance.step}, " if provenance.step else ""
+    files = count(len(provenance.inputs), "input file")
+    return f" ({step}{files}; to be written: {', '.join(words)})"
+
+
+def describe_record(output: Path) -> Iterator[Diagnostic]:
+    """Yield notes on files of a record that cannot be used, and on records of earlier versions."""
+    record = Record.of(output)
+    for error in look(record).damaged:
+        yield Diagnostic("leftover", str(error), "--overwrite writes all anew")
+    if found := record.earlier_records():
+        text = f"{shorten(map(str, found), 3)}: left over from a run of an earlier ckpttool"
+        yield Diagnostic("leftover", text, "write all anew with --overwrite, then remove it")
+
+
+def is_earlier_record(name: str) -> bool:
+    """Return whether a file has the name of a record of an earlier version."""
+    return EARLIER_RECORD.fullmatch(name) is not None
