@@ -100,6 +100,12 @@ class Provenance:
     dst_strategies: tuple[StrategyFile, ...] = ()
     options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
+    @property
+    def has_checksum(self) -> bool | None:
+        """Whether the outputs store a checksum; None if no options are known."""
+        crc = dict(self.options).get("crc")
+        return None if crc is None else crc == "--crc"
+
     def head(self) -> Mapping[str, object]:
         """Return the first lines of a manifest as a JSON object, without times."""
         strategies = [asdict(file) for file in self.dst_strategies]

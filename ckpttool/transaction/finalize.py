@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from ckpttool.transaction.locks import FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for, size_problems
 from ckpttool.transaction.parts import files_of_others
-from ckpttool.transaction.record import find_changed, finish_set, remove_leftovers
+from ckpttool.transaction.record import finish_set, remove_leftovers
+from ckpttool.transaction.resume import find_unchanged
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
 
@@ -43,7 +44,7 @@ def finalize(folder: str) -> Manifest:
         except HeldError as error:
             raise PlanError([_busy(folder, look(record))]) from error
         try:
-            _finish(folder, look(record))
+            _finish(folder, look(record, is_locked=True))
         finally:
             lock.release()
     remove_leftovers(record)
@@ -63,7 +64,8 @@ def _finish(folder: str, destination: Destination) -> None:
         type(error)(error.path, error.offset, f"{error.reason}; {_remedy_for(record, error)}")
         for error in destination.damaged
     )
-    assert plan is not None, "it is there, as the set is stopped, and not damaged"
+    if plan is None:
+        return  # another run has ended meanwhile
     if not destination.parts:
         raise PlanError([unfinished_problem(destination, Path(folder))])
     errors: list[CkptToolError] = []
@@ -79,9 +81,13 @@ def _finish(folder: str, destination: Destination) -> None:
     if problems:
         errors.append(PlanError(problems))
     entries = destination.logged()
-    stamps = {name: one.stamp for name, one in entries.items() if one.stamp is not None}
-    now, changed = find_changed(record, plan.provenance, entries, stamps)
-    if changed:
+    stamps = find_unchanged(
+        record.folder,
+        plan.provenance,
+        {name: entry.stamp for name, entry in entries.items()},
+        lambda names: (entries[name].read_entry() for name in names),
+    )
+    if changed := [name for name in entries if name not in stamps]:
         texts = _output_problems(record, {name: entries[name] for name in changed})
         errors.append(VerifyError(folder, list(texts)))
     raise_all(errors)
@@ -93,7 +99,7 @@ def _finish(folder: str, destination: Destination) -> None:
         remove_stale(record.folder, name + PARTIAL)
     documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
     ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
-    finish_set(record, plan.provenance, documents, ordered, now)
+    finish_set(record, plan.provenance, documents, ordered, {n: stamps[n] for n in plan.outputs})
 
 
 def _remedy_for(record: Record, error: FormatError) -> str:
@@ -138,11 +144,14 @@ def _check_complete(folder: str, record: Record) -> Manifest:
             reason = f"only parts of single files: name one of them, such as {other}"
         raise PlanError([Diagnostic("parts", f"{folder}: {reason}")])
     try:
-        manifest = ManifestFile.read(path).manifest()
+        file = ManifestFile.read(path)
+        manifest = file.manifest()
+        paths = [output.path for output in manifest.outputs]
+        changed = _changed_outputs(record, file, paths)
     except FormatError as error:
         reason = f"{error.reason}; {remedy_for(error)}"
         raise type(error)(error.path, error.offset, reason) from error
-    wrong = list(_set_problems(path, manifest.outputs))
+    wrong = list(_set_problems(path, manifest.outputs, changed))
     if path.name != MANIFEST and path.name not in {
         f"{o.path}.{MANIFEST}" for o in manifest.outputs
     }:
@@ -154,13 +163,30 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
 
 
-def _set_problems(path: Path, outputs: Sequence[Written]) -> Iterator[str]:
+def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[str]) -> set[str]:
+    """Return the outputs that are not as they were written, by their stamps or contents."""
+    stamps = look(record).stamps
+    known = stamps.outputs if stamps is not None else {}
+    provenance = stamps.provenance if stamps is not None else manifest.head.provenance()
+    unchanged = find_unchanged(
+        record.folder,
+        provenance,
+        {name: known.get(name) for name in names},
+        lambda unclear: (one for one in manifest.outputs() if one.path in unclear),
+    )
+    return set(names) - unchanged.keys()
+
+
+def _set_problems(path: Path, outputs: Sequence[Written], changed: Container[str]) -> Iterator[str]:
     """Yield the problems of the outputs of a complete set, each with the remedy."""
     for output in outputs:
         remedy = "the command that wrote the set, without --part, writes it again with --resume"
         if is_there(path.parent / output.path):
             remedy = "put a copy of it back, or write the set anew (--overwrite)"
-        yield from (f"{problem}; {remedy}" for problem in size_problems(path.parent, [output]))
+        problems = list(size_problems(path.parent, [output]))
+        if not problems and output.path in changed:
+            problems = [f"{output.path}: changed by somebody else since it was written"]
+        yield from (f"{problem}; {remedy}" for problem in problems)
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:

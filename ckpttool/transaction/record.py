@@ -31,7 +31,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import ExecutionError, FormatError, PlanError, VerifyError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import OutputEntry, Provenance, differences, hashed
@@ -64,7 +63,7 @@ from ckpttool.transaction.resume import (
     beside_problems,
     busy_problem,
     destination_changes,
-    find_intact,
+    find_unchanged,
     other_plan_problems,
     resume_problems,
 )
@@ -236,7 +235,8 @@ class Transaction:
         if changes and not self._assignment.overwrites:
             problems = list(resume_problems(self._record.plan, changes))
             if not self._assignment.is_resumed:
-                problems = list(other_plan_problems(look(self._record), changes))
+                there = look(self._record, is_locked=True)
+                problems = list(other_plan_problems(there, changes))
             if problems:
                 raise PlanError(problems)
 
@@ -294,7 +294,7 @@ class Transaction:
         """Find the entries of outputs that a log lists; list those of a finished set."""
         assert self._log is not None, "it is open"
         record, mine = self._record, self._outputs.outputs
-        if self._assignment.state is State.COMPLETE:
+        if self._assignment.state is State.COMPLETE and self._stamps:
             for entry in ManifestFile.read(record.manifest).outputs():
                 if entry.path in mine:
                     line = self._log.add(entry_text(entry), is_durable=False)
@@ -303,7 +303,7 @@ class Transaction:
                         self._log.add_stamp(entry.path, stamp)
             self._log.sync()
         else:
-            logged = look(record).logged()
+            logged = look(record, is_locked=True).logged()
             self._entries |= {name: logged[name] for name in mine if name in logged}
         if self._stamps.keys() - self._entries.keys():
             text = f"{record.home}: written by another run since this one began"
@@ -379,8 +379,13 @@ class Transaction:
             self._log.end()
         else:
             entries = {name: self._entries[name] for name in outputs.outputs}
-            stamps, damaged = find_changed(record, outputs.provenance, entries, self._stamps)
-            if damaged:
+            stamps = find_unchanged(
+                record.folder,
+                outputs.provenance,
+                {name: self._stamps.get(name) for name in entries},
+                lambda names: (entries[name].read_entry() for name in names),
+            )
+            if damaged := [name for name in entries if name not in stamps]:
                 path = str(record.folder / damaged[0])
                 names = shorten(damaged[1:], 3)
                 text = (
@@ -453,7 +458,7 @@ def finish_set(
     entries
         Its outputs in the order of their ranks.
     stamps
-        Stamps of the outputs, from `find_changed`.
+        Stamps of the outputs, from `find_unchanged`.
     on_document
         Called with the path of each document before it is written.
 
@@ -474,35 +479,11 @@ def finish_set(
     forget_run(record)
 
 
-def find_changed(
-    record: Record,
-    provenance: Provenance,
-    entries: Mapping[str, LoggedOutput],
-    stamps: Mapping[str, FileStamp],
-) -> tuple[dict[str, FileStamp], list[str]]:
-    """Compare outputs with what a record says of them.
-
-    Returns
-    -------
-    stamps
-        The stamp of each output that is as it was written: its stamp is still that in ``stamps``,
-        or its contents have the hashes of its entry.
-    changed
-        The others.
-    """
-    now = {name: stamp_at(record.folder / name) for name in entries}
-    unclear = [name for name, stamp in now.items() if stamp != stamps.get(name)]
-    to_read = (entries[name].read_entry() for name in unclear)
-    intact = find_intact(record.folder, to_read, provenance, InlineExecutor(), lambda nbytes: None)
-    changed = [name for name in unclear if name not in intact]
-    return {name: stamp for name, stamp in now.items() if stamp and name not in changed}, changed
-
-
 def has_something_to_resume(record: Record) -> bool:
     """Return whether a run that has ended here left outputs that the record tells of."""
     if is_there(record.manifest):
         return False  # none was replaced
-    destination = look(record)
+    destination = look(record, is_locked=True)
     names = {name for log in (*destination.logs, *destination.previous) for name in log.outputs}
     is_of_use = bool(destination.finished_parts or destination.damaged)
     return is_of_use or any(is_there(record.folder / name) for name in names)

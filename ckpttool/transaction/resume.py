@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from ckpttool.concurrency import OnProgress, OpenProgress, no_progress, wait_result
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.local import read_file
@@ -36,7 +37,6 @@ from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import PARTIAL, access_problem, is_there, stamp_at
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import ManifestFile, output_problems, provenance_of
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.states import (
@@ -44,8 +44,13 @@ from ckpttool.transaction.states import (
     Record,
     RecordedPlan,
     State,
+    choose_entries,
     look,
 )
+
+ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
+KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
+FindUnchanged: TypeAlias = Callable[[KnownStamps, ReadEntries], dict[str, FileStamp]]
 
 
 class DestinationPolicy(NamedTuple):
@@ -125,8 +130,9 @@ class Assignment:
     def count_complete(self, plan: Plan) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
         outputs = RunOutputs.of(plan, self)
-        logged = _of_run(outputs, [look(outputs.record).logged()])
-        return sum(stamp_at(outputs.folder / name) == one.stamp is not None for name, one in logged)
+        logged = look(outputs.record).logged()
+        stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
+        return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +223,15 @@ def inspect_previous_run(
     destination = look(record)
     assignment = replace(assignment, state=destination.state)
     diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
-    read = _Reader(outputs, executor, policy)
+    find = partial(
+        find_unchanged,
+        outputs.folder,
+        outputs.provenance,
+        executor=executor,
+        open_progress=policy.open_progress,
+    )
     if destination.state is State.COMPLETE:
-        return _inspect_finished(outputs, destination, assignment, read, diagnostics)
+        return _inspect_finished(outputs, destination, assignment, find, diagnostics)
     problems = [*_busy_problems(outputs, destination), *_damage(outputs, destination)]
     if problems and not policy.overwrite:
         diagnostics.add(*problems)
@@ -227,14 +239,14 @@ def inspect_previous_run(
     if policy.resume and (earlier := record.earlier_records()):
         text = f"{shorten(map(str, earlier), 3)}: of an earlier ckpttool, so --resume cannot use it"
         diagnostics.add(Diagnostic("resume", text, "--overwrite writes all anew"))
-    return _inspect_stopped(outputs, destination, assignment, read, diagnostics)
+    return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 
 def _inspect_stopped(
     outputs: RunOutputs,
     destination: Destination,
     assignment: Assignment,
-    read: _Reader,
+    find: FindUnchanged,
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a run keeps and may replace where others have not ended."""
@@ -249,8 +261,11 @@ def _inspect_stopped(
             diagnostics.add(*other_plan_problems(destination, changes))
     logged = destination.logged()
     logs = [logged, *(log.outputs for log in (*destination.logs, *destination.previous))]
-    intact = read.intact(_of_run(outputs, logs))
-    complete = {} if changes else {name: intact[name] for name in logged if name in intact}
+    chosen = choose_entries(outputs.folder, logs)
+    stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
+    is_read = assignment.is_resumed or not assignment.overwrites
+    intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
+    complete = {n: intact[n] for n in intact if not changes and chosen[n] is logged.get(n)}
     done = {name for log in destination.finished_parts.values() for name in log.current}
     is_done = not changes and outputs.part in destination.finished_parts
     is_done = is_done and len(complete) == len(outputs.outputs)
@@ -275,11 +290,11 @@ def _inspect_finished(
     outputs: RunOutputs,
     destination: Destination,
     assignment: Assignment,
-    read: _Reader,
+    find: FindUnchanged,
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
-    record, stamps, manifest = outputs.record, destination.stamps, None
+    record = outputs.record
     try:
         manifest = ManifestFile.read(record.manifest)
         if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
@@ -288,25 +303,21 @@ def _inspect_finished(
         if assignment.is_resumed and not assignment.overwrites:
             hint = "--resume cannot do without it, --overwrite writes all anew"
             diagnostics.add(Diagnostic("destination", str(error), hint))
-    if manifest is None:
         return assignment
+    known = destination.stamps.outputs if destination.stamps is not None else {}
+    stamps = {name: known.get(name) for name in outputs.outputs}
     problems = list(_finished_problems(outputs, destination, manifest))
-    unchanged = {
-        name: stamp
-        for name in outputs.outputs
-        if stamps
-        and (stamp := stamp_at(record.folder / name))
-        and stamps.outputs.get(name) == stamp
-    }
-    if not assignment.is_resumed:
-        if len(unchanged) == len(outputs.outputs) and not assignment.overwrites and not problems:
-            diagnostics.add(_already_written(outputs, record.manifest))
-            return _without_other_problems(assignment, outputs)
+    if assignment.is_resumed and not problems:
+        return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
+    if assignment.overwrites:
         return assignment
-    if problems:
-        diagnostics.add(*(() if assignment.overwrites else problems))
-        return assignment if assignment.overwrites else _without_other_problems(assignment, outputs)
-    return _inspect_outputs(outputs, assignment, manifest, unchanged, read, diagnostics)
+    if not assignment.is_resumed:
+        is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
+        if problems or not is_unchanged:
+            return assignment
+        problems = [_already_written(outputs, record.manifest)]
+    diagnostics.add(*problems)
+    return _without_other_problems(assignment, outputs)
 
 
 def _finished_problems(
@@ -335,17 +346,15 @@ def _inspect_outputs(
     outputs: RunOutputs,
     assignment: Assignment,
     manifest: ManifestFile,
-    unchanged: Mapping[str, FileStamp],
-    read: _Reader,
+    stamps: KnownStamps,
+    find: FindUnchanged,
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a resumed run keeps of its own finished set."""
     folder, documents = outputs.folder, outputs.own_documents
     gone = [name for name in outputs.outputs if not is_there(folder / name)]
-    unclear = outputs.outputs.keys() - unchanged.keys() - set(gone)
-    entries = (one for one in manifest.outputs() if one.path in unclear) if unclear else ()
-    kept = {**unchanged, **read.proven(entries, unclear)}
-    changed = [str(folder / name) for name in sorted(unclear - kept.keys())]
+    kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
+    changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
     missing = [str(folder / name) for name in gone]
     for path in (one.path for one in documents if not is_written(one)):
         (changed if is_there(path) else missing).append(path)
@@ -386,49 +395,6 @@ def _all_files(outputs: RunOutputs) -> frozenset[str]:
     return frozenset({str(outputs.record.manifest), *names, *documents})
 
 
-def _of_run(
-    outputs: RunOutputs, logs: Iterable[Mapping[str, LoggedOutput]]
-) -> Iterator[tuple[str, LoggedOutput]]:
-    """Yield the outputs of a run that are in logs."""
-    for logged in logs:
-        yield from ((name, one) for name, one in logged.items() if name in outputs.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads outputs whose stamps have changed, if the run may keep them or has to spare them."""
-
-    outputs: RunOutputs
-    executor: Executor
-    policy: DestinationPolicy
-
-    def intact(self, logged: Iterable[tuple[str, LoggedOutput]]) -> dict[str, FileStamp]:
-        """Return the outputs that are as a log says, with their stamps."""
-        found: dict[str, FileStamp] = {}
-        unclear: list[tuple[str, LoggedOutput]] = []
-        for name, output in logged:
-            stamp = stamp_at(self.outputs.folder / name)
-            if stamp is not None and stamp == output.stamp:
-                found[name] = stamp
-            elif stamp is not None:
-                unclear.append((name, output))
-        rest = [(name, output) for name, output in unclear if name not in found]
-        entries = (output.read_entry() for _, output in rest)
-        return {**found, **self.proven(entries, {name for name, _ in rest})}
-
-    def proven(
-        self, entries: Iterable[OutputEntry], names: Collection[str]
-    ) -> dict[str, FileStamp]:
-        """Return the outputs whose contents are as their entries say, with their stamps."""
-        folder = self.outputs.folder
-        if not names or (self.policy.overwrite and not self.policy.resume):
-            return {}
-        nbytes = sum(stamp.nbytes for name in names if (stamp := stamp_at(folder / name)))
-        with self.policy.open_progress(nbytes) as on_progress:
-            provenance = self.outputs.provenance
-            return find_intact(folder, entries, provenance, self.executor, on_progress)
-
-
 def _are_gone(paths: Sequence[str]) -> str:
     is_one = len(paths) == 1
     return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
@@ -445,14 +411,13 @@ def is_written(document: Document) -> bool:
 def _access_problems(outputs: RunOutputs) -> Iterator[Diagnostic]:
     """Yield why this user cannot write the record."""
     record = outputs.record
-    if record.home.is_symlink() or (is_there(record.home) and not record.home.is_dir()):
-        text = f"{record.home}: is no folder, and the record of a run is to lie there"
-        yield Diagnostic("destination", text, "move it away")
-        return
-    paths = (record.home, record.lock, record.log(outputs.part))
-    for path, mode in zip(
-        paths, (os.R_OK | os.W_OK | os.X_OK, *[os.R_OK | os.W_OK] * 2), strict=True
-    ):
+    files = (record.lock, record.plan, record.stamps, record.log(outputs.part))
+    for path, kind in ((record.home, stat.S_ISDIR), *((file, stat.S_ISREG) for file in files)):
+        if is_there(path) and not kind(path.lstat().st_mode):
+            text = f"{path}: is in the way of the record of the run"
+            yield Diagnostic("destination", text, "move it away")
+            return
+        mode = os.R_OK | os.W_OK | (os.X_OK if path == record.home else 0)
         if problem := access_problem(path, mode):
             yield Diagnostic("destination", problem)
 
@@ -533,7 +498,7 @@ def other_plan_problems(destination: Destination, changes: Iterable[str]) -> Ite
     """Yield the problems of a run that would make finished parts of another plan useless."""
     parts = shorten(map(str, destination.finished_parts), 3)
     text = f"{destination.record.output}: part {parts} of another plan is written there"
-    hint = "give all parts the same source, step and options, or --overwrite begins anew"
+    hint = "give all parts the same options, ckpttool finalize the others, or --overwrite them"
     for change in changes:
         yield Diagnostic("parts", f"{text}: {change}", hint)
 
@@ -587,33 +552,63 @@ def destination_changes(
         yield Diagnostic("destination", text, "--overwrite replaces what is there")
 
 
-def find_intact(
+def find_unchanged(
     folder: Path,
-    outputs: Iterable[OutputEntry],
+    provenance: Provenance,
+    stamps: KnownStamps,
+    read_entries: ReadEntries,
+    executor: Executor = InlineExecutor(),  # noqa: B008 - it has no state
+    open_progress: OpenProgress = no_progress,
+) -> dict[str, FileStamp]:
+    """Return the outputs that are as they were written, with their stamps.
+
+    Parameters
+    ----------
+    folder, provenance
+        The folder of a set, and its provenance.
+    stamps
+        The stamp that each output had; None if it is not known.
+    read_entries
+        Returns the entries of outputs in the manifest.  It is called with those whose stamps have
+        changed; every byte of these is read and compared with the hashes in the entry.
+    executor, open_progress
+        Reads them, and shows how far that is.
+    """
+    now = {name: stamp for name in stamps if (stamp := stamp_at(folder / name)) is not None}
+    found = {name: stamp for name, stamp in now.items() if stamp == stamps[name]}
+    unclear = now.keys() - found.keys()
+    if not unclear:
+        return found
+    with open_progress(sum(now[name].nbytes for name in unclear)) as on_progress:
+        for output in read_entries(unclear):
+            is_equal = _has_contents(folder, output, provenance, executor, on_progress)
+            if is_equal and stamp_at(folder / output.path) == now[output.path]:
+                found[output.path] = now[output.path]
+    return found
+
+
+def _has_contents(
+    folder: Path,
+    output: OutputEntry,
     provenance: Provenance,
     executor: Executor,
     on_progress: OnProgress,
-) -> dict[str, FileStamp]:
-    """Return the outputs that match their entries, with their stamps; reads every byte.
+) -> bool:
+    """Return whether an output has the contents of its entry; reads every byte.
 
-    A manifest does not list checksums, so those are verified.  The options in ``provenance`` tell
-    whether there are any.
+    An entry does not list the checksum of a file, so that is verified.
     """
-    has_checksum = dict(provenance.options).get("crc") == "--crc"
-    found = {}
-    for output in outputs:
-        name, stamp = str(folder / output.path), stamp_at(folder / output.path)
-        if stamp is None or any(output_problems(folder, output)):
-            continue
-        index = read_index(name)
-        stored = index.tensors
-        looks = [(one, executor.submit(hash_units, stored[one.name])) for one in output.tensors]
-        is_equal = ("crc_num" in index.attrs) == has_checksum
-        for one, hashes in looks:
-            is_equal &= wait_result(hashes) == one.sha256
-            on_progress(stored[one.name].meta.nbytes)
-        if is_equal and "crc_num" in index.attrs:
-            is_equal = wait_result(executor.submit(verify_checksum, index)) is None
-        if is_equal and stamp_at(folder / output.path) == stamp:
-            found[output.path] = stamp
-    return found
+    if any(output_problems(folder, output)):
+        return False
+    index = read_index(str(folder / output.path))
+    if provenance.has_checksum not in (None, "crc_num" in index.attrs):
+        return False
+    tensors = index.tensors
+    looks = [(one, executor.submit(hash_units, tensors[one.name])) for one in output.tensors]
+    is_equal = True
+    for one, hashes in looks:
+        is_equal &= wait_result(hashes) == one.sha256
+        on_progress(tensors[one.name].meta.nbytes)
+    if is_equal and "crc_num" in index.attrs:
+        is_equal = wait_result(executor.submit(verify_checksum, index)) is None
+    return is_equal

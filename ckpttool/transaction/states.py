@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -282,17 +282,27 @@ class Destination:
         return min(missing, key=len, default=[])
 
     def logged(self) -> dict[str, LoggedOutput]:
-        """Return the outputs in the logs; of several entries that of the stamp that it has."""
-        found: dict[str, LoggedOutput] = {}
-        for log in self.logs:
-            for name, output in log.current.items():
-                if name not in found or output.stamp == stamp_at(self.record.folder / name):
-                    found[name] = output
-        return found
+        """Return the outputs that a resumed run may keep; see `choose_entries`."""
+        return choose_entries(self.record.folder, (log.current for log in self.logs))
 
 
-def look(record: Record) -> Destination:
-    """Return what lies at a destination; takes no lock and writes nothing."""
+def choose_entries(
+    folder: Path, logs: Iterable[Mapping[str, LoggedOutput]]
+) -> dict[str, LoggedOutput]:
+    """Return the outputs in several logs; of several entries that with the stamp of the file."""
+    found: dict[str, LoggedOutput] = {}
+    for log in logs:
+        for name, output in log.items():
+            if name not in found or output.stamp == stamp_at(folder / name):
+                found[name] = output
+    return found
+
+
+def look(record: Record, *, is_locked: bool = False) -> Destination:
+    """Return what lies at a destination; keeps no lock and writes nothing.
+
+    If the caller has locked the record (``is_locked``), nobody is looked for who has.
+    """
     damaged: list[FormatError] = []
     plan = _read(RecordedPlan, record.plan, damaged)
     if is_there(record.manifest):
@@ -301,7 +311,7 @@ def look(record: Record) -> Destination:
     logs, previous = (
         tuple(_read_logs(paths, damaged)) for paths in (record.logs(), record.previous_logs())
     )
-    running = find_writers(record, plan, logs)
+    running = {} if is_locked else find_writers(record, plan, logs)
     state = State.STOPPED if is_there(record.plan) else State.NONE
     if running:
         state = State.RUNNING
