@@ -206,7 +206,9 @@ def main() -> None:
     seed(name, Path(sys.argv[-1]))
     folder = tempfile.mkdtemp()  # libFuzzer ends the process; scripts/fuzz removes what is left
     path = Path(folder, "input")
-    good = Path(Hdf5().create(f"{folder}/good.h5", SMALL, {}).path).read_bytes()
+    with Path(folder, "good.h5").open("w+b") as file:
+        Hdf5().create(file.fileno(), StoredFile(file.name), SMALL, {})
+    good = Path(folder, "good.h5").read_bytes()
 
     def once(data: bytes) -> None:
         data = _changed(good, data) if name == "hdf5" else data

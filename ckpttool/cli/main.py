@@ -103,9 +103,9 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise
         except Exception as error:
-            if guard.number:  # a library turned `Terminated` into an error of its own
-                click.echo(f"ckpttool: {Terminated(guard.number)}", err=True)
-                ctx.exit(128 + guard.number)
+            if guard.ended is not None:  # a library turned it into an error of its own
+                click.echo(f"ckpttool: {guard.ended}", err=True)
+                ctx.exit(guard.ended.exit_code)
             if ctx.meta.get(DEBUG):
                 import traceback
 

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from ckpttool.errors import notes_of
+from ckpttool.errors import add_note, notes_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 IMPORTLIB = "<frozen importlib._bootstrap>"
 WORKERS = "concurrent.futures.process"  # imported when a run may have worker processes
 WAIT_SECONDS = 0.01  # between two checks whether an import is complete
+AT_ONCE = 3  # signals of a user who does not want to wait; timeout(1) sends two in a row
+MAY_BE_LEFT = "half-written files may be left: the next run removes them"
 
 
 class Terminated(BaseException):
@@ -34,10 +36,11 @@ class Terminated(BaseException):
 
 
 class SignalGuard:
-    """Raise `Terminated` at a signal; while deferring, in `check` or at the second signal.
+    """Raise `Terminated` at the first signal; while deferring, in `check`.
 
     While files are written, a signal waits for `check`: an exception between the creation of a file
-    and its record would leave the file behind.
+    and its record would leave the file behind.  After an exception, files are cleaned up, so the
+    second signal raises nothing.  The third raises again, because the run may hang.
 
     An exception during an import may be lost or replaced (Python 3.11 does so in ``__set_name__``).
     The previous handler then ends the program.  If there may be worker processes, the signal waits
@@ -46,15 +49,17 @@ class SignalGuard:
 
     Attributes
     ----------
-    number
-        The signal for which `Terminated` was or will be raised; 0 for none.  It is then the cause
+    ended
+        The exception that was or will be raised for a signal; None for none.  It is then the cause
         of any other exception.
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.ended: Terminated | None = None
         self._is_deferring = False
+        self._is_ending = False  # the exception was raised
         self._deferred = 0  # the signal that waits for `check`
+        self._count = 0
         self._previous: dict[int, Handler] = {}
 
     @contextmanager
@@ -68,8 +73,8 @@ class SignalGuard:
             previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._retry)
         try:
             yield
-            if self.number:
-                raise Terminated(self.number)
+            if self.ended is not None:
+                raise self.ended
         finally:
             if previous:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -78,12 +83,10 @@ class SignalGuard:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Keep the first signal for `check`; call it at the end, too."""
+        """Keep signals for `check`, and call it at the end; after an exception, go on deferring."""
         self._is_deferring = True
-        try:
-            yield
-        finally:
-            self._is_deferring = False
+        yield
+        self._is_deferring = False
         self.check()
 
     def check(self) -> None:
@@ -92,12 +95,15 @@ class SignalGuard:
             self._raise(self._deferred)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_deferring and (not self._deferred or _is_importing(frame)):
-            self._deferred = number
-        elif not _is_importing(frame):
-            self._raise(number)
-        elif WORKERS in sys.modules and not self.number:
-            self.number = number
+        self._count += 1
+        is_importing = _is_importing(frame)
+        is_waiting = self._is_deferring or self._is_ending
+        if is_waiting and (is_importing or self._count < AT_ONCE):
+            self._deferred = self._deferred or number
+        elif not is_importing:
+            self._raise(self._deferred or number, MAY_BE_LEFT if self._is_deferring else "")
+        elif WORKERS in sys.modules and self.ended is None:
+            self.ended = Terminated(number)
             signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
         elif callable(before := self._previous.get(number)):
             before(number, frame)
@@ -107,15 +113,19 @@ class SignalGuard:
     def _retry(self, alarm: int, frame: FrameType | None) -> None:
         """Raise `Terminated` for the signal that came during an import, if that is complete."""
         if self._is_deferring:
-            self._deferred = self.number
+            self._deferred = alarm
         elif _is_importing(frame):
             signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)
         else:
-            self._raise(self.number)
+            self._raise(alarm)
 
-    def _raise(self, number: int) -> NoReturn:
-        self.number = number
-        raise Terminated(number)
+    def _raise(self, number: int, note: str = "") -> NoReturn:
+        """Raise the one exception of this run, which keeps its notes."""
+        self.ended = self.ended or Terminated(number)
+        if note and note not in notes_of(self.ended):
+            add_note(self.ended, note)
+        self._is_ending = True
+        raise self.ended
 
 
 def _is_importing(frame: FrameType | None) -> bool:

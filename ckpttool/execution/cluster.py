@@ -17,7 +17,6 @@ the attempts.  In either order, the later process sees what the earlier one did.
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import secrets
@@ -35,7 +34,7 @@ from ckpttool.concurrency import Threads
 from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import identify_file
+from ckpttool.formats.local import claimed_file, identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
@@ -43,7 +42,6 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
-    TakenError,
     claim,
     is_open_as,
     is_there,
@@ -51,6 +49,7 @@ from ckpttool.storage.files import (
     name_attempt,
     remove_attempts,
     rename_durably,
+    require_name,
     reserve,
     verify_header,
 )
@@ -337,18 +336,14 @@ class RemoteFile:
         """
         assert self.attempt is not None, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
-        if not is_open_as(self._path, self._fd):
-            raise TakenError(errno.EEXIST, "another run has taken it", str(self._path))
-        return verify_header(Path(self.attempt.path), self._output)
+        require_name(self._path, self._fd)
+        return verify_header(identify_file(self.attempt.path), self._output)
 
     def rename(self) -> None:
         """Give the attempt the name of the output, and give up the claim."""
         assert self.attempt is not None, "a worker has written it"
         rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
-
-    def withdraw(self) -> None:
-        """Do nothing: attempts have names of their own, and `discard` removes them."""
 
     def discard(self) -> None:
         """Give up the claim, and remove all remaining attempts."""
@@ -389,7 +384,7 @@ def _write(task: FileTask, path: str) -> Attempt:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
-        index = format.create(path, output.metas, output.attrs)
+        index = format.create(fd, claimed_file(path, fd), output.metas, output.attrs)
         reserve(fd, index.nbytes)
         nbytes = 0
         hashes: list[UnitHash] = []
@@ -402,7 +397,7 @@ def _write(task: FileTask, path: str) -> Attempt:
             hashes += filled.hashes
             crcs += filled.crcs
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
-        format.seal(path, crc)
+        format.seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Attempt(path, Filled(nbytes, tuple(hashes)))
     finally:

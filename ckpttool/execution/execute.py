@@ -331,17 +331,14 @@ class _Run:
         self._transaction().record_placed(job.output)
 
     def abandon(self, error: BaseException) -> None:
-        """Cancel the waiting tasks, wait for the running ones, and remove unfinished outputs.
+        """Remove unfinished outputs, and cancel the waiting tasks.
 
-        Do not wait for the workers of a cluster: they may be lost, and their attempts have names
-        of their own.
+        Do not wait for the running ones, which may hang.  They write to a removed file until they
+        notice that, and cannot create it again.
         """
-        clean_up(error, *(job.file.withdraw for job in self.jobs))
+        clean_up(error, *(job.file.discard for job in self.jobs))
         if isinstance(self.executor, Abortable):
-            self.executor.stop()  # a future that is cancelled meanwhile never completes
+            self.executor.stop()
         else:
             for future in self.pending:
                 future.cancel()
-        if not isinstance(self.executor, Cluster):
-            wait(self.pending)
-        clean_up(error, *(job.file.discard for job in self.jobs))

@@ -54,18 +54,24 @@ class Format(Protocol):
         ...
 
     def create(
-        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a new file with a complete header, strings included, and no contents yet.
 
-        Overwrite an existing file in place.  `refusals` must have yielded nothing.  A
-        ``"crc_num"`` in ``attrs``, of any value, reserves space for a checksum; `seal` fills it.
-        The index then has the attribute, too.
+        `refusals` must have yielded nothing.  A ``"crc_num"`` in ``attrs``, of any value, reserves
+        space for a checksum; `seal` fills it.  The index then has the attribute, too.
+
+        Parameters
+        ----------
+        fd, file
+            An empty file that is open for reading and writing; the index names it.
+        tensors, attrs
+            What it is to hold.
         """
         ...
 
-    def seal(self, path: str, crc: int | None = None) -> None:
-        """Write the checksum after the contents, if `create` reserved a place for it."""
+    def seal(self, fd: int, crc: int | None = None) -> None:
+        """Write the checksum into an open file, if `create` reserved a place for it."""
         ...
 
 

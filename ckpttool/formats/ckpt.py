@@ -68,11 +68,11 @@ MindSpore 2.10 ``utils/checkpoint.proto``, ``train/serialization.py`` (``_exec_s
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from sys import intern
 from typing import NamedTuple
 
@@ -174,12 +174,12 @@ class Ckpt:
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
 
     def create(
-        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a file with every record's header in place; contents are filled in later."""
         extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
         offset = 0
-        with Path(path).open("wb") as opened:
+        with os.fdopen(fd, "wb", closefd=False) as opened:
             for step in _steps(tensors):
                 opened.seek(offset)
                 opened.write(step.header)
@@ -193,7 +193,6 @@ class Ckpt:
             if "crc_num" in attrs:
                 opened.seek(offset)
                 offset += opened.write(_trailer(0))
-        file = StoredFile(path)
         stored = {m.name: StoredTensor(m, file, tuple(extents[m.name])) for m in tensors}
         written = {"crc_num": "0"} if "crc_num" in attrs else {}
         return FileIndex((file,), self.name, offset, stored, written)
@@ -214,10 +213,10 @@ class Ckpt:
                 at = record.stop
         yield Extent(start, end - start)
 
-    def seal(self, path: str, crc: int | None = None) -> None:
+    def seal(self, fd: int, crc: int | None = None) -> None:
         """Write the checksum into the trailer that `create` reserved."""
         if crc is not None:
-            with Path(path).open("r+b") as file:
+            with os.fdopen(fd, "r+b", closefd=False) as file:
                 file.seek(-_TRAILER_BYTES, 2)
                 file.write(_trailer(crc))
 

@@ -44,7 +44,7 @@ from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES
-from ckpttool.formats.local import demand_same, stamp_of
+from ckpttool.formats.local import demand_same
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
@@ -122,22 +122,21 @@ class Hdf5:
         return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
 
     def create(
-        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a file with every dataset allocated; only strings are written."""
         stored: dict[str, StoredTensor] = {}
-        file = StoredFile(path)
         groups: set[str] = set()
-        with _as_os_error(path), h5py.File(_new_file(path)) as opened:
+        with _as_os_error(file.path), h5py.File(_new_file(fd)) as opened:
             for meta in tensors:
                 _create_groups(opened.id, meta.name, groups)
                 dataset = _create_dataset(opened.id, meta)
                 has_bytes = meta.text is None and meta.nbytes > 0
                 extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
                 stored[meta.name] = StoredTensor(meta, file, tuple(extents))
-        return FileIndex((file,), self.name, os.stat(path).st_size, stored)  # noqa: PTH116 - a string from end to end
+        return FileIndex((file,), self.name, os.fstat(fd).st_size, stored)
 
-    def seal(self, path: str, crc: int | None = None) -> None:
+    def seal(self, fd: int, crc: int | None = None) -> None:
         """Do nothing: the file is complete when its contents are."""
 
 
@@ -266,8 +265,7 @@ def _read_datasets(
     """
     path, tensors = file.path, {}
     with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
-        stamp = stamp_of(opened.id.get_vfd_handle())
-        demand_same(file, stamp)
+        stamp = demand_same(file, opened.id.get_vfd_handle())
         base = opened.userblock_size
         contents = []
         places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
@@ -392,8 +390,12 @@ def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
 # ------------------------------------------------------------------------------------------ writing
 
 
-def _new_file(path: str) -> h5f.FileID:
-    """Create a file as `h5py.File` does, but without a time in its root group."""
+def _new_file(fd: int) -> h5f.FileID:
+    """Begin an HDF5 file as `h5py.File` does, but without a time in its root group.
+
+    The driver of h5py for open files places datasets differently, so libhdf5 opens the descriptor
+    by the name that Linux gives it.
+    """
     options = h5p.create(h5p.FILE_CREATE)
     options.set_link_creation_order(_IN_ORDER)
     options.set_obj_track_times(False)
@@ -401,7 +403,7 @@ def _new_file(path: str) -> h5f.FileID:
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
     access.set_file_locking(False, ignore_when_disabled=True)
-    return h5f.create(os.fsencode(path), h5f.ACC_TRUNC, options, access)
+    return h5f.create(b"/proc/self/fd/%d" % fd, h5f.ACC_TRUNC, options, access)
 
 
 def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:

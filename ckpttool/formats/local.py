@@ -15,6 +15,9 @@ saves a file again.  So `identify_file` takes the stamp of a file before its hea
 each later opening compares the file with it.  The stamp has no device number, because network file
 systems have a different one on each host.  Inode numbers are the same on all hosts, and nobody can
 set the time of change (ctime).  So two files never have equal stamps.
+
+An output has no stamp while it is written.  Its claim is the device and inode of the file that this
+run created, and each later opening, for reading or writing, compares the file with that.
 """
 
 from __future__ import annotations
@@ -30,14 +33,13 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool.errors import PlanError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import FileStamp, StoredFile
+from ckpttool.model.tensors import FileId, FileStamp, StoredFile
 
 # Error numbers of stat if nothing has the name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 T = TypeVar("T")
 AnyPath: TypeAlias = "str | os.PathLike[str]"
-FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
 def list_folder(folder: AnyPath) -> list[Path]:
@@ -82,7 +84,10 @@ def is_visible(path: AnyPath) -> bool:
 
 def find_file_id(path: AnyPath) -> FileId:
     """Return which file of this host a path leads to, to tell an input from an output."""
-    found = Path(path).stat()
+    return _id_of(Path(path).stat())
+
+
+def _id_of(found: os.stat_result) -> FileId:
     return found.st_dev, found.st_ino
 
 
@@ -179,6 +184,11 @@ def identify_file(path: str) -> StoredFile:
         return StoredFile(path, stamp_of(file.fileno()))
 
 
+def claimed_file(path: str, fd: int) -> StoredFile:
+    """Return the output that is open as ``fd``; each later opening compares the file with it."""
+    return StoredFile(path, claimed=_id_of(os.fstat(fd)))
+
+
 def stamp_of(fd: int) -> FileStamp:
     """Return the stamp of an open file."""
     return as_stamp(os.fstat(fd))
@@ -189,11 +199,18 @@ def as_stamp(found: os.stat_result) -> FileStamp:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def open_descriptor(file: StoredFile) -> int:
-    """Open a file for reading, and return its descriptor; see `open_source`."""
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+def open_descriptor(file: StoredFile, flags: int = os.O_RDONLY) -> int:
+    """Open a file, and return its descriptor; see `open_source`."""
+    if file.claimed is not None:
+        flags |= os.O_NOFOLLOW
     try:
-        demand_same(file, stamp_of(fd))
+        fd = os.open(file.path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        if file.claimed is not None and error.errno == errno.ELOOP:
+            raise _replaced(file) from error
+        raise
+    try:
+        demand_same(file, fd)
     except BaseException:
         os.close(fd)
         raise
@@ -206,21 +223,31 @@ def open_source(file: StoredFile) -> ReadFile:
     Raises
     ------
     PlanError
-        The opened file does not have the stamp.
+        The opened file does not have the stamp, or is not the claimed one.
     OSError
         The file cannot be opened.
     """
     opened = ReadFile(file.path)
     try:
-        demand_same(file, stamp_of(opened.fileno()))
+        demand_same(file, opened.fileno())
     except BaseException:
         opened.close()
         raise
     return opened
 
 
-def demand_same(file: StoredFile, found: FileStamp) -> None:
-    """Raise `PlanError` if a file has a stamp, and the opened one has another."""
-    if file.stamp not in (None, found):
+def demand_same(file: StoredFile, fd: int) -> FileStamp:
+    """Return the stamp of the file that is open as ``fd``; raise `PlanError` if it is another."""
+    found = os.fstat(fd)
+    if file.claimed not in (None, _id_of(found)):
+        raise _replaced(file)
+    stamp = as_stamp(found)
+    if file.stamp not in (None, stamp):
         reason = "was written to, or the path leads to another file than when its header was read"
         raise PlanError([Diagnostic("changed", f"{file.path}: {reason}", "run again")])
+    return stamp
+
+
+def _replaced(file: StoredFile) -> PlanError:
+    reason = "a link or another file has taken the place of what this run writes"
+    return PlanError([Diagnostic("changed", f"{file.path}: {reason}", "run again")])

@@ -39,7 +39,6 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
-from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
@@ -115,18 +114,20 @@ class Safetensors:
         )
 
     def create(
-        self, path: str, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
+        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a file with its header and its full size; contents are filled in later."""
         ordered = _ordered(tensors)
         text = _make_header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
-            raise UnsupportedError(path, 0, f"a header of {len(text)} bytes for so many tensors")
-        with Path(path).open("wb") as opened:
+            raise UnsupportedError(
+                file.path, 0, f"a header of {len(text)} bytes for so many tensors"
+            )
+        with os.fdopen(fd, "wb", closefd=False) as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
             opened.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
         offset = 8 + len(text)
-        stored, file = {}, StoredFile(path)
+        stored = {}
         for meta in ordered:
             extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
             stored[meta.name] = StoredTensor(meta, file, extents)
@@ -145,11 +146,12 @@ class Safetensors:
                 else:
                     yield number
 
-    def seal(self, path: str, crc: int | None = None) -> None:
+    def seal(self, fd: int, crc: int | None = None) -> None:
         """Write the checksum into the place in the header that `create` reserved."""
         if crc is None:
             return
-        with Path(path).open("r+b") as file:
+        with os.fdopen(fd, "r+b", closefd=False) as file:
+            file.seek(0)
             nbytes = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(nbytes))
             header[METADATA]["crc_num"] = str(crc)

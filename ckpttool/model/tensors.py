@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ckpttool.errors import FormatError
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -89,6 +89,9 @@ class Extent:
     nbytes: int
 
 
+FileId: TypeAlias = tuple[int, int]  # device and inode
+
+
 class FileStamp(NamedTuple):
     """The identity of a file's content; writing to a file or saving it again changes it.
 
@@ -114,14 +117,18 @@ class StoredFile:
         Carried as a value, never opened here.
     stamp
         The stamp from before its header was read.  Each later opening compares the file with it.
-        None for a file that is being written, which nothing compares.
+        None for a file that is being written.
     cipher
         How the tensors are encrypted; None if they are not.
+    claimed
+        Which file it is, if it is being written and its stamp changes.  Each later opening
+        compares the file with it.
     """
 
     path: str
     stamp: FileStamp | None = field(default=None, compare=False, repr=False)
     cipher: Ciphertext | None = None
+    claimed: FileId | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

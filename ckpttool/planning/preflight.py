@@ -15,12 +15,13 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_suffix, get_format
-from ckpttool.formats.local import FileId, find_file_id
+from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
+from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.parts import files_of_others

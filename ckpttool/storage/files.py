@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT, as_stamp, identify_file
+from ckpttool.formats.local import ABSENT, as_stamp, claimed_file
 from ckpttool.model.plan import OutputFile
-from ckpttool.model.tensors import FileIndex, FileStamp, TensorMeta
+from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
-UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL})
+UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
 
 
 def is_there(path: str | Path) -> bool:
@@ -62,12 +62,17 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-        if not is_open_as(path, fd):
-            raise TakenError(errno.EWOULDBLOCK, "another run has taken it", str(path))
+        require_name(path, fd)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def require_name(path: Path, fd: int) -> None:
+    """Raise `TakenError` unless the file at ``path`` is the one that is open as ``fd``."""
+    if not is_open_as(path, fd):
+        raise TakenError(errno.EEXIST, "another file has its name", str(path))
 
 
 def is_open_as(path: Path, fd: int) -> bool:
@@ -80,6 +85,7 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 
 PARTIAL = ".partial"  # suffix of temporary files
+OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
 
 STUCK = "what is half-written could not be removed: the next run does that"
@@ -108,7 +114,8 @@ class PartialFile:
         make_folder(self._path.parent)
         self._fd = claim(self._path)
         try:
-            self.index: FileIndex = self._format.create(str(self._path), output.metas, output.attrs)
+            file = claimed_file(str(self._path), self._fd)
+            self.index: FileIndex = self._format.create(self._fd, file, output.metas, output.attrs)
             reserve(self._fd, self.index.nbytes)
         except BaseException as error:
             clean_up(error, self.discard)
@@ -129,26 +136,22 @@ class PartialFile:
         OSError
             The file cannot be synced, or another file has its name.
         """
-        self._format.seal(str(self._path), crc)
+        self._format.seal(self._fd, crc)
         os.fsync(self._fd)
-        if not is_open_as(self._path, self._fd):
-            raise TakenError(errno.EEXIST, "another file has its name", str(self._path))
-        return verify_header(self._path, self._output)
+        require_name(self._path, self._fd)
+        return verify_header(self.index.file, self._output)
 
     def rename(self) -> None:
         """Give the sealed file the name of the output, and release the lock."""
+        require_name(self._path, self._fd)
         rename_durably(self._path, self._output.path)
         self._close()
 
-    def withdraw(self) -> None:
-        """Remove the temporary file, so that no task continues to write it."""
-        if self._fd >= 0 and is_open_as(self._path, self._fd):
-            self._path.unlink()
-
     def discard(self) -> None:
-        """Remove the file and release the lock."""
+        """Remove the file, so that no task continues to write it, and release the lock."""
         try:
-            self.withdraw()
+            if self._fd >= 0 and is_open_as(self._path, self._fd):
+                self._path.unlink()
         finally:
             self._close()
 
@@ -191,6 +194,7 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
                 file.write(piece if isinstance(piece, bytes) else piece.encode())
             file.flush()
             os.fsync(file.fileno())
+            require_name(partial, file.fileno())
             partial.replace(path)
         except BaseException as error:
             clean_up(error, lambda: partial.unlink(missing_ok=True))
@@ -246,7 +250,7 @@ def remove_stale(folder: Path, name: str) -> None:
     if not is_within(folder, name):
         return
     try:
-        fd = lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        fd = lock(path, os.open(path, OPEN_FLAGS))
     except (FileNotFoundError, TakenError):
         return
     try:
@@ -266,12 +270,11 @@ def claim(path: Path) -> int:
     TakenError
         Another run is writing the file.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        return _create(path)
     except FileExistsError:
         try:
-            stale = lock(path, os.open(path, flags))
+            stale = lock(path, os.open(path, OPEN_FLAGS))
         except FileNotFoundError as error:
             raise TakenError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
     try:
@@ -280,9 +283,21 @@ def claim(path: Path) -> int:
     finally:
         os.close(stale)
     try:
-        return lock(path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        return _create(path)
     except FileExistsError as error:
         raise TakenError(errno.EEXIST, "another run was faster", str(path)) from error
+
+
+def _create(path: Path) -> int:
+    """Create and lock a file; remove it if the system cannot lock it."""
+    fd = os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return lock(path, fd)
+    except TakenError:
+        raise
+    except OSError as error:
+        clean_up(error, path.unlink)
+        raise
 
 
 def name_attempt(path: str) -> str:
@@ -316,7 +331,7 @@ def stamp_at(path: Path) -> FileStamp | None:
         return None
 
 
-def verify_header(path: Path, output: OutputFile) -> int:
+def verify_header(file: StoredFile, output: OutputFile) -> int:
     """Return the size of a file in bytes, after a check of its header.
 
     Raises
@@ -324,7 +339,7 @@ def verify_header(path: Path, output: OutputFile) -> int:
     VerifyError
         The header does not describe the tensors of the output.
     """
-    index = get_format(output.format).read_index(identify_file(str(path)))
+    index = get_format(output.format).read_index(file)
     expected = {meta.name: meta for meta in output.metas}
     found = {name: tensor.meta for name, tensor in index.tensors.items()}
     problems = [

@@ -94,11 +94,7 @@ class FlatFiles:
         if fd is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            if flags == os.O_RDONLY:
-                fd = open_descriptor(file)
-            else:
-                fd = os.open(path, flags | os.O_CLOEXEC)
-            self._open[path, flags] = fd
+            fd = self._open[path, flags] = open_descriptor(file, flags)
         self._open.move_to_end((path, flags))
         return fd
 

@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 from random import random
 
-from ckpttool.storage.files import is_open_as, make_folder
+from ckpttool.storage.files import UNSUPPORTED, is_open_as, make_folder
 
-NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
 OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 TRIES, PAUSE_SECONDS = 6, 0.05  # others hold a lock for a moment, to look or to begin
 
@@ -54,7 +53,7 @@ def _is_refused(fd: int, kind: int) -> bool | None:
     except BlockingIOError:
         return True
     except OSError as error:
-        if error.errno in NO_LOCKS:
+        if error.errno in UNSUPPORTED:
             return None
         raise
     return False

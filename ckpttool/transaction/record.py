@@ -103,7 +103,7 @@ class Transaction:
         self._log: LogWriter | None = None
         self._entries: dict[str, LoggedOutput] = {}
         self._stamps: dict[str, FileStamp] = dict(assignment.kept)
-        self._has_replaced = False
+        self._is_settled = self._has_replaced = False
         self.kept = frozenset(self._outputs.outputs[name] for name in assignment.kept)
         self.writing = ""
         self.notes: tuple[Diagnostic, ...] = ()
@@ -149,6 +149,7 @@ class Transaction:
         if problems := list(destination_changes(outputs, assignment.seen)):
             raise PlanError(problems)
         self._settle_plan()
+        self._is_settled = True
         self._log_lock = self._acquire(record.log(outputs.part))
         for name in outputs.outputs if outputs.part is not None else outputs.whole:
             remove_stale(record.folder, name + PARTIAL)
@@ -233,12 +234,11 @@ class Transaction:
     def _refuse_to_replace(self, changes: Sequence[str]) -> None:
         """Raise `PlanError` if the plan that is there must not be replaced by this run."""
         if changes and not self._assignment.overwrites:
-            problems = list(resume_problems(self._record.plan, changes))
-            if not self._assignment.is_resumed:
-                there = look(self._record, is_locked=True)
-                problems = list(other_plan_problems(there, changes))
-            if problems:
-                raise PlanError(problems)
+            if self._assignment.is_resumed:
+                raise PlanError(tuple(resume_problems(self._record.plan, changes)))
+            there = look(self._record, is_locked=True)
+            if there.finished_parts:
+                raise PlanError(tuple(other_plan_problems(there, changes)))
 
     def _link_plan(self, plan: RecordedPlan) -> bool:
         """Write the plan unless it is there; return whether it was not."""
@@ -420,13 +420,13 @@ class Transaction:
             return
         record, outputs = self._record, self._outputs
         try:
-            if any(is_there(f"{record.folder / name}{PARTIAL}") for name in outputs.outputs):
-                return  # on a failed disk; the plan tells the next run
+            if not self._is_settled and is_there(record.plan):
+                return  # it is of another run
             own = record.log(outputs.part)
             if outputs.part is not None and self._log is not None and not Log.read(own).outputs:
                 own.unlink()
             is_alone = outputs.part is None or self._lock.make_exclusive()
-            if is_alone and not has_something_to_resume(record):
+            if is_alone and not has_something_to_resume(record, outputs.whole):
                 forget_run(record)
         finally:
             self._release()
@@ -479,10 +479,12 @@ def finish_set(
     forget_run(record)
 
 
-def has_something_to_resume(record: Record) -> bool:
-    """Return whether a run that has ended here left outputs that the record tells of."""
+def has_something_to_resume(record: Record, outputs: Iterable[str]) -> bool:
+    """Return whether a run that ends left something that only the record tells of."""
+    if any(is_there(f"{record.folder / name}{PARTIAL}") for name in outputs):
+        return True  # it could not be removed; the next run does that
     if is_there(record.manifest):
-        return False  # none was replaced
+        return False  # no output was replaced
     destination = look(record, is_locked=True)
     names = {name for log in (*destination.logs, *destination.previous) for name in log.outputs}
     is_of_use = bool(destination.finished_parts or destination.damaged)

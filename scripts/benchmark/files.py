@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmark.model import Mesh, Model, Tensor
 from ckpttool.formats import get_format
 from ckpttool.formats.wire import encode_bytes, encode_number
-from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
 
 POOL_BYTES = 64 << 20
 
@@ -33,11 +33,9 @@ def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = F
         path = folder / f"rank_{rank}" / "bench-1_1.ckpt"
         path.parent.mkdir(parents=True)
         metas = [_slice(tensor, mesh, rank % per_stage) for tensor in mine]
-        index = get_format("ckpt").create(str(path), metas, {})
-        if sparse:
-            continue
-        with path.open("r+b") as file:
-            for tensor in mine:
+        with path.open("w+b") as file:
+            index = get_format("ckpt").create(file.fileno(), StoredFile(str(path)), metas, {})
+            for tensor in () if sparse else mine:
                 place = mesh.layout(tensor).slice_index(rank % per_stage)
                 start = zlib.crc32(f"{tensor.name}{place}".encode()) % POOL_BYTES // 16 * 16
                 stored = index.tensors[tensor.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -178,6 +179,43 @@ def test_a_disk_that_refuses_when_asked_to_keep_it_is_named(
     break_call(call, number, "checkpoint_1")
     expected = f"rank_1/checkpoint_1.ckpt: not written: {SAID[number]}"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_1.ckpt", MANIFEST])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_temporary_file_that_cannot_be_locked_is_removed(tmp_path, monkeypatch, number, name):
+    fail_to_lock(monkeypatch, name, number)
+    expected = f"{name}: not written: {os.strerror(number)}"
+    fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 1 if name != MANIFEST else 4)
+
+
+def test_that_it_cannot_be_removed_either_is_told(tmp_path, monkeypatch):
+    real = Path.unlink
+
+    def refuse(self, **more):
+        if self.name == "checkpoint_1.ckpt.partial":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        real(self, **more)
+
+    fail_to_lock(monkeypatch, "checkpoint_1.ckpt", errno.EIO)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = run(*ordered_words(tmp_path))
+    assert result.exit_code == 6
+    assert f"checkpoint_1.ckpt: not written: {SAID[errno.EIO]}" in message(result)
+    assert "half-written could not be removed: the next run does that" in message(result)
+    assert "rank_1/checkpoint_1.ckpt.partial" in files_below(tmp_path)
+
+
+def fail_to_lock(monkeypatch, name, number):
+    """Make locks of the temporary file of that name fail."""
+    real = fcntl.flock
+
+    def refuse(fd, operation):
+        if Path(f"/proc/self/fd/{fd}").readlink().name == f"{name}.partial":
+            raise OSError(number, os.strerror(number))
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EAGAIN, errno.EEXIST])

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from ckpttool.cli.signals import WORKERS, SignalGuard, Terminated
-from tests.support.executors import COMMAND, environment, finish, reshard_words, start
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.execution import execute
+from ckpttool.storage import files
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import (
+    COMMAND,
+    environment,
+    finish,
+    ordered_words,
+    reshard_words,
+    start,
+)
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -178,3 +191,96 @@ def test_the_processes_beside_a_run_do_not_hear_its_signals():
     for blocked, ignored in zip(held[::2], held[1::2], strict=True):
         deaf = int(blocked, 16) | int(ignored, 16)
         assert all(deaf >> number - 1 & 1 for number in SIGNALS), status
+
+
+def hit(monkeypatch, place, signals):
+    """Have so many signals come when the first temporary file was made, or is removed.
+
+    For its removal one more comes before: when it is filled.
+    """
+    claim, unlink, fill = files.claim, Path.unlink, execute.fill
+    numbers = [signal.SIGINT] * (place == "unlink") + [signal.SIGTERM] * signals
+
+    def send():
+        while numbers:
+            signal.raise_signal(numbers.pop(0))
+
+    def claimed(path):
+        fd = claim(path)
+        send()
+        return fd
+
+    def unlinked(self, **more):
+        if self.name.endswith(files.PARTIAL):
+            send()
+        unlink(self, **more)
+
+    def filled(task):
+        if numbers[:1] == [signal.SIGINT]:
+            signal.raise_signal(numbers.pop(0))
+        return fill(task)
+
+    if place == "claim":
+        monkeypatch.setattr(files, "claim", claimed)
+    else:
+        monkeypatch.setattr(execute, "fill", filled)
+        monkeypatch.setattr(Path, "unlink", unlinked)
+
+
+@pytest.mark.parametrize("engine", ["inline", "threads:2"])
+@pytest.mark.parametrize(("place", "signals", "code"), [("claim", 2, 143), ("unlink", 1, 130)])
+def test_a_second_signal_leaves_nothing_half_written(
+    tmp_path, monkeypatch, place, signals, code, engine
+):
+    """When a file was made and nobody knows it yet, and when it is removed."""
+    hit(monkeypatch, place, signals)
+    result = run(*ordered_words(tmp_path)[:-2], "--engine", engine)
+    assert result.exit_code == code
+    assert "; nothing was left half-written; " in message(result)
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("place", ["claim", "unlink"])
+def test_a_third_signal_ends_a_run_that_hangs_and_its_message_says_what_may_be_left(
+    tmp_path, place
+):
+    code = (
+        "import pytest\n"
+        "from ckpttool.__main__ import run\n"
+        "from tests.crash.test_signals import hit\n"
+        f"hit(pytest.MonkeyPatch(), {place!r}, 4)\n"
+        "run()"
+    )
+    words = ordered_words(tmp_path)
+    status, errors = finish(start(sys.executable, "-c", code, *words))
+    assert status == (143 if place == "claim" else 130)
+    assert "; half-written files may be left: the next run removes them; nothing is" in errors
+    assert errors.count("\n") == 1
+    assert [name for name in files_below(tmp_path) if name.endswith(files.PARTIAL)]
+    run_well(*words)
+    assert len(files_below(tmp_path)) == 4
+
+
+def test_what_is_noted_on_the_first_signal_is_said_at_a_later_one(tmp_path, monkeypatch):
+    """A third signal when the run has ended, and its threads have not."""
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    def refuse(self, **more):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    def filled(task):
+        signal.raise_signal(signal.SIGINT)
+        return fill(task)
+
+    fill = execute.fill
+    monkeypatch.setattr(execute, "fill", filled)
+    monkeypatch.setattr(InlineExecutor, "shutdown", shutdown)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = run(*ordered_words(tmp_path)[:-2], "--engine", "inline")
+    assert result.exit_code == 130
+    assert files.STUCK in message(result)
+    assert "nothing was left" not in message(result)

@@ -18,6 +18,7 @@ import ckpttool
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.secret import Secret
+from tests.support.checkpoints import create_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.executors import (
     COMMAND,
@@ -258,7 +259,7 @@ def test_a_signal_cancels_all_tasks_in_one_message(tmp_path, two_workers):
 def test_a_worker_keeps_within_the_budget_whatever_its_threads(tmp_path, threads):
     """A tensor of 128 MiB, cut along its columns; the worker begins with about 60 MiB."""
     meta = TensorMeta("w", "Float32", (1 << 14, 2048))
-    get_format("ckpt").create(str(tmp_path / "m.ckpt"), [meta], {})
+    create_file(get_format("ckpt"), str(tmp_path / "m.ckpt"), [meta], {})
     item = {"w": {"dev_matrix": [8], "tensor_map": [-1, 0]}}
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
     with dask_cluster(tmp_path / "dask", 0) as cluster:

@@ -21,7 +21,7 @@ from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
-from tests.support.checkpoints import write_file, write_holes
+from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
 from tests.support.executors import make_plan
@@ -63,7 +63,7 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     plan, _ = make_plan(tmp_path)
     output = next(iter(plan))
     path = tmp_path / "file.ckpt"
-    index = get_format(output.format).create(str(path), output.metas, {})
+    index = create_file(get_format(output.format), str(path), output.metas, {})
     for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
         again = pickle.loads(pickle.dumps(task))
         for one, unit in zip(again.units, task.units, strict=True):
@@ -177,9 +177,11 @@ def test_a_file_that_was_saved_anew_with_the_old_times_is_noticed(tmp_path, outp
 def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeypatch):
     from ckpttool.formats.ckpt import Ckpt
 
-    def seal(self, path, crc=None):
-        index = self.read_index(StoredFile(path))
-        self.create(path, [tensor.meta for tensor in index.tensors.values()][1:], {})
+    def seal(self, fd, crc=None):
+        file = StoredFile(f"/proc/self/fd/{fd}")
+        metas = [tensor.meta for tensor in self.read_index(file).tensors.values()]
+        os.lseek(fd, 0, os.SEEK_SET)
+        self.create(fd, file, metas[1:], {})
 
     monkeypatch.setattr(Ckpt, "seal", seal)
     with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):
@@ -239,7 +241,7 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path, output_format):
     for name in names:
         (tmp_path / "src" / name).mkdir(parents=True)
         path = str(tmp_path / "src" / name / "net-1_1.ckpt")
-        get_format("ckpt").create(path, [TensorMeta("w", "Float32", shape)], {})
+        create_file(get_format("ckpt"), path, [TensorMeta("w", "Float32", shape)], {})
     (tmp_path / "s.json").write_text(
         '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1, 0]}}}'
     )
@@ -266,7 +268,7 @@ def test_many_files_stay_within_the_limit_of_open_files(tmp_path):
         folder = tmp_path / "src" / f"rank_{rank}"
         folder.mkdir(parents=True)
         path = str(folder / "net-1_1.ckpt")
-        get_format("ckpt").create(path, [TensorMeta("w", "Int8", (1, 4))], {})
+        create_file(get_format("ckpt"), path, [TensorMeta("w", "Int8", (1, 4))], {})
     layout = '{"dev_matrix": [300], "tensor_map": [0, -1]}'
     (tmp_path / "s.json").write_text('{"parallel_layout_item": {"w": ' + layout + "}}")
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -345,7 +347,7 @@ def test_two_runs_at_once_do_not_write_into_each_others_file(tmp_path):
     (tmp_path / "m.h5").unlink()
 
 
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EPERM])
 def test_a_file_system_without_locks_and_reservations_will_do(tmp_path, monkeypatch, number):
     import fcntl
 
@@ -381,7 +383,7 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
 def test_a_name_with_a_wild_number_takes_no_memory(tmp_path):
     for rank in (0, 1_700_000_000):
         (tmp_path / f"rank_{rank}").mkdir()
-        get_format("ckpt").create(str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
+        create_file(get_format("ckpt"), str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
     assert len(ckpttool.scan(str(tmp_path)).files) == 2
 
 

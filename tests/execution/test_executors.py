@@ -27,6 +27,7 @@ from ckpttool.secret import Secret
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest
+from tests.support.checkpoints import create_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES
 from tests.support.executors import (
@@ -277,7 +278,7 @@ def endless(tmp_path):
     """A file of 256 GiB, all holes, which nobody reads to its end."""
     metas = [TensorMeta("w", "Float32", (1 << 12, 1 << 24))]
     path = tmp_path / "m.safetensors"
-    index = get_format("safetensors").create(str(path), metas, {"crc_num": "0"})
+    index = create_file(get_format("safetensors"), str(path), metas, {"crc_num": "0"})
     yield index
     path.unlink()
 

@@ -16,7 +16,7 @@ from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import strategy_of, write_holes
+from tests.support.checkpoints import create_file, strategy_of, write_holes
 from tests.support.commands import files_below, mentions, message, run, run_well
 
 LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
@@ -101,7 +101,7 @@ def test_outputs_that_are_written_together_keep_the_least_whatever_the_tensor(tm
 def test_outputs_of_thousands_of_tensors_are_written_within_the_least(tmp_path, format):
     """Rows become 16 columns, so 16 outputs of 4,000 tensors each are wanted side by side."""
     metas = [TensorMeta(f"w{i}", "Float32", (16, 16)) for i in range(4000)]
-    get_format("safetensors").create(str(tmp_path / "all.safetensors"), metas, {})
+    create_file(get_format("safetensors"), str(tmp_path / "all.safetensors"), metas, {})
     layouts = {meta.name: Layout((16,), ((), (0,))) for meta in metas}
     ckpttool.write_strategy(strategy_of(layouts), str(tmp_path / "columns.ckpt"))
     words = [
@@ -146,7 +146,7 @@ def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_pat
 @pytest.mark.parametrize("words", ["0B", "5", "-1MB", "much"])
 def test_a_budget_is_a_size(tmp_path, words):
     source = tmp_path / "m.ckpt"
-    get_format("ckpt").create(str(source), [TensorMeta("w", "Int8", (4,))], {})
+    create_file(get_format("ckpt"), str(source), [TensorMeta("w", "Int8", (4,))], {})
     result = run("merge", source, "-o", tmp_path / "n.ckpt", "--max-memory", words)
     assert result.exit_code == 2
 

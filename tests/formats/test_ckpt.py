@@ -10,6 +10,7 @@ from ckpttool.formats import ckpt, wire
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.model.tensors import Extent, StoredFile, TensorMeta
 from ckpttool.storage.checksums import compute_checksum
+from tests.support.checkpoints import create_file, seal_file
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import (
     message,
@@ -61,9 +62,9 @@ def made_again(path, folder, with_checksum=True):
     index = read(path)
     metas = [tensor.meta for tensor in index.tensors.values()]
     attrs = index.attrs if with_checksum else {}
-    again = Ckpt().create(str(folder / "again.ckpt"), metas, attrs)
+    again = create_file(Ckpt(), str(folder / "again.ckpt"), metas, attrs)
     write_contents(again, read_contents(index))
-    Ckpt().seal(again.path, compute_checksum(again) if again.attrs else None)
+    seal_file(Ckpt(), again.path, compute_checksum(again) if again.attrs else None)
     return Path(again.path).read_bytes()
 
 
@@ -124,7 +125,7 @@ def test_chunked_tensors_are_written_as_mindspore_chunks_them(path, tmp_path, mo
 def test_chunked_tensors_are_read_back_as_created(nbytes, tmp_path, monkeypatch):
     monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 1024)
     metas = [TensorMeta("a", "Int8", (nbytes,)), TensorMeta("b", "Float32", (3,))]
-    created = Ckpt().create(str(tmp_path / "net.ckpt"), metas, {})
+    created = create_file(Ckpt(), str(tmp_path / "net.ckpt"), metas, {})
     assert len(created.tensors["a"].extents) == -(-nbytes // 1024)
     assert dict(read(created.path).tensors) == dict(created.tensors)
 
@@ -228,7 +229,7 @@ def test_strings_are_as_numpy_keeps_them(write, text):
     content = text.encode("utf-32-le") or bytes(4)
     data = record("s", "str", (0,), content)
     assert read(write(data)).tensors["s"].meta.text == text
-    created = Ckpt().create(write(), [TensorMeta("s", "str", (), text)], {})
+    created = create_file(Ckpt(), write(), [TensorMeta("s", "str", (), text)], {})
     assert Path(created.path).read_bytes() == data
 
 
@@ -342,7 +343,7 @@ def test_contents_are_not_read(tmp_path, monkeypatch):
     """20 tensors of 1 GiB, on a sparse file: a few KiB for each, whatever their size."""
     path = tmp_path / "large.ckpt"
     metas = [TensorMeta(f"layer_{i}.weight", "Float32", (1 << 14, 1 << 14)) for i in range(20)]
-    created = Ckpt().create(str(path), metas, {})
+    created = create_file(Ckpt(), str(path), metas, {})
     assert path.stat().st_size > 20 << 30
     nbytes = 0
     pread = os.pread

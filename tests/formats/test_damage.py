@@ -6,7 +6,6 @@ damage to a number in a header cannot always be told from another number.
 
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from ckpttool.formats import get_format, read_index
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile, TensorMeta, refuse_shared_extents
 from ckpttool.strategy_files.reader import read_strategy
+from tests.support.checkpoints import create_file
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flipped
 from tests.support.file_bytes import layout, operator, record, strategy
@@ -61,7 +61,8 @@ def small_hdf5(folder):
         TensorMeta("s", "str", (), "text"),
         TensorMeta("q", "Int4", (3,)),
     ]
-    return Path(get_format("hdf5").create(str(folder / "small.h5"), tensors, {}).path).read_bytes()
+    create_file(get_format("hdf5"), folder / "small.h5", tensors, {})
+    return (folder / "small.h5").read_bytes()
 
 
 CHECKPOINTS = [

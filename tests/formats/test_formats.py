@@ -23,6 +23,7 @@ from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.tensors import MAX_AXES, TensorMeta
 from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
+from tests.support.checkpoints import create_file
 from tests.support.file_bytes import (
     content,
     entry,
@@ -53,7 +54,7 @@ NAMES = (
 
 def create(format, tmp_path, tensors):
     path = tmp_path / f"file{suffix_of(format)}"
-    return get_format(format).create(str(path), tensors, {})
+    return create_file(get_format(format), str(path), tensors, {})
 
 
 def assert_same_header(read_back, created):

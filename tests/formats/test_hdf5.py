@@ -15,13 +15,14 @@ import pytest
 
 from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5
 from ckpttool.model.tensors import TensorMeta
+from tests.support.checkpoints import create_file
 from tests.support.file_bytes import metas, write_contents
 
 FORMAT = Hdf5()
 
 
 def create(tmp_path, tensors, name="net.h5"):
-    return FORMAT.create(str(tmp_path / name), tensors, {})
+    return create_file(FORMAT, str(tmp_path / name), tensors, {})
 
 
 def filled(tmp_path, contents):
@@ -273,10 +274,11 @@ def test_a_tensor_of_32_axes_is_read_back(tmp_path):
 CREATE_WITH_A_LIMIT = """
 import os, resource, sys
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.model.catalog import TensorMeta
+from ckpttool.model.tensors import StoredFile, TensorMeta
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
-    Hdf5().create(sys.argv[1], [TensorMeta("w", "Int8", (2 << 20,))], {})
+    fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+    Hdf5().create(fd, StoredFile(sys.argv[1]), [TensorMeta("w", "Int8", (2 << 20,))], {})
 except OSError as error:
     print(error.errno, error.filename, flush=True)
 os._exit(0)

@@ -26,6 +26,7 @@ from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.tensors import SharedHeader, StoredFile, TensorMeta
+from tests.support.checkpoints import create_file
 from tests.support.file_bytes import record
 
 RECORDS = [
@@ -158,7 +159,7 @@ def headers_of(format, cache=None):
 @pytest.mark.parametrize("format", ["safetensors", "hdf5"])
 def test_so_is_a_file_of_another_format(tmp_path, format):
     path = str(tmp_path / "a.x")
-    index = get_format(format).create(path, METAS, {"remove_redundancy": "True"})
+    index = create_file(get_format(format), path, METAS, {"remove_redundancy": "True"})
     data = (tmp_path / "a.x").read_bytes()
     contents = [extent for tensor in index.tensors.values() for extent in tensor.extents]
     header = [
@@ -179,7 +180,7 @@ def test_a_header_of_another_format_is_understood_once_for_all_ranks(tmp_path, f
     for rank in range(READERS + FILES_AHEAD + 4):
         path = tmp_path / f"{rank}{suffix_of(format)}"
         paths.append(str(path))
-        index = get_format(format).create(str(path), METAS, {})
+        index = create_file(get_format(format), str(path), METAS, {})
         with path.open("r+b") as file:
             file.seek(index.tensors["layers/w"].extents[0].offset)
             file.write(bytes([rank]) * 2400)
@@ -247,7 +248,7 @@ def test_an_index_takes_one_read_for_each_large_tensor(tmp_path, monkeypatch):
 
 def test_ranks_that_hold_equal_slices_share_what_describes_them(tmp_path):
     for rank in range(2):
-        Ckpt().create(str(tmp_path / f"{rank}"), [TensorMeta("w", "Int8", (2, 3))], {})
+        create_file(Ckpt(), str(tmp_path / f"{rank}"), [TensorMeta("w", "Int8", (2, 3))], {})
     first, second = (
         Ckpt().read_index(StoredFile(str(tmp_path / f"{rank}"))).tensors["w"] for rank in range(2)
     )
@@ -259,7 +260,7 @@ def test_many_headers_are_read_in_their_order_with_their_damage(tmp_path):
     paths = [str(tmp_path / f"{number}.{'ckpt' if number % 3 else 'h5'}") for number in range(40)]
     for number, path in enumerate(paths):
         format = get_format("ckpt" if number % 3 else "hdf5")
-        format.create(path, [TensorMeta(f"of_{number}", "Int8", (number,))], {})
+        create_file(format, path, [TensorMeta(f"of_{number}", "Int8", (number,))], {})
     os.truncate(paths[5], 10)
     found = list(read_indexes(paths))
     assert isinstance(found.pop(5), FormatError)
@@ -270,7 +271,7 @@ def test_many_headers_are_read_in_their_order_with_their_damage(tmp_path):
 
 def test_what_cannot_be_read_is_said_of_each_file(tmp_path):
     path = tmp_path / "0.ckpt"
-    Ckpt().create(str(path), [], {})
+    create_file(Ckpt(), str(path), [], {})
     none = str(tmp_path / "none.ckpt")
     first, *others = read_indexes([str(path), *[none] * 30])
     assert first.path == str(path)
@@ -281,7 +282,7 @@ def test_what_cannot_be_read_is_said_of_each_file(tmp_path):
 def test_progress_counts_the_files_of_the_ranks(tmp_path):
     for rank in range(5):
         (tmp_path / f"rank_{rank}").mkdir()
-        Ckpt().create(str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
+        create_file(Ckpt(), str(tmp_path / f"rank_{rank}" / "net.ckpt"), [], {})
     os.truncate(tmp_path / "rank_3" / "net.ckpt", 5)
     seen = []
     scan(str(tmp_path), on_progress=lambda *progress: seen.append(progress))

@@ -10,6 +10,7 @@ from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.model.tensors import StoredFile, TensorMeta, map_component_names, map_of, map_problems
+from tests.support.checkpoints import create_file
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
@@ -141,11 +142,11 @@ def test_large_map_parameters_are_cut_into_records(tmp_path, monkeypatch):
     index = read_index(str(tmp_path / "a.ckpt"))
     metas = [tensor.meta for tensor in index.tensors.values()]
     monkeypatch.setattr("ckpttool.formats.ckpt.MAX_RECORD_BYTES", 24)  # one entry has 24
-    again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
+    again = create_file(Ckpt(), str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert (tmp_path / "b.ckpt").read_bytes() == data
     monkeypatch.setattr("ckpttool.formats.ckpt.MAX_RECORD_BYTES", 71)  # two records of two, one
-    again = Ckpt().create(str(tmp_path / "b.ckpt"), metas, {})
+    again = create_file(Ckpt(), str(tmp_path / "b.ckpt"), metas, {})
     write_contents(again, read_contents(index))
     assert len(again.tensors[KEYS].extents) == 3
     assert read(tmp_path / "b.ckpt") == read(tmp_path / "a.ckpt")

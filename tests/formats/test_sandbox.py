@@ -17,6 +17,7 @@ from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import get_format, read_index, read_indexes, sandbox
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from tests.support.checkpoints import create_file
 from tests.support.executors import finish, start, wait_until
 from tests.support.spin import spin
 
@@ -31,7 +32,7 @@ METAS = [
 
 @pytest.fixture
 def path(tmp_path):
-    return get_format("hdf5").create(str(tmp_path / "net.h5"), METAS, {}).path
+    return create_file(get_format("hdf5"), str(tmp_path / "net.h5"), METAS, {}).path
 
 
 def test_a_header_is_the_same_as_read_in_this_process(path):
@@ -55,7 +56,7 @@ def test_one_process_reads_all_files_and_ends(path):
 
 def test_no_process_is_started_for_other_formats(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "_start", lambda: pytest.fail("started"))
-    made = get_format("ckpt").create(str(tmp_path / "net.ckpt"), METAS, {})
+    made = create_file(get_format("ckpt"), str(tmp_path / "net.ckpt"), METAS, {})
     assert list(read_indexes([made.path])) == [made]
 
 

@@ -12,6 +12,7 @@ import pytest
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning import preflight
+from tests.support.checkpoints import create_file
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 
@@ -94,7 +95,7 @@ def free(monkeypatch):
 def test_a_real_disk_is_too_small_for_what_is_all_holes(tmp_path, engine):
     meta = TensorMeta("w", "Float32", (1 << 10, 1 << 30))  # 4 TiB, of which nothing is on disk
     source = tmp_path / "src.ckpt"
-    get_format("ckpt").create(str(source), [meta], {})
+    create_file(get_format("ckpt"), str(source), [meta], {})
     assert source.stat().st_size > 1 << 42
     result = run("merge", source, "-o", tmp_path / "out" / "m.h5", "--engine", engine)
     assert result.exit_code == 5
@@ -117,7 +118,7 @@ WITH_MANY = [TensorMeta(f"layers.{i}.w", "Int8", (i,)) for i in range(300)]
 def test_the_size_of_a_file_is_known_before_it_is_made(tmp_path, name, metas, attrs):
     output_format, path = get_format(name), tmp_path / "a.x"
     if not list(output_format.refusals(metas, attrs)):
-        output_format.create(str(path), metas, attrs)
+        create_file(output_format, str(path), metas, attrs)
         size, known = path.stat().st_size, output_format.file_bytes(metas, attrs)
         assert known <= size <= (1.5 * known + 1500 if name == "hdf5" else known)
 
@@ -126,7 +127,7 @@ def test_the_size_of_a_file_is_known_before_it_is_made(tmp_path, name, metas, at
 def test_headers_count(tmp_path, free, suffix):
     metas = [TensorMeta(f"w{i}", "Int8", (1,)) for i in range(100)]
     source = tmp_path / "src.ckpt"
-    get_format("ckpt").create(str(source), metas, {})
+    create_file(get_format("ckpt"), str(source), metas, {})
     free(1024)
     result = run("merge", source, "-o", tmp_path / f"m{suffix}")
     assert result.exit_code == 5

@@ -21,6 +21,7 @@ from ckpttool.formats import get_format, read_index
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
+from tests.support.checkpoints import create_file, seal_file
 from tests.support.commands import files_below, run, run_well
 from tests.support.commands import message as told
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES, conversion, differences, digests
@@ -40,9 +41,9 @@ FORMS = ("ckpt", "safetensors")
 def make(path, metas, with_checksum=True):
     """A file by the package, with contents, sealed."""
     format = get_format(path.suffix[1:])
-    index = format.create(str(path), metas, {"crc_num": ""} if with_checksum else {})
+    index = create_file(format, str(path), metas, {"crc_num": ""} if with_checksum else {})
     write_contents(index, {name: content(tensor) for name, tensor in index.tensors.items()})
-    format.seal(str(path), compute_checksum(index) if with_checksum else None)
+    seal_file(format, path, compute_checksum(index) if with_checksum else None)
     return read_index(str(path))
 
 
@@ -174,8 +175,8 @@ def test_a_sealed_file_holds_the_checksum_of_its_contents(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_number_finds_room(form, crc, tmp_path):
     path = str(tmp_path / f"net.{form}")
-    created = get_format(form).create(path, METAS, {"crc_num": ""})
-    get_format(form).seal(path, crc)
+    created = create_file(get_format(form), path, METAS, {"crc_num": ""})
+    seal_file(get_format(form), path, crc)
     index = read_index(path)
     assert index.attrs["crc_num"] == str(crc)
     assert dict(index.tensors) == dict(created.tensors)
@@ -214,7 +215,7 @@ def test_of_a_file_that_is_written_only_the_header_is_read_again(tmp_path, monke
     for rank in range(2):
         (source / f"rank_{rank}").mkdir(parents=True)
         meta = TensorMeta("w", "Float32", (3 << 10, 1 << 10))
-        get_format("ckpt").create(str(source / f"rank_{rank}" / "n-1_1.ckpt"), [meta], {})
+        create_file(get_format("ckpt"), str(source / f"rank_{rank}" / "n-1_1.ckpt"), [meta], {})
     item = {"w": {"dev_matrix": [2], "tensor_map": [-1, 0]}}
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
     read, add_extent = [], checksums._add_extent
@@ -404,7 +405,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
     path = tmp_path / "net.ckpt"
     metas = [TensorMeta("w", "Int8", (32 << 20,))]
-    index = get_format("ckpt").create(str(path), metas, {"crc_num": ""})
+    index = create_file(get_format("ckpt"), str(path), metas, {"crc_num": ""})
     tracemalloc.start()
     try:
         compute_checksum(index)

@@ -15,6 +15,7 @@ import ckpttool
 from ckpttool import formats
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.execution import cluster
 from ckpttool.execution.cluster import RemoteFile, write_file
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
@@ -23,8 +24,10 @@ from ckpttool.formats.encryption import find_forged
 from ckpttool.formats.weight_index import index_text
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.tensors import FileStamp
+from ckpttool.storage import files
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors
+from ckpttool.storage.files import PartialFile
 from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.checkpoints import write_file as write_checkpoint
@@ -157,8 +160,8 @@ def test_checksums_are_of_the_file_that_is_meant(case, tmp_path):
 
 
 def test_tags_are_of_the_file_that_is_meant(tmp_path):
-    files = GOLDEN / "encrypted_gcm" / "src"
-    paths = [next((files / f"rank_{rank}").iterdir()) for rank in (0, 1)]
+    folder = GOLDEN / "encrypted_gcm" / "src"
+    paths = [next((folder / f"rank_{rank}").iterdir()) for rank in (0, 1)]
     index = read_index(str(paths[0]), b"0123456789ABCDEF")
     shutil.copy(paths[0], tmp_path / "net.ckpt")
     with pytest.raises(PlanError, match=OTHER):
@@ -222,3 +225,132 @@ def test_metadata_and_indexes_that_change_after_the_scan_are_named(case, name, t
     document.write_bytes(document.read_bytes())
     with pytest.raises(PlanError, match=f"src/{name}: was written to after its header was read"):
         execute(plan, destination)
+
+
+class Planting(Executor):
+    """Plants a file before a worker's call of that name."""
+
+    def __init__(self, inner: Executor, name: str, plant) -> None:
+        self.inner, self.name, self.plant = inner, name, plant
+
+    def submit(self, function, /, *arguments, **words):
+        if function.func.__name__ == self.name:
+            self.plant()
+        return self.inner.submit(function, *arguments, **words)
+
+
+def planted_after(real, plant):
+    """A function that plants a file when its call of another one returns."""
+
+    def call(*arguments):
+        made = real(*arguments)
+        plant()
+        return made
+
+    return call
+
+
+def planted_before(real, plant):
+    """A function that plants a file, and calls another one."""
+    return lambda *arguments: (plant(), real(*arguments))[1]
+
+
+@pytest.mark.parametrize("kind", [os.symlink, os.link])
+@pytest.mark.parametrize("engine", ["inline", "threads:2", "processes:2"])
+@pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
+@pytest.mark.parametrize(
+    "moment", ["claim", "fill", "compute_checksum", "seal", "verify_header", "rename"]
+)
+def test_a_file_planted_under_a_temporary_name_is_not_written(
+    moment, format, engine, kind, tmp_path, monkeypatch
+):
+    """Between the creation of the temporary file and each of its openings."""
+    if (moment, format) == ("compute_checksum", "hdf5"):
+        return  # HDF5 has no place for one
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs" * 100_000)
+    before = theirs.stat()
+    out = tmp_path / f"out{formats.suffix_of(format)}"
+    partial = tmp_path / f"{out.name}.partial"
+
+    def plant():
+        partial.unlink()
+        kind(theirs, partial)
+
+    if moment == "claim":
+        monkeypatch.setattr(files, "claim", planted_after(files.claim, plant))
+    elif moment == "verify_header":
+        monkeypatch.setattr(files, "verify_header", planted_before(files.verify_header, plant))
+    elif moment == "seal":
+        kind_of = type(formats.get_format(format))
+        monkeypatch.setattr(kind_of, "seal", planted_before(kind_of.seal, plant))
+    elif moment == "rename":
+        rename = planted_before(PartialFile.rename, plant)
+        monkeypatch.setattr(PartialFile, "rename", rename)
+    options = ckpttool.OutputOptions(crc=format != "hdf5")
+    plan, destination = ckpttool.plan_merge(
+        ckpttool.scan(str(CASE / "src")),
+        ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")]),
+        str(out),
+        output_options=options,
+    )
+    with open_engine(engine) as executor, pytest.raises(ckpttool.ExecutionError) as caught:
+        execute(plan, destination, Planting(executor, moment, plant))
+    said = "a link or another file has taken the place"
+    if moment in ("seal", "rename"):
+        said = "another run is writing"
+    if format == "hdf5":  # libhdf5 looks at the name when it has created a file, and opens it
+        said = {"claim": "can't retrieve real path", "verify_header": "not readable"}.get(
+            moment, said
+        )
+    assert said in str(caught.value)
+    assert theirs.read_bytes() == b"theirs" * 100_000
+    assert theirs.stat().st_mtime_ns == before.st_mtime_ns
+    assert not out.exists()
+    assert partial.samefile(theirs)  # not ours to remove
+
+
+@pytest.mark.parametrize("kind", [os.symlink, os.link])
+def test_a_file_planted_under_the_name_of_an_attempt_is_not_written(
+    kind, link, tmp_path, monkeypatch
+):
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs" * 100_000)
+
+    def fill(task):
+        path = Path(task.units[0].tensor.file.path)
+        path.unlink()
+        kind(theirs, path)
+        return real(task)
+
+    real = cluster.fill
+    monkeypatch.setattr(cluster, "fill", fill)
+    plan, _ = merge_plan(link, tmp_path)
+    (output,) = plan
+    remote = RemoteFile(output)
+    with pytest.raises(CkptToolError, match="a link or another file has taken the place"):
+        write_file(remote.task(1 << 20, 1 << 20))
+    remote.discard()
+    assert theirs.read_bytes() == b"theirs" * 100_000
+
+
+@pytest.mark.parametrize("kind", [os.symlink, os.link])
+def test_a_file_planted_for_the_manifest_is_neither_written_nor_renamed(
+    kind, link, tmp_path, monkeypatch
+):
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+
+    def claim(path):
+        fd = real(path)
+        if path.name == "out.ckpt.ckpttool.json.partial":
+            path.unlink()
+            kind(theirs, path)
+        return fd
+
+    real = files.claim
+    monkeypatch.setattr(files, "claim", claim)
+    with pytest.raises(ckpttool.ExecutionError, match="another run is writing this output"):
+        execute(*merge_plan(link, tmp_path))
+    assert theirs.read_bytes() == b"theirs"
+    assert not (tmp_path / "out.ckpt.ckpttool.json").exists()

@@ -8,6 +8,7 @@ from ckpttool.formats import ckpt, read_index
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.storage.sampling import digest
+from tests.support.checkpoints import create_file
 from tests.support.file_bytes import content, write_contents
 
 
@@ -16,8 +17,8 @@ from tests.support.file_bytes import content, write_contents
 def test_a_digest_is_the_sha256_of_the_bytes(tmp_path, monkeypatch, shape, buffer_bytes):
     monkeypatch.setattr(ckpt, "MAX_RECORD_BYTES", 64)  # several extents
     path = str(tmp_path / "net.ckpt")
-    index = Ckpt().create(
-        path, [TensorMeta("v", "Int8", (9,)), TensorMeta("w", "Float32", shape)], {}
+    index = create_file(
+        Ckpt(), path, [TensorMeta("v", "Int8", (9,)), TensorMeta("w", "Float32", shape)], {}
     )
     expected = {name: content(tensor) for name, tensor in index.tensors.items()}
     write_contents(index, expected)

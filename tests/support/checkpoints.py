@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
+from ckpttool.formats.base import Format
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
@@ -106,13 +107,27 @@ def noise(name: str, dtype: str, shape: Shape) -> Entry:
     return Entry(dtype, shape, np.random.default_rng(list(name.encode())).bytes(nbytes))
 
 
+def create_file(
+    format: Format, path: str | Path, metas: Sequence[TensorMeta], attrs: Mapping[str, str]
+) -> FileIndex:
+    """Write a file with a header by the package, over what is there."""
+    with Path(path).open("w+b") as file:
+        return format.create(file.fileno(), StoredFile(str(path)), metas, attrs)
+
+
+def seal_file(format: Format, path: str | Path, crc: int | None = None) -> None:
+    """Write the checksum into a file that `create_file` wrote."""
+    with Path(path).open("r+b") as file:
+        format.seal(file.fileno(), crc)
+
+
 def write_file(
     path: Path, entries: Mapping[str, Entry], format: str, attrs: Mapping[str, str] | None = None
 ) -> None:
     """Write a file with a header by the package, and contents where the header says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
-    index = get_format(format).create(str(path), metas, attrs or {})
+    index = create_file(get_format(format), path, metas, attrs or {})
     with path.open("r+b") as file:
         for name, tensor in index.tensors.items():
             at = 0
@@ -120,7 +135,7 @@ def write_file(
                 file.seek(extent.offset)
                 file.write(entries[name].data[at : at + extent.nbytes])
                 at += extent.nbytes
-    get_format(format).seal(str(path))
+    seal_file(get_format(format), path)
 
 
 def write_holes(path: Path, *shapes: Shape) -> None:
@@ -128,7 +143,7 @@ def write_holes(path: Path, *shapes: Shape) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ["w", *(f"w{number}" for number in range(1, len(shapes)))]
     metas = [TensorMeta(name, "Float32", shape) for name, shape in zip(names, shapes, strict=True)]
-    get_format("ckpt").create(str(path), metas, {})
+    create_file(get_format("ckpt"), path, metas, {})
 
 
 def write_indexed(
