@@ -16,6 +16,7 @@ from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, run, run_well
+from tests.support.executors import wait_until
 from tests.support.manifests import MANIFEST
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ class SmallSet:
 
     def words(self, *more: str | Path) -> list[str | Path]:
         """Return the command line."""
-        words = ["-o", self.target, "-j", "1", *more]
+        words = ["-o", self.target, "-j", "1"]
         if self.command == "split":
             words += ["-d", self.strategy]
         if self.command != "file":
             words += ["--format", self.output_format]
         if self.command == "numbered":
             words += ["--max-shard-size", "400B"]
-        return ["split" if self.command == "split" else "merge", self.source, *words]
+        return ["split" if self.command == "split" else "merge", self.source, *words, *more]
 
     def run(self, *more: str | Path) -> Result:
         """Run the command, with more options."""
@@ -98,13 +99,27 @@ class SmallSet:
     def stop(self, *more: str | Path, output: int = 2) -> None:
         """Leave what a run leaves that is killed while it fills this output."""
         path = self.outputs[output]
+        before = range(0, output, 2 if "--part" in more else 1)  # those of part 1/2
 
         def fail() -> None:
+            self.wait_for(*before)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with while_filling(path, fail):
             assert self.run(*more).exit_code == 6
         Path(f"{path}.partial").write_bytes(b"half of an output")
+
+    def wait_for(self, *outputs: int) -> None:
+        """Wait until the run has noted that these outputs are there."""
+        names = [self.outputs[n].relative_to(self.out) for n in outputs]
+        lines = [f'{{"stamp": "{name}", ' for name in names]
+
+        def is_noted() -> bool:
+            texts = (path.read_text() for path in self.record.glob("*.log"))
+            text = "".join(one.rpartition('{"run": "anew"')[2] for one in texts)
+            return all(line in text for line in lines)
+
+        wait_until(is_noted, f"{names} in a log")
 
     def read(self) -> dict[int, bytes]:
         """Return the outputs that are there, by number."""
