@@ -166,7 +166,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
                     check=guard.check,
                 )
             except Terminated as stopped:
-                stopped.remedy = _remedy(assignment.count_complete(plan), len(assignment.ranks))
+                stopped.remedy = _remedy(assignment.count_complete(), len(assignment.ranks))
                 raise
     seconds = time.perf_counter() - started
     document = documents.describe_run(plan, assignment, written, seconds)

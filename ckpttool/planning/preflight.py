@@ -282,7 +282,7 @@ def preflight(
     if plan is not None and not blocked:
         seen = Diagnostics()
         try:
-            found = inspect_previous_run(plan, found, policy, executor, seen)
+            found = inspect_previous_run(found, policy, executor, seen)
             kept = found.replaceable if policy.resume else ()
             seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:

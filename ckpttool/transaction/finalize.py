@@ -19,12 +19,13 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import is_there, is_within
+from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for, size_problems
 from ckpttool.transaction.parts import files_of_others
-from ckpttool.transaction.record import finish_set, remove_half_written, remove_leftovers
-from ckpttool.transaction.resume import find_unchanged
+from ckpttool.transaction.record import finish_set
+from ckpttool.transaction.resume import access_problems, find_unchanged
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
 
@@ -49,6 +50,8 @@ def finalize(folder: str) -> Manifest:
     if destination.state is State.RUNNING:
         raise PlanError([_busy(folder, destination)])
     if destination.state is State.STOPPED:
+        if problems := list(access_problems(record, record.logs())):
+            raise PlanError(problems)
         try:
             lock = FileLock(record.lock)
         except HeldError as error:

@@ -34,9 +34,10 @@ from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.files import PARTIAL, access_problem, is_there, stamp_at
+from ckpttool.storage.files import PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.locks import is_held
+from ckpttool.transaction.log import Writer
 from ckpttool.transaction.manifest import ManifestFile, output_problems, provenance_of
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.states import (
@@ -88,8 +89,10 @@ class Assignment:
         Whether outputs that an earlier run of the same plan completed are kept.
     overwrites
         Whether files of other runs may be replaced.
-    state
-        The state of the destination, as seen without a lock.
+    destination
+        What lies there, as seen without a lock; None if nobody has looked.
+    outputs
+        Where the outputs lie; None without a plan.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -107,7 +110,8 @@ class Assignment:
     part: Part | None = None
     is_resumed: bool = False
     overwrites: bool = False
-    state: State = State.NONE
+    destination: Destination | None = None
+    outputs: RunOutputs | None = None
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -117,19 +121,39 @@ class Assignment:
     @classmethod
     def of(cls, plan: Plan, policy: DestinationPolicy) -> Assignment:
         """Return which outputs a run writes, before anything is known of what lies there."""
-        if policy.part is None:
-            ranks = tuple(plan.target.paths)
-            return cls(ranks, is_resumed=policy.resume, overwrites=policy.overwrite)
-        part = Part(*policy.part)
-        ranks = ranks_of_part(plan, part)
-        text = f"part {part} has nothing to write: "
-        text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-        notes = () if ranks else (Diagnostic("part", text),)
-        return cls(ranks, part, policy.resume, policy.overwrite, notes=notes)
+        notes: list[Diagnostic] = []
+        part = None if policy.part is None else Part(*policy.part)
+        ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
+        if not ranks:
+            text = (
+                f"part {part} has nothing to write: {count(len(plan.target.paths), 'output file')}"
+            )
+            text += f" among {part.count if part is not None else 1} parts"
+            notes.append(Diagnostic("part", text))
+        outputs = RunOutputs.of(plan, ranks, part)
+        return cls(
+            ranks, part, policy.resume, policy.overwrite, outputs=outputs, notes=tuple(notes)
+        )
 
-    def count_complete(self, plan: Plan) -> int:
+    @property
+    def run_outputs(self) -> RunOutputs:
+        """Where the outputs lie."""
+        assert self.outputs is not None, "it is of a plan"
+        return self.outputs
+
+    @property
+    def state(self) -> State:
+        """The state of the destination."""
+        return State.NONE if self.destination is None else self.destination.state
+
+    @property
+    def seen_plan(self) -> RecordedPlan | None:
+        """The plan in the record of the destination."""
+        return None if self.destination is None else self.destination.plan
+
+    def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        outputs = RunOutputs.of(plan, self)
+        outputs = self.run_outputs
         logged = look(outputs.record).logged()
         stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
         return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
@@ -163,14 +187,14 @@ class RunOutputs:
     documents: tuple[Document, ...]
 
     @classmethod
-    def of(cls, plan: Plan, assignment: Assignment) -> RunOutputs:
+    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None) -> RunOutputs:
         """Return those of a plan; raises `OSError` if a source or strategy file is gone."""
         record = Record(Path(plan.target.manifest_path))
         paths = plan.target.paths
         whole = {os.path.relpath(path, record.folder): rank for rank, path in paths.items()}
-        ranks = set(assignment.ranks)
-        outputs = {path: rank for path, rank in whole.items() if rank in ranks}
-        return cls(record, provenance_of(plan), outputs, whole, assignment.part, plan.documents)
+        own = set(ranks)
+        outputs = {path: rank for path, rank in whole.items() if rank in own}
+        return cls(record, provenance_of(plan), outputs, whole, part, plan.documents)
 
     @property
     def folder(self) -> Path:
@@ -182,6 +206,17 @@ class RunOutputs:
         """The documents that this run writes; those of a set in parts are left to `finalize`."""
         return () if self.part is not None else self.documents
 
+    def plan(self) -> RecordedPlan:
+        """Return what the record says that this run writes.
+
+        `finalize` writes documents below the folder only, so others are not recorded.
+        """
+        inside = (
+            replace(one, path=os.path.relpath(one.path, self.folder)) for one in self.documents
+        )
+        documents = tuple(one for one in inside if is_within(self.folder, one.path))
+        return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
+
     def stamps(self) -> dict[str, FileStamp]:
         """Return the stamps of all files that the run would replace, by path."""
         documents = (document.path for document in self.own_documents)
@@ -191,7 +226,6 @@ class RunOutputs:
 
 
 def inspect_previous_run(
-    plan: Plan,
     assignment: Assignment,
     policy: DestinationPolicy,
     executor: Executor,
@@ -201,8 +235,6 @@ def inspect_previous_run(
 
     Parameters
     ----------
-    plan
-        What is to be written.
     assignment
         Which outputs this run writes.
     policy
@@ -212,16 +244,16 @@ def inspect_previous_run(
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
-    outputs = RunOutputs.of(plan, assignment)
+    outputs = assignment.run_outputs
     record, seen = outputs.record, None if policy.overwrite else outputs.stamps()
     assignment = replace(assignment, seen=seen)
     if not outputs.folder.is_dir():
         return assignment
-    if closed := list(_access_problems(outputs)):
+    if closed := list(access_problems(record, [record.log(outputs.part)])):
         diagnostics.add(*closed)
         return assignment
     destination = look(record)
-    assignment = replace(assignment, state=destination.state)
+    assignment = replace(assignment, destination=destination)
     diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
     find = partial(
         find_unchanged,
@@ -408,10 +440,9 @@ def is_written(document: Document) -> bool:
         return False
 
 
-def _access_problems(outputs: RunOutputs) -> Iterator[Diagnostic]:
-    """Yield why this user cannot write the record."""
-    record = outputs.record
-    files = (record.lock, record.plan, record.stamps, record.log(outputs.part))
+def access_problems(record: Record, logs: Iterable[Path]) -> Iterator[Diagnostic]:
+    """Yield why this user cannot write the record, and these logs in it."""
+    files = (record.lock, record.plan, record.stamps, *logs)
     for path, kind in ((record.home, stat.S_ISDIR), *((file, stat.S_ISREG) for file in files)):
         if is_there(path) and not kind(path.lstat().st_mode):
             text = f"{path}: is in the way of the record of the run"
@@ -471,10 +502,9 @@ def _busy_problems(outputs: RunOutputs, destination: Destination) -> Iterator[Di
     running, record = destination.running, outputs.record
     if outputs.part is not None:
         own = {record.lock, record.log(outputs.part)}
-        if not own & running.keys() and destination.plan is not None:
-            changes = list(differences(outputs.provenance, destination.plan.provenance))
-            yield from beside_problems(record, changes, [*running.values()]) if running else ()
-            return
+        if running and not own & running.keys() and destination.plan is not None:
+            changes = differences(outputs.provenance, destination.plan.provenance)
+            yield from beside_problems(destination, changes)
         running = {path: by for path, by in running.items() if path in own}
     for by in list(running.values())[:1]:
         yield busy_problem(record, by)
@@ -489,11 +519,10 @@ def busy_problem(record: Record, by: str) -> Diagnostic:
     return Diagnostic("busy", f"{record.output}: another run is writing it ({by})", hint)
 
 
-def beside_problems(
-    record: Record, changes: Iterable[str], by: Sequence[str]
-) -> Iterator[Diagnostic]:
+def beside_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
     """Yield the problems of a part of another plan than that which is being written."""
-    text = f"{record.plan}: a part of another plan is being written there ({shorten(by, 1)})"
+    by = shorten(destination.running.values(), 1) or "it has just ended"
+    text = f"{destination.record.plan}: a part of another plan is being written there ({by})"
     for change in changes:
         yield Diagnostic("busy", f"{text}: {change}", "wait until it ends, or write elsewhere")
 
