@@ -26,7 +26,7 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.support.manifests import LOG, MANIFEST, PLAN
+from tests.support.manifests import LOG, MANIFEST
 
 pytestmark = pytest.mark.crash
 

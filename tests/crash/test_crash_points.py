@@ -1,0 +1,271 @@
+"""A process that ends just before any of its calls that change the disk leaves a known state.
+
+Every run here is carried out again and again in a process of its own.  That ends just before the
+first call that changes the disk, then just before the second, and so on, until a run ends by
+itself.  A call of ``write`` has two such moments: before it, and after half of its bytes.
+
+After each crash `look` has to return the right state, and the next run has to finish the set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+import ckpttool
+from ckpttool.transaction.states import Record, State, find_unfinished_run, look
+from tests.support.checkpoints import noise, write_file
+from tests.support.manifests import MANIFEST, PLAN, RECORD, STAMPS
+
+pytestmark = pytest.mark.crash
+
+CALLS = ("fsync", "ftruncate", "link", "mkdir", "posix_fallocate", "pwrite", "pwritev", "rename")
+CALLS += ("replace", "rmdir", "truncate", "unlink")
+ENDED, CRASHED, FAILED = 0, 77, 1
+MINE, OTHER = "mine", "other"
+
+
+def crash_at(number):
+    """End this process just before a call that changes the disk, the first of which is 1."""
+    left = number
+
+    def count():
+        nonlocal left
+        left -= 1
+        if not left:
+            os._exit(CRASHED)
+
+    def counting(real, changes=lambda *given: True):
+        def call(*given, **named):
+            if changes(*given):
+                count()
+            return real(*given, **named)
+
+        return call
+
+    real_write = os.write
+
+    def write(fd, data):
+        count()
+        half = real_write(fd, data[: len(data) // 2])
+        count()
+        return half + real_write(fd, data[half:])
+
+    for name in CALLS:
+        setattr(os, name, counting(getattr(os, name)))
+    os.write = write
+    os.open = counting(os.open, lambda path, flags, *given: flags & os.O_CREAT)
+    io.open = counting(io.open, lambda path, mode="r", *given: {*mode} & {*"wxa+"})
+
+
+def crash_before_second_rename():
+    """End this process when its first output is in place, and the second is about to be."""
+    real, placed = os.replace, []
+
+    def replace(path, target):
+        if str(target).endswith("-of-00003.ckpt"):
+            placed.append(target)
+        if len(placed) == 2:
+            os._exit(CRASHED)
+        real(path, target)
+
+    os.replace = replace
+
+
+def has_crashed(act, prepare):
+    """Do something in a process of its own; return whether it has crashed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside a thread of pytest
+        child = os.fork()
+    if not child:
+        code = FAILED
+        try:
+            prepare()
+            act()
+            code = ENDED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (ENDED, CRASHED)
+    return code == CRASHED
+
+
+class StopError(Exception):
+    """Ends a run early."""
+
+
+class Runs:
+    """Runs that write one of two sets to a folder: three files, two indexes and a manifest."""
+
+    def __init__(self, folder):
+        self._sources, self.sets = {}, {}
+        for kind in (MINE, OTHER):
+            tensors = {name: noise(name + kind, "Int8", (4,)) for name in "abc"}
+            write_file(folder / kind / f"{kind}.ckpt", tensors, "ckpt")
+            self._sources[kind] = ckpttool.scan(str(folder / kind / f"{kind}.ckpt"))
+            self.out = folder / kind / "out"
+            self.run(kind)
+            self.sets[kind] = self.files()
+        assert len(self.sets[MINE]) == 6
+        self._folder = folder
+        self._number = 0
+
+    def begin(self):
+        """Write to a new folder from now on."""
+        self._number += 1
+        self.out = self._folder / str(self._number)
+
+    def run(self, kind=MINE, check=lambda: None, **options):
+        output_options = ckpttool.OutputOptions("ckpt", max_shard_bytes=4, **options)
+        planned = ckpttool.plan_merge(
+            self._sources[kind], None, str(self.out), output_options=output_options
+        )
+        ckpttool.execute(*planned, check=check)
+
+    def fail(self, outputs):
+        """Run until so many outputs are there, and fail."""
+
+        def check():
+            if len([*self.out.glob("*-of-*.ckpt")]) >= outputs:
+                raise StopError
+
+        with pytest.raises(StopError):
+            self.run(check=check)
+
+    def stop(self, kind=MINE, **options):
+        """Leave what a crashed run leaves: an output, and another that is half-written."""
+        assert has_crashed(lambda: self.run(kind, **options), crash_before_second_rename)
+
+    def finalize(self):
+        ckpttool.finalize(str(self.out))
+
+    def files(self):
+        """Return the hashes of all files except those of the record and temporary ones."""
+        return {
+            str(path.relative_to(self.out)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in self.out.rglob("*")
+            if path.is_file() and path.parent.name != RECORD and path.suffix != ".partial"
+        }
+
+    def is_planned(self, kind):
+        """Return whether the plan that is there is that of a set."""
+        path = self.out / PLAN
+        (source,) = json.loads(path.read_text())["inputs"] if path.exists() else [{"path": ""}]
+        return source["path"].endswith(f"{kind}.ckpt")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is there, what crashes, and the options with which the set is finished."""
+
+    prepare: Callable[[Runs], object]
+    act: Callable[[Runs], object]
+    overwrite: bool = False
+    part: tuple[int, int] | None = None
+
+    def recover(self, runs, *, resume):
+        """Finish the set, with ``--resume`` if that is possible and wanted."""
+        state = look(Record(runs.out / MANIFEST)).state
+        resume = resume and (state is not State.STOPPED or runs.is_planned(MINE))
+        options = {"overwrite": self.overwrite, "part": self.part}
+        try:
+            runs.run(resume=resume, **options)
+        except ckpttool.PlanError as error:
+            if resume or "this very command has written all of it" not in str(error):
+                raise
+            runs.run(resume=True, **options)
+        if self.part is not None:
+            runs.run(resume=True, part=(1, 2))
+            runs.finalize()
+
+
+def both_parts(runs):
+    runs.run(part=(1, 2))
+    runs.run(part=(2, 2))
+
+
+def part_of_another_plan(runs):
+    runs.stop(OTHER, part=(1, 2))
+
+
+SCENARIOS = {
+    "whole": Scenario(lambda runs: None, Runs.run),
+    "part 2/2 after 1/2": Scenario(
+        lambda runs: runs.run(part=(1, 2)), lambda runs: runs.run(part=(2, 2)), part=(2, 2)
+    ),
+    "finalize": Scenario(both_parts, Runs.finalize),
+    "overwrite": Scenario(
+        lambda runs: runs.run(OTHER), lambda runs: runs.run(overwrite=True), overwrite=True
+    ),
+    "overwrite itself": Scenario(Runs.run, lambda runs: runs.run(overwrite=True), overwrite=True),
+    "resume": Scenario(Runs.stop, lambda runs: runs.run(resume=True)),
+    "anew": Scenario(Runs.stop, Runs.run),
+    "parts of a stopped run": Scenario(
+        Runs.stop, lambda runs: runs.run(resume=True, part=(2, 2)), part=(2, 2)
+    ),
+    "another plan": Scenario(lambda runs: runs.stop(OTHER), Runs.run),
+    "a part of another plan": Scenario(
+        part_of_another_plan, lambda runs: runs.run(part=(2, 2)), part=(2, 2), overwrite=True
+    ),
+    "failing": Scenario(lambda runs: None, lambda runs: runs.fail(2)),
+    "failing at once": Scenario(lambda runs: None, lambda runs: runs.fail(0)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)  # a process ends here, and not the system
+        yield Runs(tmp_path_factory.mktemp("runs"))
+
+
+def check_state(runs, before):
+    """Check that the state is true of the files that are there."""
+    destination, now = look(Record(runs.out / MANIFEST)), runs.files()
+    assert not destination.damaged
+    assert destination.state in (State.NONE, State.STOPPED, State.COMPLETE)
+    if destination.state is State.COMPLETE:
+        assert now in runs.sets.values()
+    if destination.state is State.NONE:
+        assert now == before
+    is_unfinished = find_unfinished_run(runs.out) is not None
+    assert is_unfinished == (destination.state is State.STOPPED)
+
+
+def check_finished(runs):
+    """Check that the set is whole, and that nothing is left beside it."""
+    assert runs.files() == runs.sets[MINE]
+    assert not [*runs.out.rglob("*.partial*")]
+    assert {path.name for path in (runs.out / RECORD).iterdir()} <= {"lock", "stamps.json"}
+    assert (runs.out / STAMPS).exists()
+    assert look(Record(runs.out / MANIFEST)).stamps is not None
+
+
+@pytest.mark.parametrize("resume", [True, False], ids=["resumed", "anew"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_run_that_crashes_anywhere_is_known_and_finished_by_the_next(runs, name, resume):
+    scenario = SCENARIOS[name]
+    number, crashed = 0, True
+    while crashed:
+        number += 1
+        runs.begin()
+        scenario.prepare(runs)
+        before = runs.files()
+        crashed = has_crashed(lambda: scenario.act(runs), lambda at=number: crash_at(at))
+        check_state(runs, before)
+        if name == "finalize" and not resume:
+            runs.finalize()
+        else:
+            scenario.recover(runs, resume=resume)
+        check_finished(runs)
+    assert number > 10

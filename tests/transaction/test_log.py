@@ -1,0 +1,279 @@
+"""Logs: what a line proves, what is not believed, and what a writer appends."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+
+import pytest
+
+from ckpttool.errors import FormatError
+from ckpttool.model.manifest import OutputEntry, TensorEntry
+from ckpttool.storage.files import stamp_at
+from ckpttool.transaction import manifest as manifest_module
+from ckpttool.transaction.log import Log, LogWriter, Writer, _seal
+from ckpttool.transaction.manifest import ManifestFile, entry_text
+from ckpttool.transaction.states import FinishedStamps, RecordedPlan
+
+TENSORS = (TensorEntry("w\n", "Int8", (4,), ("ab",)),)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "whole.log"
+
+
+def entry_of(name, rank=0):
+    return OutputEntry(rank, name, "ckpt", 4, TENSORS)
+
+
+def open_log(path, is_resumed=False):
+    """Go on behind the last whole line, as a run does."""
+    kept = Log.read(path).nbytes if path.exists() else 0
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    return LogWriter(path, fd, kept, is_resumed=is_resumed)
+
+
+def write(path, *names, is_resumed=False, is_done=False):
+    """Write outputs, and the lines of them."""
+    log = open_log(path, is_resumed)
+    for rank, name in enumerate(names):
+        log.add(entry_text(entry_of(name, rank)))
+        (path.parent / name).write_text("data")
+        log.add_stamp(name, stamp_at(path.parent / name))
+    if is_done:
+        log.end()
+    os.close(log._fd)
+
+
+def test_a_log_tells_of_its_writer_and_of_outputs_with_their_stamps(path):
+    write(path, "a", "b")
+    log = Log.read(path)
+    this = Writer.this()
+    assert (log.writer.process, log.writer.host) == (os.getpid(), this.host)
+    assert log.writer.time <= this.time
+    assert list(log.outputs) == ["a", "b"]
+    assert not log.is_done
+    assert log.nbytes == path.stat().st_size
+    for rank, (name, output) in enumerate(log.outputs.items()):
+        assert output.stamp == stamp_at(path.parent / name)
+        assert output.is_current
+        assert output.read_line() == entry_text(entry_of(name, rank))
+        assert output.read_entry() == entry_of(name, rank)
+
+
+def test_the_lines_are_those_that_the_documentation_shows(path):
+    write(path, "a", is_done=True)
+    lines = [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
+    run, output, stamp, done = map(json.loads, lines)
+    assert run.keys() == {"run", "process", "host", "time"}
+    assert run["run"] == "anew"
+    assert lines[1] == entry_text(entry_of("a"))
+    assert output["path"] == "a"
+    assert stamp == {"stamp": "a", **stamp_at(path.parent / "a")._asdict()}
+    assert done == {"done": True}
+
+
+def test_a_log_cut_at_any_byte_tells_of_the_lines_before(path):
+    write(path, "a", "b", is_done=True)
+    data = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
+    assert len(ends) == 6
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        lines = sum(end <= size for end in ends)
+        if 0 < size < ends[0]:
+            with suppress(FormatError):  # no run has begun, so it is of no use
+                assert Log.read(path).outputs == {}
+            continue
+        log = Log.read(path)
+        assert (log.writer is None) == (lines == 0)
+        assert list(log.outputs) == ["a", "b"][: lines // 2]
+        stamped = [name for name, output in log.outputs.items() if output.stamp is not None]
+        assert stamped == ["a", "b"][: max(0, lines - 1) // 2]
+        assert log.is_done == (lines == 6)
+        assert log.nbytes == max((end for end in ends if end <= size), default=0)
+
+
+@pytest.mark.slow
+def test_no_byte_of_a_log_is_changed_unnoticed(path):
+    write(path, "a", "b", is_done=True)
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, -1) + 1
+    for at in range(len(data)):
+        for bits in (1, 0x20):
+            path.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
+            if at < last - 1:
+                with pytest.raises(FormatError, match="the line is not as it was written"):
+                    Log.read(path)
+                continue
+            with suppress(FormatError):  # as what a power loss leaves of it
+                log = Log.read(path)
+                assert log.nbytes <= last
+                assert not log.is_done
+
+
+@pytest.mark.parametrize("more", [b" ", b"\n", b"\0", b"{}", b'{"rank": 0, "pa', b"x" * 5000])
+def test_a_resumed_writer_cuts_off_a_torn_last_line(path, more):
+    write(path, "a")
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(more)
+    assert Log.read(path).nbytes == whole
+    write(path, "b", is_resumed=True)
+    assert list(Log.read(path).outputs) == ["a", "b"]
+    assert more not in (b"\0", b"x" * 5000) or more not in path.read_bytes()
+
+
+def test_lines_behind_a_damaged_one_make_it_an_error(path):
+    write(path, "a")
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"torn\n" + _seal('{"done": true}'))
+    with pytest.raises(FormatError, match="the line is not as it was written") as caught:
+        Log.read(path)
+    assert (caught.value.path, caught.value.offset) == (str(path), size)
+
+
+def test_what_stands_before_the_last_run_anew_is_known_and_not_current(path):
+    write(path, "a", "b", is_done=True)
+    write(path, "b", is_resumed=True)
+    log = Log.read(path)
+    assert list(log.current) == ["a", "b"]
+    assert not log.is_done  # the run that goes on is not
+    write(path, "b", is_done=True)
+    log = Log.read(path)
+    assert log.outputs.keys() == {"a", "b"}
+    assert list(log.current) == ["b"]
+    assert log.is_done
+    write(path)
+    log = Log.read(path)
+    assert log.outputs.keys() == {"a", "b"}
+    assert log.current == {}
+    assert not log.is_done
+
+
+def test_the_last_line_of_an_output_counts(path):
+    write(path, "a")
+    before = Log.read(path).outputs["a"]
+    (path.parent / "a").unlink()
+    write(path, "a", is_resumed=True)
+    after = Log.read(path).outputs["a"]
+    assert after.start > before.stop
+    assert after.stamp == stamp_at(path.parent / "a")
+    assert after.read_entry() == before.read_entry()
+
+
+def test_an_output_without_a_stamp_is_named_by_its_line(path):
+    log = open_log(path)
+    log.add(entry_text(entry_of("a")))
+    log.add(entry_text(entry_of("b")))
+    log.add_stamp("b", stamp_at(path))
+    os.close(log._fd)
+    found = Log.read(path).outputs
+    assert list(found) == ["a", "b"]
+    assert found["a"].stamp is None
+    assert found["b"].stamp is not None
+
+
+def test_an_output_is_durable_and_its_stamp_need_not_be(path, monkeypatch):
+    log, synced = open_log(path), []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    log.add(entry_text(entry_of("a")))
+    assert synced == [path.stat().st_size]
+    log.add_stamp("a", stamp_at(path))
+    log.add(entry_text(entry_of("b")), is_durable=False)
+    assert len(synced) == 1
+    log.sync()
+    assert synced[1:] == [path.stat().st_size]
+    log.end()
+    assert synced[2:] == [path.stat().st_size]
+    os.close(log._fd)
+
+
+def test_a_disk_that_takes_few_bytes_at_a_time_gets_whole_lines(path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:7]))
+    write(path, "a", is_done=True)
+    monkeypatch.undo()
+    assert list(Log.read(path).outputs) == ["a"]
+    assert Log.read(path).is_done
+
+
+def test_an_empty_log_is_that_of_a_run_that_has_just_begun(path):
+    path.touch()
+    assert Log.read(path) == Log(path)
+
+
+def test_no_log_is_told_apart_from_a_damaged_one(path):
+    with pytest.raises(FileNotFoundError):
+        Log.read(path)
+    path.mkdir()
+    with pytest.raises(FormatError):
+        Log.read(path)
+
+
+RUN = '{"run": "anew", "process": 1, "host": "h", "time": "t"}'
+STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["no json"], "is not JSON|no JSON"),
+        (["[]"], "no log of ckpttool"),
+        (["{}"], "no log of ckpttool"),
+        (['{"done": true}'], "no log of ckpttool"),
+        (['{"rank": 0, "path": "a"}'], "no log of ckpttool"),
+        (['{"run": "anew"}'], "process: expected a count"),
+        (['{"run": "anew", "process": 1, "host": 2, "time": "t"}'], "host: expected a string"),
+        ([RUN.replace('"anew"', "1")], "run: expected a string"),
+        ([RUN, '{"rank": "1", "path": "a"}'], "rank: expected a count"),
+        ([RUN, '{"rank": 0, "path": "../x"}'], "path: expected a path below the folder"),
+        ([RUN, '{"rank": 0, "path": "/etc/x"}'], "path: expected a path below the folder"),
+        (
+            [RUN, entry_text(entry_of("a")), f'{{"stamp": "../a", {STAMP}}}'],
+            "stamp: expected a path below the folder",
+        ),
+        ([RUN, entry_text(entry_of("a")), '{"stamp": "a"}'], "nbytes: expected a count"),
+    ],
+)
+def test_another_file_of_that_name_is_named_and_not_believed(path, lines, reason):
+    path.write_bytes(b"".join(map(_seal, lines)))
+    with pytest.raises(FormatError, match=reason) as caught:
+        Log.read(path)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("text", [b"not sealed\n", b"\n\n", b"\x7fELF\n", b"{}\n{}\n"])
+def test_a_file_without_checksums_is_no_log(path, text):
+    path.write_bytes(text)
+    with pytest.raises(FormatError, match=r"whole\.log: "):
+        Log.read(path)
+
+
+@pytest.mark.parametrize(
+    "reader", [Log.read, RecordedPlan.read, FinishedStamps.read, ManifestFile.read]
+)
+@pytest.mark.parametrize("text", [b"{", b"{\n", b'{"rank": ', _seal(RUN)])
+def test_of_another_file_no_more_is_read_than_a_line_may_have(path, reader, text, monkeypatch):
+    path.write_bytes(text)
+    os.truncate(path, 1 << 40)  # a hole: to read all of it would take a TiB
+    monkeypatch.setattr(manifest_module, "MAX_LINE_BYTES", 1000)
+    with pytest.raises(FormatError, match=r"whole\.log: .*(1000 bytes|no JSON|as it was|ckpttool)"):
+        reader(path)
+
+
+@pytest.mark.parametrize("reader", [Log.read, RecordedPlan.read, FinishedStamps.read])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself"])
+def test_what_is_no_regular_file_is_refused(path, reader, kind):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    with pytest.raises(FormatError, match=r"whole\.log: ") as caught:
+        reader(path)
+    assert caught.value.path == str(path)
