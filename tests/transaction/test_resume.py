@@ -25,7 +25,6 @@ from tests.support.commands import files_below, message, run, run_well
 from tests.support.damage import flip_unnoticed
 from tests.support.executors import (
     CASE,
-    COMMAND,
     FORMATS,
     contents,
     everything_in,
@@ -1046,7 +1045,15 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_comp
 def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     source = write_source(tmp_path, 8, 16 << 20)
     words = [*split_words(source, tmp_path / "out"), "--engine", engine]
-    process = start(*COMMAND, *words)
+    code = (  # a fast machine would have written all before it hears the signal
+        "import sys, time\n"
+        "from ckpttool.cli.main import main\n"
+        "from ckpttool.transaction.record import Transaction\n"
+        "record_placed = Transaction.record_placed\n"
+        "Transaction.record_placed = lambda *given: (record_placed(*given), time.sleep(0.5))\n"
+        "main(sys.argv[1:])"
+    )
+    process = start(sys.executable, "-c", code, *words)
     log = tmp_path / "out" / LOG
     wait_until(lambda: log.exists() and b'"stamp"' in log.read_bytes(), "an output")
     process.send_signal(number)
