@@ -46,7 +46,6 @@ from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
     describe_record,
-    describe_unfinished_runs,
     find_unfinished_run,
 )
 
@@ -150,7 +149,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
         chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
     except UnfinishedError as error:
         nothing = Diagnostic.each("nothing_complete", error.problems)
-        diagnostics.add(*nothing, *describe_unfinished_runs(root))
+        diagnostics.add(*nothing, *describe_record(root))
         return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))
@@ -167,7 +166,6 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     strategy_files = find_strategies(root, chosen, diagnostics)
     problems = tuple(_problems(root, chosen.values()))
     reported = {one.path for one in problems}
-    diagnostics.add(*describe_unfinished_runs(root))
     return RankCatalog(
         str(root),
         files,

@@ -338,7 +338,7 @@ class StrategySidecar:
                 f"{self.path}: among the files of ranks, where it would be taken for a checkpoint",
                 f"write it to {folder} or elsewhere",
             )
-        if parent == folder.resolve() and name.startswith((MANIFEST, RECORD)):
+        if os.path.relpath(parent / name, folder.resolve()).startswith((MANIFEST, RECORD)):
             text = f"{self.path}: is a name that ckpttool itself uses there"
             yield Diagnostic("destination", text, "choose another")
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path

@@ -6,16 +6,24 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.errors import CkptToolError, FormatError, PlanError, VerifyError, raise_all
+from ckpttool.errors import (
+    CkptToolError,
+    ExecutionError,
+    FormatError,
+    PlanError,
+    VerifyError,
+    describe_os_error,
+    raise_all,
+)
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
-from ckpttool.storage.files import PARTIAL, is_there, is_within, remove_stale
+from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.locks import FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for, size_problems
 from ckpttool.transaction.parts import files_of_others
-from ckpttool.transaction.record import finish_set, remove_leftovers
+from ckpttool.transaction.record import finish_set, remove_half_written, remove_leftovers
 from ckpttool.transaction.resume import find_unchanged
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
@@ -33,6 +41,8 @@ def finalize(folder: str) -> Manifest:
         Parts are missing, or a run is writing to the folder.
     VerifyError
         Outputs are missing or were changed.
+    ExecutionError
+        A file cannot be written.
     """
     record = Record.of(Path(folder))
     destination = look(record)
@@ -45,6 +55,8 @@ def finalize(folder: str) -> Manifest:
             raise PlanError([_busy(folder, look(record))]) from error
         try:
             _finish(folder, look(record, is_locked=True))
+        except OSError as error:
+            raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
     remove_leftovers(record)
@@ -95,8 +107,7 @@ def _finish(folder: str, destination: Destination) -> None:
     if absent:
         text = f"{folder}: the logs do not tell of {shorten(absent, 3)}"
         raise PlanError([Diagnostic("parts", text, "run all parts again, with --resume")])
-    for name in plan.outputs:
-        remove_stale(record.folder, name + PARTIAL)
+    remove_half_written(record, plan)
     documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
     ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
     finish_set(record, plan.provenance, documents, ordered, {n: stamps[n] for n in plan.outputs})

@@ -42,6 +42,7 @@ from ckpttool.storage.files import (
     clean_up,
     create_document,
     is_there,
+    is_within,
     name_attempt,
     remove_document,
     remove_stale,
@@ -72,6 +73,7 @@ from ckpttool.transaction.states import (
     Record,
     RecordedPlan,
     State,
+    find_writers,
     look,
 )
 
@@ -175,7 +177,7 @@ class Transaction:
         """Return the error that another run holds a lock."""
         running = look(self._record).running
         by = next(iter(running.values()), "it has just ended")
-        return PlanError([busy_problem(self._record.output, running.get(path, by))])
+        return PlanError([busy_problem(self._record, running.get(path, by))])
 
     def _begin_without_locks(self) -> None:
         """Check that no other run may be writing, on a file system without locks."""
@@ -183,13 +185,11 @@ class Transaction:
         if self._outputs.part is not None:
             text = f"{record.home}: this file system has no locks, which runs with --part need"
             raise PlanError([Diagnostic("no_locks", text, "write all in one run, or elsewhere")])
-        text = f"{record.home}: this file system has no locks"
-        if plan is not None and plan.writer.may_run() and not self._assignment.overwrites:
-            writer = plan.writer
-            text += f", and {writer} began to write there at {writer.time}; does it still run?"
-            hint = "wait until it ends; if it has ended, --overwrite goes on"
-            raise PlanError([Diagnostic("busy", text, hint)])
-        text += ", so only the plan there keeps other runs away"
+        writers = find_writers(record, plan, ())
+        if writers and not self._assignment.overwrites:
+            raise PlanError([busy_problem(record, next(iter(writers.values())))])
+        text = f"{record.home}: this file system has no locks, so only the plan there keeps other "
+        text += "runs away"
         hint = "see to it that no other run writes there before this one ends"
         self.notes = (Diagnostic("no_locks", text, hint),)
 
@@ -208,9 +208,10 @@ class Transaction:
         """Write the plan, or find an equal one; see lines 5 and 6."""
         outputs, record, lock = self._outputs, self._record, self._lock
         assert lock is not None, "it is held"
-        documents = tuple(
+        inside = (
             replace(one, path=os.path.relpath(one.path, record.folder)) for one in outputs.documents
         )
+        documents = tuple(one for one in inside if is_within(record.folder, one.path))
         new = RecordedPlan(Writer.this(), outputs.provenance, outputs.whole, documents)
         for _ in range(PLAN_TRIES):
             found = self._read_plan()
@@ -265,8 +266,8 @@ class Transaction:
         is_other = found is None or bool(list(differences(new.provenance, found.provenance)))
         for path in record.logs() if is_other else ():
             self._set_aside(path)
-        for name in found.outputs if found is not None else ():
-            remove_stale(record.folder, name + PARTIAL)
+        if found is not None:
+            remove_half_written(record, found)
         text = sealed_text(new.head(), new.lines())
         assert self._lock is not None, "it is held"
         if self._lock.works:
@@ -493,7 +494,7 @@ def has_something_to_resume(record: Record, outputs: Iterable[str]) -> bool:
 
 def remove_leftovers(record: Record) -> None:
     """Remove the logs and plan that a crash left beside a finished set."""
-    if not is_there(record.plan) and not record.logs():
+    if not record.leftovers():
         return
     try:
         lock = FileLock(record.lock)
@@ -502,17 +503,21 @@ def remove_leftovers(record: Record) -> None:
     try:
         if is_there(record.manifest):
             with suppress(FileNotFoundError, FormatError):
-                for name in RecordedPlan.read(record.plan).outputs:
-                    remove_stale(record.folder, name + PARTIAL)
+                remove_half_written(record, RecordedPlan.read(record.plan))
             forget_run(record)
     finally:
         lock.release()
 
 
+def remove_half_written(record: Record, plan: RecordedPlan) -> None:
+    """Remove the temporary files that a run of a plan left."""
+    for name in (*plan.outputs, *(document.path for document in plan.documents)):
+        remove_stale(record.folder, name + PARTIAL)
+
+
 def forget_run(record: Record) -> None:
     """Remove the logs and the plan; of a set that is not finished, the whole record."""
-    plans = record.home.glob(f"{record.plan.name}*")  # and those of parts that a crash stopped
-    for path in (*record.logs(), *record.previous_logs(), *plans):
+    for path in record.leftovers():
         path.unlink(missing_ok=True)
     if not is_there(record.manifest):
         record.stamps.unlink(missing_ok=True)

@@ -236,7 +236,7 @@ def inspect_previous_run(
     if problems and not policy.overwrite:
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
-    if policy.resume and (earlier := record.earlier_records()):
+    if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
         text = f"{shorten(map(str, earlier), 3)}: of an earlier ckpttool, so --resume cannot use it"
         diagnostics.add(Diagnostic("resume", text, "--overwrite writes all anew"))
     return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
@@ -435,7 +435,8 @@ def _foreign_partials(
         other = _plan_that_lists(path)
         if is_held(path):
             by = "a run of another set" if other is None else f"see {other}"
-            yield busy_problem(path, by)
+            text = f"{path}: another run is writing it ({by})"
+            yield Diagnostic("busy", text, "wait until it ends")
         elif not may_replace:
             left.setdefault(other, []).append(str(path))
     for other, paths in left.items():
@@ -476,13 +477,16 @@ def _busy_problems(outputs: RunOutputs, destination: Destination) -> Iterator[Di
             return
         running = {path: by for path, by in running.items() if path in own}
     for by in list(running.values())[:1]:
-        yield busy_problem(record.output, by)
+        yield busy_problem(record, by)
 
 
-def busy_problem(path: Path, by: str) -> Diagnostic:
-    """Return the problem that another run is writing."""
-    text = f"{path}: another run is writing it ({by})"
-    return Diagnostic("busy", text, "wait until it ends, or write elsewhere")
+def busy_problem(record: Record, by: str) -> Diagnostic:
+    """Return the problem that another run is writing, or may be."""
+    hint = "wait until it ends, or write elsewhere"
+    if is_held(record.lock) is None:
+        by += "; this file system has no locks to tell whether it still runs"
+        hint = "wait until it ends; if it has ended, --overwrite goes on"
+    return Diagnostic("busy", f"{record.output}: another run is writing it ({by})", hint)
 
 
 def beside_problems(

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpttool.errors import FormatError
+from ckpttool.formats.local import list_folder
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
@@ -53,6 +54,7 @@ PART_LOG = re.compile(r"(\d{1,9})-of-(\d{1,9})\.log")
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
+PREVIOUS = "previous-"  # begins the names of logs of other plans
 MOST = 3  # logs that are described; an array job may leave thousands
 
 
@@ -125,14 +127,20 @@ class Record:
 
     def logs(self) -> list[Path]:
         """Return the logs of the plan that is there."""
-        return [path for path in self._all_logs() if not path.name.startswith("previous-")]
+        return [path for path in self._logs() if not path.name.startswith(PREVIOUS)]
 
     def previous_logs(self) -> list[Path]:
         """Return the logs of runs of other plans."""
-        return [path for path in self._all_logs() if path.name.startswith("previous-")]
+        return [path for path in self._logs() if path.name.startswith(PREVIOUS)]
 
-    def _all_logs(self) -> list[Path]:
-        return sorted(self.home.glob("*.log"))
+    def _logs(self) -> list[Path]:
+        return [path for path in self.leftovers() if path.suffix == ".log"]
+
+    def leftovers(self) -> list[Path]:
+        """Return the files that a finished set does not have: logs, plans, half-written files."""
+        found = list_folder(self.home) if is_there(self.home) else []
+        names = (self.plan.name, f"{self.stamps.name}.")
+        return [path for path in found if path.suffix == ".log" or path.name.startswith(names)]
 
     def earlier_records(self) -> list[Path]:
         """Return the journals and records of parts that an earlier version left of a run."""
@@ -343,12 +351,14 @@ def find_writers(
 ) -> Mapping[Path, str]:
     """Return who is writing, by the file that each has locked; empty if nobody is.
 
-    Without locks, whoever began the plan counts as writing as long as the process may run.
+    On a file system without locks, whoever began the plan counts as writing, unless that was a
+    process of this host that has ended.
     """
     writers = {log.path: str(log.writer) for log in logs if log.writer is not None}
     held = is_held(record.lock)
     if held is None:
-        return {record.lock: str(plan.writer)} if plan and plan.writer.may_run() else {}
+        may_run = plan is not None and plan.writer.may_run()
+        return {record.lock: f"{plan.writer} since {plan.writer.time}"} if plan and may_run else {}
     if held:
         return {record.lock: writers.get(record.log(None), "it has just begun, or finalizes parts")}
     part_logs = (path for path in record.logs() if path != record.log(None))
@@ -381,22 +391,32 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
     return Diagnostic("unfinished", f"{output}: {text}", hint)
 
 
-def describe_unfinished_runs(folder: Path) -> Iterator[Diagnostic]:
-    """Yield notes on the runs that have not ended in a folder: whose, of what, and how far."""
-    destination = look(Record.of(folder))
-    if destination.state is State.COMPLETE or destination.plan is None:
-        return
+def describe_record(output: Path) -> Iterator[Diagnostic]:
+    """Yield notes on what the record of a folder, or of a single file, tells of runs.
+
+    They name the runs that have not ended, files that cannot be used, and records of earlier
+    versions.
+    """
+    record = Record.of(output)
+    destination = look(record)
+    for error in destination.damaged:
+        yield Diagnostic("leftover", str(error), "--overwrite writes all anew")
+    if found := record.earlier_records():
+        text = f"{shorten(map(str, found), 3)}: left over from a run of an earlier ckpttool"
+        yield Diagnostic("leftover", text, "write all anew with --overwrite, then remove it")
     plan, logs = destination.plan, destination.logs
-    aim, half = _describe_aim(plan), [n for n in plan.outputs if is_there(f"{folder / n}{PARTIAL}")]
+    if destination.state is State.COMPLETE or plan is None:
+        return
     for log in islice(logs, MOST):
-        text = f"{log.path}: of {log.writer}{aim}; complete: "
-        text += shorten(sorted(log.current), 3) or "nothing"
+        complete = shorten(sorted(log.current), 3) or "nothing"
+        text = f"{log.path}: of {log.writer}{_describe_aim(plan)}; complete: {complete}"
         yield Diagnostic("leftover", text)
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
-        yield Diagnostic("leftover", text, where=str(destination.record.home))
+        yield Diagnostic("leftover", text, where=str(record.home))
+    half = [name for name in plan.outputs if is_there(f"{record.folder / name}{PARTIAL}")]
     if half:
-        yield Diagnostic("leftover", f"{folder}: half-written: {shorten(half, 3)}")
+        yield Diagnostic("leftover", f"{output}: half-written: {shorten(half, 3)}")
 
 
 def _describe_aim(plan: RecordedPlan) -> str:
@@ -406,16 +426,6 @@ def _describe_aim(plan: RecordedPlan) -> str:
     step = f"step {provenance.step}, " if provenance.step else ""
     files = count(len(provenance.inputs), "input file")
     return f" ({step}{files}; to be written: {', '.join(words)})"
-
-
-def describe_record(output: Path) -> Iterator[Diagnostic]:
-    """Yield notes on files of a record that cannot be used, and on records of earlier versions."""
-    record = Record.of(output)
-    for error in look(record).damaged:
-        yield Diagnostic("leftover", str(error), "--overwrite writes all anew")
-    if found := record.earlier_records():
-        text = f"{shorten(map(str, found), 3)}: left over from a run of an earlier ckpttool"
-        yield Diagnostic("leftover", text, "write all anew with --overwrite, then remove it")
 
 
 def is_earlier_record(name: str) -> bool:

@@ -37,7 +37,7 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.support.manifests import LOG
+from tests.support.manifests import UNFINISHED
 
 pytest.importorskip("distributed", reason="the extra ckpttool[dask] is not installed")
 pytestmark = [pytest.mark.dask, pytest.mark.xdist_group("dask")]
@@ -203,7 +203,7 @@ def test_without_workers_left_the_run_ends_with_a_clear_error(tmp_path, two_work
     assert code == 6
     assert "not written: engine dask:tcp://" in errors
     assert "no worker was heard of for 3 s; complete before that: " in errors
-    assert {*complete_outputs(out), LOG} == {*files_below(out)}
+    assert {*complete_outputs(out), *UNFINISHED} == {*files_below(out)}
 
 
 def test_a_scheduler_that_dies_ends_the_run_with_a_clear_error(tmp_path, hasty_cluster, source):
@@ -217,7 +217,7 @@ def test_a_scheduler_that_dies_ends_the_run_with_a_clear_error(tmp_path, hasty_c
     assert code == 6
     assert "the connection to the scheduler was lost; complete before that: " in errors
     assert "Traceback" not in errors
-    left = {*complete_outputs(out), LOG}
+    left = {*complete_outputs(out), *UNFINISHED}
     wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
 
 
@@ -231,7 +231,7 @@ def test_a_signal_ends_a_run_on_dask_and_leaves_whole_files_only(tmp_path, two_w
     assert code == 130
     assert errors.startswith("ckpttool: ended by SIGINT; nothing was left half-written; ")
     assert errors.endswith(" complete: the same command with --resume goes on from there\n")
-    left = {*complete_outputs(out), LOG}
+    left = {*complete_outputs(out), *UNFINISHED}
     wait_until(lambda: left == {*files_below(out)}, "the workers to notice")
 
 

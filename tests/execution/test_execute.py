@@ -25,7 +25,7 @@ from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
 from tests.support.executors import make_plan
-from tests.support.manifests import LOG
+from tests.support.manifests import UNFINISHED
 from tests.support.readers import Entry, read
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -93,7 +93,7 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
         str(tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt") for rank in (0, 1)
     ]
     names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
-    assert files_below(tmp_path) == [LOG, *names]
+    assert files_below(tmp_path) == [*UNFINISHED, *names]
 
 
 def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, monkeypatch):
@@ -374,7 +374,7 @@ def test_a_run_that_is_ended_between_tasks_leaves_whole_files_only(tmp_path, aft
     with open_engine("threads:2") as executor, pytest.raises(EndedError):
         execute(*make_plan(tmp_path), executor, check=check, options=CopyOptions(max_in_flight=1))
     for name in files_below(tmp_path):
-        if name == LOG:
+        if name in UNFINISHED:
             continue
         assert name.endswith(".ckpt")
         assert read(tmp_path / name)

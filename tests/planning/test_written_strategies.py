@@ -13,13 +13,14 @@ import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well, verify_document
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.executors import CASE, contents, ordered_words, reshard_words
-from tests.support.manifests import LOG, MANIFEST, PLAN
+from tests.support.manifests import LOG, MANIFEST, RECORD
 from tests.support.readers import read, read_ranks
 
 
@@ -227,6 +228,10 @@ def test_an_input_is_never_replaced(tmp_path):
     assert f"{tmp_path / 'd.ckpt'}: is an input of this run" in message(result)
 
 
+OWN_NAMES = [RECORD, LOG, *(f"{RECORD}/{name}" for name in ("lock", "1-of-2.log", "other"))]
+OWN_NAMES += [f"{MANIFEST}.journal", ".ckpttool-part-1-of-2.json.journal"]  # of earlier versions
+
+
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -235,8 +240,7 @@ def test_an_input_is_never_replaced(tmp_path):
         ("rank_0/checkpoint_0.ckpt", 5, "among the files of ranks"),
         ("rank_3/s.ckpt", 5, "among the files of ranks"),
         ("rank_3/../rank_2/s.ckpt", 5, "among the files of ranks"),
-        (LOG, 5, "is a name that ckpttool itself uses there"),
-        (".ckpttool-part-1-of-2.json.journal", 5, "is a name that ckpttool itself uses there"),
+        *((name, 5, "is a name that ckpttool itself uses there") for name in OWN_NAMES),
     ],
 )
 def test_a_name_that_means_something_else_is_refused(tmp_path, name, code, said):
@@ -288,11 +292,13 @@ def test_it_is_not_there_if_the_run_fails_and_an_old_one_is_gone(tmp_path, faili
 def test_a_run_that_ended_between_it_and_the_manifest_is_continued(tmp_path, monkeypatch):
     run_well(*words_of(tmp_path / "whole"))
 
-    def refuse(self):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def refuse(path, content):
+        if path.endswith(MANIFEST):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write_document(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ckpttool.transaction.journal.Journal.finish", refuse)
+        patch.setattr("ckpttool.transaction.record.write_document", refuse)
         assert run(*words_of(tmp_path / "out")).exit_code == 6
     assert "s.ckpt" in files_below(tmp_path / "out")
     run_well(*words_of(tmp_path / "out"), "--resume")
@@ -326,12 +332,18 @@ def test_of_runs_in_parts_commit_writes_it(tmp_path):
     assert not {"s.ckpt", MANIFEST} & {*files_below(tmp_path / "parts", manifests=True)}
 
 
-def test_parts_that_do_not_agree_about_it_are_not_committed(tmp_path):
+def test_a_part_that_does_not_agree_about_it_is_refused(tmp_path):
     run_well(*words_of(tmp_path, "--part", "1/2"))
-    run_well(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
+    before = contents(tmp_path)
+    for more in ((), ("--resume",)):
+        result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *more)
+        assert result.exit_code == 5
+        said = "other options were given: no --write-strategy in place of --write-strategy s.ckpt"
+        assert said in message(result)
+    assert contents(tmp_path) == before
     result = run("finalize", tmp_path)
     assert result.exit_code == 5
-    assert "parts of different plans" in message(result)
+    assert "part 2 of 2 is not there" in message(result)
 
 
 def test_runs_in_parts_write_it_below_their_folder_only(tmp_path):

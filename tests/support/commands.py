@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from tests.support.checkpoints import write_holes
-from tests.support.manifests import RECORD
 from tests.support.readers import Entry, read
 
 if TYPE_CHECKING:
     from click.testing import Result
 
+LASTING = ("lock", "stamps.json")  # files of a record that stay when a set is finished
 SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
@@ -87,16 +87,18 @@ def mentions(text: str, *patterns: str) -> list[str]:
 def files_below(folder: Path, manifests: bool = False) -> list[str]:
     """Return the paths of all files below a folder, relative to it.
 
-    The manifests that every output has beside it are left out, unless they are asked for.  The lock
-    and the stamps of finished sets are left out, too.
+    What a finished set leaves beside its outputs is left out: the manifest, unless it is asked for,
+    and the lock and stamps in the folder of its record.
     """
-    found = sorted(
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if not path.is_dir()
-        and not (path.parent.name.endswith(RECORD) and path.name in {"lock", "stamps.json"})
-    )
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    files = (path for path in paths if not (_is_record(path.parent) and path.name in LASTING))
+    found = sorted(map(str, files))
     return [name for name in found if manifests or not name.endswith("ckpttool.json")]
+
+
+def _is_record(folder: Path) -> bool:
+    """Return whether a folder has the name of a record: of a folder of outputs, or of a file."""
+    return folder.name.startswith(".") and folder.name.endswith(".ckpttool")
 
 
 def stay_small(tmp_path: Path, *arguments: str) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
@@ -20,9 +19,10 @@ from ckpttool.discovery.scan import scan
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats import read_index
-
+from ckpttool.storage.files import write_document
+from ckpttool.transaction import record as record_module
 from tests.support.commands import files_below, message, run, run_well
-from tests.support.damage import flip_byte, flip_unnoticed
+from tests.support.damage import flip_unnoticed
 from tests.support.executors import (
     CASE,
     COMMAND,
@@ -37,7 +37,7 @@ from tests.support.executors import (
     wait_until,
     write_source,
 )
-from tests.support.manifests import LOG, MANIFEST, PLAN
+from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS, log_line, reseal
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -58,7 +58,7 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
-def test_what_is_complete_is_not_written_again_and_needs_no_journal(tmp_path, failing):
+def test_what_is_complete_is_not_written_again_and_needs_no_log(tmp_path, failing):
     run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
     filled = failing(None)
@@ -73,9 +73,7 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     run_well(*ordered_words(tmp_path / "out"))
     before = everything_in(tmp_path / "out")
     if is_copied:  # then only contents tell that the others are what was written
-        shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
-        for path in (tmp_path / "copy").rglob("*.ckpt"):
-            os.utime(path)
+        shutil.copytree(tmp_path / "out", tmp_path / "copy")
     out = tmp_path / ("copy" if is_copied else "out")
     gone = out / "rank_0" / "checkpoint_0.ckpt"
     gone.unlink()
@@ -91,50 +89,24 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), MANIFEST])
 
 
-@pytest.mark.parametrize("is_partial", [False, True])
-def test_a_manifest_that_was_copied_back_proves_no_output_by_its_time(
-    tmp_path, failing, is_partial
-):
-    """The set was damaged after it was written, and the copy is younger than the damage."""
-    run_well(*ordered_words(tmp_path))
-    before, manifest = everything_in(tmp_path), tmp_path / MANIFEST
-    file = tmp_path / "rank_2" / "checkpoint_2.ckpt"
-    data = file.read_bytes()
-    flip_byte(file)
-    copy = manifest.read_bytes()
-    manifest.unlink()
-    if is_partial:
-        (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    time.sleep(0.05)  # the clock of the file system goes on
-    manifest.write_bytes(copy)
-    result = run(*ordered_words(tmp_path), "--resume")
-    assert result.exit_code == 5
-    assert f"{file}: not what {manifest} says was written" in message(result)
-    file.write_bytes(data)
-    filled = failing(None)
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert filled == ["checkpoint_0.ckpt"] * is_partial
-    assert everything_in(tmp_path) == before
-
-
-def test_what_a_manifest_proves_by_its_time_is_not_read(tmp_path, monkeypatch):
+def test_an_output_with_the_stamp_that_it_had_is_not_read(tmp_path, monkeypatch):
     run_well(*ordered_words(tmp_path))
     read = []
-    look = "ckpttool.transaction.manifest.read_index"
-    monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
+    for module in ("manifest", "resume"):
+        look = f"ckpttool.transaction.{module}.read_index"
+        monkeypatch.setattr(look, lambda name: (read.append(name), read_index(name))[1])
     run_well(*ordered_words(tmp_path), "--resume")
     assert read == []
-    shutil.copyfile(tmp_path / MANIFEST, tmp_path / "copy")
-    shutil.copyfile(tmp_path / "copy", tmp_path / MANIFEST)
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert len(set(read)) == 4
+    touched = tmp_path / "rank_2" / "checkpoint_2.ckpt"
+    os.utime(touched)
+    assert "4 kept" in message(run_well(*ordered_words(tmp_path), "--resume"))
+    assert set(read) == {str(touched)}
 
 
 def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     """In a process of its own: a signal that came a moment late would end the tests."""
     run_well(*ordered_words(tmp_path))
     before = everything_in(tmp_path)
-    time.sleep(0.01)
     os.utime(tmp_path / "rank_0" / "checkpoint_0.ckpt")
     code = (  # one thread gets one signal, so the main thread does not wake by itself
         "import signal, sys, threading\n"
@@ -196,14 +168,14 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
 
 
 def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
-    """A source with other contents and with the times that it had."""
+    """A source with other contents, first with the times that it had, then with the whole stamp."""
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
     words = ordered_words(out, source=source)
     run_well(*words)
     gone = out / "rank_0" / "checkpoint_0.ckpt"
     gone.unlink()
-    before = everything_in(out)
+    before, times = everything_in(out), []
     for path in source.rglob("*.ckpt"):
         data = bytearray(path.read_bytes())
         for tensor in read_index(str(path)).tensors.values():
@@ -211,6 +183,12 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         saved = path.stat()
         path.write_bytes(data)
         os.utime(path, ns=(saved.st_atime_ns, saved.st_mtime_ns))
+        times.append((str(saved.st_ctime_ns), str(path.stat().st_ctime_ns)))
+    result = run(*words, "--resume")
+    assert result.exit_code == 5
+    assert "src/rank_0/checkpoint-2_10.ckpt: was written to since" in message(result)
+    assert everything_in(out) == before
+    reseal(out / STAMPS, *times)
     for _ in range(2):
         result = run(*words, "--resume")
         assert result.exit_code == 7
@@ -256,7 +234,7 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     assert everything_in(tmp_path) == before
 
 
-def test_without_a_journal_it_is_an_ordinary_run(tmp_path):
+def test_where_nothing_is_recorded_it_is_an_ordinary_run(tmp_path):
     run_well(*ordered_words(tmp_path), "--resume")
     assert len(files_below(tmp_path)) == 4
 
@@ -302,7 +280,7 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     failing(None)
     result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
-    assert f"{out / LOG}: --resume: what was left there is of another run" in message(result)
+    assert f"{out / PLAN}: --resume: what was left there is of another run" in message(result)
     assert expected in message(result)
     assert contents(out) == before
 
@@ -336,26 +314,6 @@ def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, mo
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
     assert f"other options were given: {said}; write to another place" in message(result)
-
-
-def test_a_journal_that_tells_no_options_is_gone_on_from(tmp_path, failing):
-    """As those of earlier versions do."""
-    failing("rank_2")
-    for more in ([], ["--rank", "0,1,2"]):
-        assert run(*ordered_words(tmp_path), "--overwrite", "-j", "1").exit_code == 6
-        journal = tmp_path / LOG
-        first, rest = journal.read_bytes().split(b"\n", 1)
-        head = json.loads(first.rpartition(b" ")[0])
-        del head["run"][0]["options"]
-        journal.write_bytes(seal_line(json.dumps(head)).encode() + rest)
-        filled = failing(None)
-        result = run(*ordered_words(tmp_path), *more, "--resume")
-        if more:
-            said = "other options were given: format, ranks, names or what decides the contents"
-            assert said in message(result)
-        else:
-            assert set(filled) == {"checkpoint_2.ckpt", "checkpoint_3.ckpt"}
-            failing("rank_2")
 
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
@@ -425,7 +383,7 @@ def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
     assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
 
 
-def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
+def test_the_record_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
     run_well(*ordered_words(tmp_path / "mine"))
     (tmp_path / "mine" / MANIFEST).unlink()
     for path in (tmp_path / "mine").rglob("*.ckpt"):
@@ -433,13 +391,13 @@ def test_the_journal_of_another_folder_makes_no_file_replaceable(tmp_path, faili
     before = contents(tmp_path / "mine")
     failing("rank_3")
     assert run(*ordered_words(tmp_path / "other")).exit_code == 6
-    shutil.copy(tmp_path / "other" / LOG, tmp_path / "mine")
+    shutil.copytree(tmp_path / "other" / RECORD, tmp_path / "mine" / RECORD, dirs_exist_ok=True)
     failing(None)
     for more in ([], ["--resume"]):
         result = run(*ordered_words(tmp_path / "mine"), *more)
         assert result.exit_code == 5
         assert "4 outputs exist already" in message(result)
-    (tmp_path / "mine" / LOG).unlink()
+    shutil.rmtree(tmp_path / "mine" / RECORD)
     assert contents(tmp_path / "mine") == before
 
 
@@ -526,7 +484,8 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
     assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
     result = run(*ordered_words(tmp_path, "hdf5"))
     said = f"{part}.partial: left half-written by a run that did not end, of which "
-    said += f"{part}.{LOG} tells; finish that with its own command and --resume, or --overwr"
+    said += f"{part.parent}/.{part.name}.ckpttool/plan.json tells; finish that with its own "
+    said += "command and --resume, or --overwrite replaces it"
     assert said in message(result)
     assert result.exit_code == 5
     run_well(*merge, "--resume")
@@ -544,7 +503,8 @@ def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch
     monkeypatch.setattr(execute_module, "fill", look)
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
     assert seen[0].exit_code == 5
-    said = f"{part}.partial: another run is writing it (see {part}.{LOG}); wait until it ends"
+    plan = part.parent / f".{part.name}.ckpttool" / "plan.json"
+    said = f"{part}.partial: another run is writing it (see {plan}); wait until it ends"
     assert said in message(seen[0])
     assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
 
@@ -686,64 +646,35 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert run("verify", file).exit_code == 0
 
 
-RENAMED = "says that a run of ckpttool began it and has not ended, so it may hold zeros; move it"
-
-
-def partial_renamed(words, name):
-    """What a run that was killed while it wrote an output left of it, under its final name."""
-    run_with_signal(signal.SIGKILL, *words)
-    return Path(f"{name}.partial").rename(name)
-
-
-@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_a_temporary_file_that_was_renamed_is_told_by_the_journal_of_its_set(
-    tmp_path, monkeypatch, part
-):
-    """It is of full size with a whole header, and zeros where the rest should be."""
-    out = tmp_path / "out"
-    file = partial_renamed(
-        [*ordered_words(out), *part, "-j", "1"], out / "rank_0" / "checkpoint_0.ckpt"
-    )
-    journal = next(out.glob("*.journal") if not part else out.glob(".*.journal"))
-    said = f"{file}: {journal} {RENAMED}"
-    findings = json.loads(run("verify", file, "--json").stdout)["findings"]
-    assert [said in one["text"] for one in findings if one["kind"] == "unfinished"] == [True]
-    assert said in message(run("merge", file, "-o", tmp_path / "m.h5"))
-    assert f"warning: {said}" in message(run_well("inspect", file))
-    monkeypatch.chdir(file.parent)
-    assert f"{file.name}: {journal} {RENAMED}" in message(run("verify", file.name))
-    file.unlink()
-    run_well(*ordered_words(out), *part, "--resume")
-    assert run("verify", file).exit_code == 0
-
-
-@pytest.mark.interpreter
-def test_a_file_that_the_next_run_had_not_replaced_yet_is_as_good_as_before(tmp_path):
-    """Of a set that was complete, one run with --overwrite is killed: two ways to mean its name."""
-    out = tmp_path / "out"
-    run_well(*ordered_words(out))
-    for manifest in (True, False):
-        run_with_signal(signal.SIGKILL, *ordered_words(out), "--overwrite", "-j", "1")
-        file = out / "rank_0" / "checkpoint_0.ckpt"
-        partial = Path(f"{file}.partial")
-        assert partial.exists()
-        if not manifest:
-            (out / MANIFEST).unlink()
-        assert scan(str(file)).errors() == ()
-        partial.rename(file)
-        for path in (file, out) if manifest else (file,):
-            (problem,) = scan(str(path)).errors()
-            assert f"{file}: {out / LOG} {RENAMED}" in problem.text
-        run_well(*ordered_words(out), "--overwrite")
-        assert scan(str(file)).errors() == scan(str(out)).errors() == ()
-
-
-@pytest.mark.parametrize("name", ["../x", 5, "\0", "a" * 5000, "\ud800"])
-def test_a_journal_that_tells_of_strange_names_does_no_harm(tmp_path, name):
-    run_well(*ordered_words(tmp_path))
-    text = json.dumps({"begun": name}) + " 01234567\n"
-    (tmp_path / LOG).write_text(text + '{"begun": "rank_0/checkpoint_0.ckpt')
-    assert scan(str(tmp_path)).errors() == ()
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../x", "path: expected a path below the folder"),
+        (5, "path: expected a string"),
+        ("\0", "path: expected a path below the folder"),
+        ("a" * 5000, "path: expected a path below the folder"),
+        ("\ud800", "no JSON: "),
+    ],
+)
+def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name, reason):
+    failing("rank_2")
+    assert run(*ordered_words(tmp_path)).exit_code == 6
+    failing(None)
+    reseal(tmp_path / PLAN, ('"rank_0/checkpoint_0.ckpt"', json.dumps(name)))
+    damaged, record = contents(tmp_path), tmp_path / RECORD
+    for command in ("inspect", "verify"):
+        assert "has not ended here" in message(run(command, tmp_path))
+    for more in ([], ["--resume"]):
+        result = run(*ordered_words(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{tmp_path / PLAN}: {reason}" in message(result)
+    assert contents(tmp_path) == damaged
+    shutil.copytree(record, tmp_path / "copy")
+    run_well(*ordered_words(tmp_path), "--overwrite")
+    for path in (tmp_path / "copy").iterdir():
+        shutil.move(path, record / path.name)
+    (tmp_path / "copy").rmdir()
+    assert scan(str(tmp_path)).errors() == ()  # the manifest is there
     assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
 
 
@@ -780,12 +711,9 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
 
 @pytest.mark.parametrize("has_folders", [True, False])
 @pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
-def test_of_a_run_that_has_completed_nothing_its_journal_tells(tmp_path, command, has_folders):
+def test_of_a_run_that_has_completed_nothing_its_plan_tells(tmp_path, command, has_folders):
     out = tmp_path / "out"
-    run_well(*ordered_words(out))
-    (out / MANIFEST).rename(out / LOG)
-    for file in out.glob("rank_*/*.ckpt"):
-        file.rename(f"{file}.partial")
+    run_with_signal(signal.SIGKILL, *ordered_words(out))
     if not has_folders:
         for folder in out.glob("rank_*"):
             shutil.rmtree(folder)
@@ -824,44 +752,77 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
         (text,) = [note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")]
         assert said in text
-        assert names[rank] in text.partition("; begun: ")[2]
+        half = [note["text"] for note in notes if "half-written" in note["text"]]
+        assert half == [f"{out}: half-written: {names[0]}"] * (not rank)
     run_well(*ordered_words(out), "--resume")
     assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
 
 
 def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
-    (tmp_path / "rank_0").mkdir()
-    for part in range(1, 8):
-        (tmp_path / f".ckpttool-part-{part}-of-7.json.journal").write_text("{}")
+    run_well(*ordered_words(tmp_path), "--part", "1/7")
+    log = tmp_path / RECORD / "1-of-7.log"
+    for part in range(2, 8):
+        shutil.copy(log, log.with_name(f"{part}-of-7.log"))
     notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
-    assert [note["text"][-29:] for note in notes][3:] == ["s of runs that have not ended"]
-    assert notes[-1]["text"].startswith(f"{tmp_path}: 4 more journals")
+    told = [note["text"] for note in notes if note["kind"] == "leftover"]
+    assert [text.startswith(f"{tmp_path / RECORD}/") for text in told] == [True] * 3 + [False]
+    assert told[3] == f"{tmp_path / RECORD}: 4 more logs of runs that have not ended"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 60000,
-        '{"by": ["\x1b[2J"], "run": [{"step": 1, "inputs": 2}]} 01234567',
-        '{"run": [{"options": {"a": 5}, "step": null, "inputs": []}]} 01234567',
-        '{"by": "\\ud800\\u0007", "run": []} 0',
-    ],
-)
-def test_a_journal_of_strange_lines_does_no_harm(tmp_path, text):
-    (tmp_path / "rank_0").mkdir()
-    (tmp_path / LOG).write_text(f"{text}\n")
+STRANGE = {
+    "deep": b"[" * 60000,
+    "no list": log_line('{"run": "anew", "process": 1, "host": ["\x1b[2J"], "time": "now"}'),
+    "half": log_line('{"run": "anew", "process": 1, "host": "\\ud800\\u0007", "time": "now"}'),
+    "no process": log_line('{"run": "anew", "process": -1, "host": "a", "time": "now"}'),
+    "name": log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
+    "no seal": b'{"run": "anew"} 01234567\n',
+    "zeros": bytes(1 << 20),
+}
+
+
+def assert_is_unfinished(folder):
+    """Check that commands call a folder unfinished, and print no control characters."""
     for command in ("inspect", "verify"):
-        result = run(command, tmp_path)
+        result = run(command, folder)
         assert "has not ended here" in message(result)
         assert "\x1b" not in result.stdout + result.stderr
         assert "\x07" not in result.stdout + result.stderr
+
+
+def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
+    failing("rank_2")
+    assert run(*ordered_words(tmp_path)).exit_code == 6
+    line = '{"run": "anew", "process": 1, "host": "\\u001b[2J", "time": "\\u0007"}'
+    (tmp_path / LOG).write_bytes(log_line(line))
+    assert_is_unfinished(tmp_path)
+    result = run(*ordered_words(tmp_path))
+    assert result.exit_code == 5
+    assert "2 outputs exist already" in message(result)
+
+
+@pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE)
+@pytest.mark.parametrize("name", [LOG, PLAN])
+def test_a_record_of_strange_lines_does_no_harm(tmp_path, failing, name, text):
+    failing("rank_2")
+    assert run(*ordered_words(tmp_path)).exit_code == 6
+    failing(None)
+    (tmp_path / name).write_bytes(text + b"\n")
+    before = contents(tmp_path)
+    assert_is_unfinished(tmp_path)
+    for more in ([], ["--resume"]):
+        result = run(*ordered_words(tmp_path), *more)
+        assert result.exit_code == 5
+        assert str(tmp_path / name) in message(result)
+    assert contents(tmp_path) == before
+    run_well(*ordered_words(tmp_path), "--overwrite")
+    assert len(files_below(tmp_path)) == 4
 
 
 def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
     file = tmp_path / "m.ckpt"
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
     run_well(*words, "--part", "1/2")
-    (tmp_path / f".other.ckpt.{MANIFEST.removesuffix('.json')}-part-1-of-2.json").touch()
+    shutil.copytree(tmp_path / ".m.ckpt.ckpttool", tmp_path / ".other.ckpt.ckpttool")
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
     assert f"{file}: written in parts (--part) that are not finalized" in message(result)
@@ -871,10 +832,18 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     run_well("merge", file, "-o", tmp_path / "m.h5")
 
 
-def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path):
+def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, monkeypatch):
+    """It ends between its indexes and its manifest."""
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
-    run_well(*words, "-o", tmp_path / "model")
-    (tmp_path / "model" / MANIFEST).rename(tmp_path / "model" / LOG)
+
+    def refuse(path, content):
+        if path.endswith(MANIFEST):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        write_document(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_module, "write_document", refuse)
+        assert run(*words, "-o", tmp_path / "model").exit_code == 6
     for src in ("model", "model/model.safetensors.index.json"):
         result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
         assert result.exit_code == 5
@@ -925,15 +894,19 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
     words = [*ordered_words(tmp_path), *part]
+    last = "Transaction._release" if part else "forget_run"
     code = (
         "import os\n"
         "from ckpttool.cli.main import main\n"
-        "from ckpttool.transaction.journal import Journal\n"
+        "from ckpttool.transaction import record\n"
+        f"record.{last} = lambda given: os._exit(9)\n"  # as by SIGKILL
+        "main()"
     )
-    code += "Journal._close = lambda journal, remove: os._exit(9)\nmain()"  # as by SIGKILL
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
-    listing = tmp_path / (".ckpttool-part-1-of-2.json" if part else MANIFEST)
-    assert Path(f"{listing}.journal").exists()
+    assert (tmp_path / PLAN).exists()
+    log = tmp_path / (f"{RECORD}/1-of-2.log" if part else LOG)
+    assert log.exists()
+    listing = log if part else tmp_path / MANIFEST
     before = listing.read_bytes()
     result = run(*words)
     assert result.exit_code == 5
@@ -945,8 +918,8 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     run_well(*words, "--resume")
     assert not filled
     assert listing.read_bytes() == before
-    assert not list(tmp_path.glob("*.journal"))
-    assert said in message(run(*words))  # with no journal it is the same
+    assert [path.exists() for path in (log, tmp_path / PLAN)] == [bool(part)] * 2
+    assert said in message(run(*words))  # with no log it is the same
     run_well(*words, "--overwrite")
     assert len(filled) == (2 if part else 4)
 
@@ -993,7 +966,8 @@ def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
 def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     out = tmp_path / "m.h5"
     assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
-    assert files_below(tmp_path) == [f"m.h5.{LOG}", "m.h5.partial"]
+    record = [f".m.h5.ckpttool/{name}" for name in ("plan.json", "whole.log")]
+    assert files_below(tmp_path) == [*record, "m.h5.partial"]
     for command in ("inspect", "verify"):
         result = run(command, out)
         assert result.exit_code == 2
@@ -1002,7 +976,7 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
         assert "finish it with the same command and --resume" in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = "a run did not end, and nothing of it could be kept; this one begins anew"
-    assert f"note: {out}.{MANIFEST}: {said}" in message(result)
+    assert f"note: {out}: {said}" in message(result)
     assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
 
 
@@ -1073,8 +1047,8 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     source = write_source(tmp_path, 8, 16 << 20)
     words = [*split_words(source, tmp_path / "out"), "--engine", engine]
     process = start(*COMMAND, *words)
-    journal = tmp_path / "out" / LOG
-    wait_until(lambda: journal.exists() and b'"complete"' in journal.read_bytes(), "an output")
+    log = tmp_path / "out" / LOG
+    wait_until(lambda: log.exists() and b'"stamp"' in log.read_bytes(), "an output")
     process.send_signal(number)
     code, errors = finish(process)
     assert code == 128 + number

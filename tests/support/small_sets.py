@@ -1,0 +1,164 @@
+"""A small conversion as a user types it, and the states in which its folder is found."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.copy import fill
+from tests.support.checkpoints import noise, write_file
+from tests.support.commands import SUFFIXES, run, run_well
+from tests.support.executors import wait_until
+from tests.support.manifests import MANIFEST
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+RECORD = ".ckpttool"
+RANKS = range(4)
+
+
+class SmallSet:
+    """Four outputs of one checkpoint; ``split``, or ``merge`` into numbered files or one file.
+
+    Checkpoints of other names have other contents, in files of the same names and sizes.
+    """
+
+    def __init__(
+        self, folder: Path, name: str = "a", command: str = "split", output_format: str = "ckpt"
+    ) -> None:
+        self.folder, self.command, self.output_format = folder, command, output_format
+        self.source, self.strategy = folder / name / "m.ckpt", folder / "s.json"
+        self.out, self.stem = folder / "out", "m"  # of a single file
+        if not self.source.exists():
+            entries = {f"w{n}": noise(f"{name}{n}", "Int8", (400,)) for n in RANKS}
+            write_file(self.source, entries, "ckpt")
+            item = {"dev_matrix": [len(RANKS)], "tensor_map": [0]}
+            layouts = {"parallel_layout_item": dict.fromkeys(entries, item)}
+            self.strategy.write_text(json.dumps(layouts))
+
+    @property
+    def target(self) -> Path:
+        """What ``inspect``, ``verify`` and ``finalize`` are given."""
+        return self.out / f"{self.stem}{self._suffix}" if self.command == "file" else self.out
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest of the set."""
+        name = f"{self.target.name}.{MANIFEST}" if self.command == "file" else MANIFEST
+        return self.out / name
+
+    @property
+    def record(self) -> Path:
+        """The folder with the record of a run."""
+        name = f".{self.target.name}.ckpttool" if self.command == "file" else RECORD
+        return self.out / name
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The outputs, in the order in which they are written."""
+        if self.command == "file":
+            return [self.target]
+        if self.command == "split":
+            names = [f"rank_{rank}/checkpoint_{rank}{self._suffix}" for rank in RANKS]
+        else:
+            names = [f"model-{n + 1:05}-of-{len(RANKS):05}{self._suffix}" for n in RANKS]
+        return [self.out / name for name in names]
+
+    @property
+    def _suffix(self) -> str:
+        return SUFFIXES[self.output_format]
+
+    def words(self, *more: str | Path) -> list[str | Path]:
+        """Return the command line."""
+        words = ["-o", self.target, "-j", "1"]
+        if self.command == "split":
+            words += ["-d", self.strategy]
+        if self.command != "file":
+            words += ["--format", self.output_format]
+        if self.command == "numbered":
+            words += ["--max-shard-size", "400B"]
+        return ["split" if self.command == "split" else "merge", self.source, *words, *more]
+
+    def run(self, *more: str | Path) -> Result:
+        """Run the command, with more options."""
+        return run(*self.words(*more))
+
+    def run_well(self, *more: str | Path) -> Result:
+        """Run the command, which has to succeed."""
+        return run_well(*self.words(*more))
+
+    def stop(self, *more: str | Path, output: int = 2) -> None:
+        """Leave what a run leaves that is killed while it fills this output."""
+        path = self.outputs[output]
+        before = range(0, output, 2 if "--part" in more else 1)  # those of part 1/2
+
+        def fail() -> None:
+            self.wait_for(*before)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with while_filling(path, fail):
+            assert self.run(*more).exit_code == 6
+        Path(f"{path}.partial").write_bytes(b"half of an output")
+
+    def wait_for(self, *outputs: int) -> None:
+        """Wait until the run has noted that these outputs are there."""
+        names = [self.outputs[n].relative_to(self.out) for n in outputs]
+        lines = [f'{{"stamp": "{name}", ' for name in names]
+
+        def is_noted() -> bool:
+            texts = (path.read_text() for path in self.record.glob("*.log"))
+            text = "".join(one.rpartition('{"run": "anew"')[2] for one in texts)
+            return all(line in text for line in lines)
+
+        wait_until(is_noted, f"{names} in a log")
+
+    def read(self) -> dict[int, bytes]:
+        """Return the outputs that are there, by number."""
+        return {n: path.read_bytes() for n, path in enumerate(self.outputs) if path.is_file()}
+
+    def wanted(self) -> dict[int, bytes]:
+        """Return the outputs as a run writes them to an empty folder."""
+        clean = SmallSet(self.folder, self.source.parent.name, self.command, self.output_format)
+        clean.out = self.folder / f"wanted-{self.source.parent.name}"
+        if not clean.out.exists():
+            clean.run_well()
+        return clean.read()
+
+
+@contextmanager
+def while_filling(path: Path, act: Callable[[], object]) -> Iterator[list[object]]:
+    """Call a function once, before this output is filled; yield the list of what it returned."""
+    seen: list[object] = []
+
+    def fake(task):
+        if not seen and task.units[0].tensor.file.path == f"{path}.partial":
+            seen.append(act())
+        return fill(task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute_module, "fill", fake)
+        yield seen
+
+
+@contextmanager
+def filled_outputs() -> Iterator[list[str]]:
+    """Yield the list of the outputs' names that are filled, in this order."""
+    names: list[str] = []
+
+    def fake(task):
+        name = Path(task.units[0].tensor.file.path).name.removesuffix(".partial")
+        names.append(name) if name not in names else None
+        return fill(task)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute_module, "fill", fake)
+        yield names

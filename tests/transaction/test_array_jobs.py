@@ -1,0 +1,353 @@
+"""Array jobs as schedulers run them: parts in any order, twice, killed, requeued and mixed up."""
+
+from __future__ import annotations
+
+import os
+import socket
+from itertools import permutations
+
+import pytest
+
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+
+ME = f"process {os.getpid()} on {socket.gethostname()}"
+OVERWRITE = ("--overwrite",)
+RESUME = ("--resume",)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return an array job that has not begun."""
+    return SmallSet(tmp_path)
+
+
+def run_parts(job, *parts, more=()):
+    for part in parts:
+        job.run_well("--part", part, *more)
+
+
+def finalize(job):
+    """Finalize; return what was said, on one line."""
+    return message(run_well("finalize", job.out))
+
+
+def refused(result, *words):
+    """Check that a command was refused before it wrote anything, with these words."""
+    text = message(result)
+    assert result.exit_code == 5, text
+    assert [word for word in words if word not in text] == [], text
+    return text
+
+
+def is_whole(job):
+    """Check that all outputs are what one whole run writes, and nothing else is left there."""
+    assert job.read() == job.wanted()
+    left = files_below(job.out, manifests=True)
+    names = [*(str(path.relative_to(job.out)) for path in job.outputs), job.manifest.name]
+    assert left == sorted(names)
+    assert sorted(path.name for path in job.record.iterdir()) == ["lock", "stamps.json"]
+    run_well("verify", job.out, "-s", job.strategy, "--deep")
+
+
+def record_of(job):
+    """Return the files of the record, without the lock."""
+    return {path.name: path.read_bytes() for path in job.record.iterdir() if path.name != "lock"}
+
+
+@pytest.mark.parametrize("order", list(permutations(["1/3", "2/3", "3/3"])))
+def test_parts_end_in_any_order(job, order):
+    """Else a set depends on which node was free first."""
+    for number, part in enumerate(order):
+        run_parts(job, part)
+        missing = [f"--part {other}" for other in order[number + 1 :]]
+        if missing:
+            refused(run("finalize", job.out), *missing)
+            assert not job.manifest.exists()
+    finalize(job)
+    is_whole(job)
+    whole = SmallSet(job.folder)
+    whole.out = job.folder / "whole"
+    whole.run_well()
+    assert job.manifest.read_bytes() == whole.manifest.read_bytes()
+
+
+@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
+def test_a_part_that_is_started_twice_is_written_once(job, more):
+    """Else two nodes write the same files, and a reader meets a mixture."""
+    with while_filling(job.outputs[2], lambda: job.run("--part", "1/2", *more)) as seen:
+        run_parts(job, "1/2")
+    refused(seen[0], "another run is writing it", ME, "wait until it ends")
+    run_parts(job, "2/2")
+    finalize(job)
+    is_whole(job)
+
+
+def test_parts_of_one_plan_run_side_by_side(job):
+    """Else an array job takes as long as one node."""
+    with while_filling(job.outputs[2], lambda: job.run("--part", "2/2")) as seen:
+        run_parts(job, "1/2")
+    assert seen[0].exit_code == 0, message(seen[0])
+    finalize(job)
+    is_whole(job)
+
+
+@pytest.mark.parametrize("more", [(), RESUME])
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_killed_part_is_requeued_on_another_host(job, monkeypatch, more, is_moved):
+    """Else somebody has to look after a node that died at night."""
+    run_parts(job, "2/2")
+    job.stop("--part", "1/2")
+    text = refused(run("finalize", job.out), "--part 1/2")
+    assert "--part 2/2" not in text
+    assert "part 1 had begun" in text
+    if is_moved:
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    with filled_outputs() as filled:
+        run_parts(job, "1/2", more=more)
+    assert filled == ["checkpoint_0.ckpt", "checkpoint_2.ckpt"][bool(more) :]
+    finalize(job)
+    is_whole(job)
+
+
+def test_a_part_that_is_requeued_after_its_end_keeps_what_it_wrote(job):
+    """Else a scheduler that repeats a job by mistake makes it fail, or writes all again."""
+    run_parts(job, "1/2", "2/2")
+    for is_finalized in (False, True):
+        finalize(job) if is_finalized else None
+        before = record_of(job)
+        with filled_outputs() as filled:
+            run_parts(job, "1/2", more=RESUME)
+        assert filled == []
+        refused(job.run("--part", "1/2"), "this very command has written all of it", "--resume")
+        assert (job.read(), job.manifest.exists()) == (job.wanted(), is_finalized)
+        assert record_of(job).keys() == before.keys()
+    is_whole(job)
+
+
+def test_finalize_is_refused_while_a_part_runs(job):
+    """Else a set is called whole that a part is still writing."""
+    run_parts(job, "1/2", "2/2")
+    with while_filling(job.outputs[0], lambda: run("finalize", job.out)) as seen:
+        run_parts(job, "1/2", more=OVERWRITE)
+    refused(seen[0], "writing", ME, "wait until it ends")
+    assert not job.manifest.exists()
+    finalize(job)
+    is_whole(job)
+
+
+def test_a_part_that_is_killed_after_others_is_not_finalized(job):
+    """Else a set is called whole with an output of the run before."""
+    run_parts(job, "1/2", "2/2")
+    job.stop("--part", "1/2", "--overwrite")
+    refused(run("finalize", job.out), "--part 1/2")
+    assert not job.manifest.exists()
+    run_parts(job, "1/2", more=RESUME)
+    finalize(job)
+    is_whole(job)
+
+
+# ------------------------------------------------------------- another job, in the same folder
+
+
+@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
+@pytest.mark.parametrize("part", [("--part", "2/2"), ("--part", "1/2"), ()])
+def test_a_job_into_the_folder_of_one_that_runs_is_refused(job, part, more):
+    """Else two experiments end in one folder, half of each."""
+    other = SmallSet(job.folder, "other")
+    with while_filling(job.outputs[2], lambda: other.run(*part, *more)) as seen:
+        run_parts(job, "1/2")
+    text = refused(seen[0], ME, "wait until it ends")
+    what = "a part of another plan is being written there" if part else "another run is writing it"
+    assert what in text or (part[1:] == ("1/2",) and "another run is writing it" in text)
+    run_parts(job, "2/2")
+    finalize(job)
+    is_whole(job)
+
+
+@pytest.mark.parametrize("more", [(), RESUME])
+@pytest.mark.parametrize("part", [("--part", "2/2"), ("--part", "1/2"), ("--part", "1/3"), ()])
+def test_a_job_into_the_folder_of_one_that_is_not_finalized_is_refused(job, part, more):
+    """Else hours of the first job are thrown away by a wrong path in the second."""
+    other = SmallSet(job.folder, "other")
+    run_parts(job, "1/2")
+    before = job.read(), record_of(job)
+    refused(other.run(*part, *more), "finalize", "--overwrite")
+    assert (job.read(), record_of(job)) == before
+    run_parts(job, "2/2")
+    finalize(job)
+    is_whole(job)
+
+
+def test_a_job_that_may_overwrite_takes_the_folder_over(job):
+    """Else nobody gets out of a wrong path; each part of the job has the option."""
+    other = SmallSet(job.folder, "other")
+    run_parts(job, "1/2", "2/2")
+    run_parts(other, "2/2", more=OVERWRITE)
+    refused(run("finalize", job.out), "--part 1/2")
+    refused(job.run("--part", "1/2"), "--overwrite")
+    run_parts(other, "1/2", more=OVERWRITE)
+    finalize(other)
+    is_whole(other)
+
+
+def test_a_job_takes_over_from_one_that_stopped_before_any_part_was_done(job):
+    """Else a job that failed at once blocks its folder."""
+    other = SmallSet(job.folder, "other")
+    job.stop("--part", "1/2")
+    text = refused(other.run("--part", "1/2", "--resume"), "of another run", "m.ckpt")
+    assert "without --resume all is written anew" in text
+    run_parts(other, "2/2", "1/2")
+    finalize(other)
+    is_whole(other)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--prefix", "x"], "--prefix"),
+        (["--format", "safetensors"], "--format"),
+        (["--crc"], "--crc"),
+        (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
+    ],
+)
+def test_a_part_with_another_option_is_refused(job, more, named):
+    """Else one node with an old script spoils a set, which nobody notices before it is loaded."""
+    run_parts(job, "1/2")
+    before = job.read(), record_of(job)
+    refused(job.run("--part", "2/2", *more), "other options were given", named, "--overwrite")
+    refused(job.run("--part", "2/2", *more, "--resume"), "other options were given", named)
+    assert (job.read(), record_of(job)) == before
+    run_parts(job, "2/2")
+    finalize(job)
+    is_whole(job)
+
+
+def test_a_part_with_another_strategy_is_refused(job):
+    """Else ranks hold slices of two layouts."""
+    run_parts(job, "1/2")
+    text = job.strategy.read_text()
+    before = job.read(), record_of(job)
+    job.strategy.write_text(text + " ")
+    refused(job.run("--part", "2/2"), "--overwrite")
+    refused(job.run("--part", "2/2", "--resume"), "s.json")
+    assert (job.read(), record_of(job)) == before
+    job.strategy.write_text(text)
+    run_parts(job, "2/2")
+    finalize(job)
+    is_whole(job)
+
+
+def test_a_part_after_a_source_was_saved_again_is_refused(job):
+    """Else the ranks of one set come from two steps of training."""
+    run_parts(job, "1/2")
+    saved = job.source.stat()
+    job.source.write_bytes(job.source.read_bytes())
+    os.utime(job.source, ns=(saved.st_atime_ns, saved.st_mtime_ns))
+    refused(job.run("--part", "2/2", "--resume"), "m.ckpt: was written to since")
+    refused(job.run("--part", "2/2"), "--overwrite")
+    run_parts(job, "1/2", "2/2", more=OVERWRITE)
+    finalize(job)
+    is_whole(job)
+
+
+# ------------------------------------------------------------------ another number of parts
+
+
+def test_the_number_of_parts_may_change_and_what_is_written_is_kept(job):
+    """Else a smaller queue the next day means to begin anew."""
+    run_parts(job, "1/2")
+    with filled_outputs() as filled:
+        run_parts(job, "2/3", "3/3", "1/3", more=RESUME)
+    assert filled == ["checkpoint_1.ckpt", "checkpoint_3.ckpt"]
+    finalize(job)
+    is_whole(job)
+
+
+def test_parts_of_two_numbers_are_not_finalized_before_all_of_one_are_done(job):
+    """Else a set is called whole because many parts are there."""
+    run_parts(job, "1/2")
+    run_parts(job, "2/3", "3/3", more=RESUME)
+    text = refused(run("finalize", job.out), "--part ")
+    assert "--part 2/2" in text or "--part 1/3" in text
+    assert not job.manifest.exists()
+    run_parts(job, "2/2", more=RESUME)
+    finalize(job)
+    is_whole(job)
+
+
+def test_what_a_part_has_done_is_not_replaced_by_one_of_another_number(job):
+    """Else a wrong N writes hours of work again."""
+    run_parts(job, "1/2")
+    before = job.read(), record_of(job)
+    refused(job.run("--part", "1/3"), "--overwrite")
+    assert (job.read(), record_of(job)) == before
+    run_parts(job, "1/3", "2/3", "3/3", more=OVERWRITE)
+    finalize(job)
+    is_whole(job)
+
+
+# ------------------------------------------------------------------- a whole run beside parts
+
+
+@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
+def test_a_whole_run_beside_a_part_is_refused_and_a_part_beside_a_whole_run(job, more):
+    """Else both write the same files."""
+    with while_filling(job.outputs[2], lambda: job.run(*more)) as seen:
+        run_parts(job, "1/2")
+    refused(seen[0], "another run is writing it", ME)
+    with while_filling(job.outputs[2], lambda: job.run("--part", "1/2", *more)) as seen:
+        job.run_well("--overwrite")
+    refused(seen[0], "another run is writing it", ME)
+    is_whole(job)
+
+
+def test_a_whole_run_after_killed_parts_keeps_what_they_completed(job):
+    """Else giving the array job up costs what it had done."""
+    job.stop("--part", "1/2")
+    run_parts(job, "2/2")
+    refused(job.run(), "exist")
+    with filled_outputs() as filled:
+        job.run_well("--resume")
+    assert filled == ["checkpoint_2.ckpt"]
+    is_whole(job)
+
+
+def test_a_whole_run_after_a_killed_part_may_write_all_anew(job):
+    """Else ``rm`` is the only way out of a job that was killed."""
+    job.stop("--part", "1/2")
+    with filled_outputs() as filled:
+        job.run_well()
+    assert len(filled) == 4
+    is_whole(job)
+
+
+def test_parts_after_a_killed_whole_run_keep_what_it_completed(job):
+    """Else moving a long run to an array job begins anew."""
+    job.stop()
+    with filled_outputs() as filled:
+        run_parts(job, "1/2", "2/2", more=RESUME)
+    assert filled == ["checkpoint_2.ckpt", "checkpoint_3.ckpt"]
+    finalize(job)
+    is_whole(job)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_parts_of_single_files_in_one_folder_do_not_mix(tmp_path, parts):
+    """Else two jobs that write two files to one folder refuse or finalize each other."""
+    one, two = (
+        SmallSet(tmp_path, name, "file", form) for name, form in (("a", "ckpt"), ("b", "hdf5"))
+    )
+    names = [f"{number}/{parts}" for number in range(1, parts + 1)]
+    for part in names:
+        one.run_well("--part", part)
+    with while_filling(two.target, lambda: run("finalize", one.target)) as seen:
+        for part in names:
+            two.run_well("--part", part)
+    assert seen[0].exit_code == 0, message(seen[0])
+    assert one.manifest.exists()
+    assert not two.manifest.exists()
+    run_well("finalize", two.target)
+    assert (one.read(), two.read()) == (one.wanted(), two.wanted())

@@ -1,0 +1,292 @@
+"""What is called finished: by which proof a set is kept, and what a run looks at before its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ckpttool.transaction import manifest
+from tests.support.commands import message, run
+from tests.support.damage import cut_short, flip_byte, flip_unnoticed
+from tests.support.manifests import MANIFEST
+from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+KINDS = [("split", "ckpt"), ("numbered", "safetensors"), ("file", "hdf5")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_of_another_checkpoint_is_not_kept(tmp_path, kind):
+    """Else last week's model is deployed under this week's name, and the exit code was 0.
+
+    Both checkpoints are older than the set, and have files of the same names and sizes.
+    """
+    mine, other = SmallSet(tmp_path, "mine", *kind), SmallSet(tmp_path, "other", *kind)
+    other.run_well()
+    before = {**mine.read(), "manifest": mine.manifest.read_bytes()}
+    result = mine.run("--resume")
+    assert result.exit_code == 5, message(result)
+    assert "of another run" in message(result)
+    assert "m.ckpt: was written to since" in message(result)
+    assert "--overwrite" in message(result)
+    result = mine.run()
+    assert result.exit_code == 5
+    assert "exist" in message(result)
+    assert "this very command has written all of it" not in message(result)
+    assert {**mine.read(), "manifest": mine.manifest.read_bytes()} == before
+    mine.run_well("--overwrite")
+    assert mine.read() == mine.wanted() != other.wanted()
+    assert "this very command has written all of it" in message(mine.run())
+    mine.run_well("--resume")
+
+
+def test_a_part_of_a_set_of_another_checkpoint_is_not_kept(tmp_path):
+    """Else an array job ends well at once, and has converted nothing."""
+    mine, other = SmallSet(tmp_path, "mine"), SmallSet(tmp_path, "other")
+    for part in ("1/2", "2/2"):
+        other.run_well("--part", part)
+    run("finalize", other.out)
+    result = mine.run("--part", "1/2", "--resume")
+    assert result.exit_code == 5, message(result)
+    assert "--overwrite" in message(result)
+    result = mine.run("--part", "1/2")
+    assert result.exit_code == 5
+    assert "this very command" not in message(result)
+    assert mine.read() == other.wanted()
+
+
+def replace_by_another(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1])
+    other.replace(path)
+
+
+DAMAGES = [flip_byte, flip_unnoticed, cut_short, Path.unlink, replace_by_another]
+TOUCHES = [os.utime, lambda path: path.chmod(0o600), lambda path: os.utime(path, ns=(1, 1))]
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_output_that_is_damaged_before_the_end_of_the_run_is_not_listed(tmp_path, damage, part):
+    """Else a manifest vouches for bytes that nobody wrote, and the source is deleted."""
+    small = SmallSet(tmp_path)
+    first, last = small.outputs[0], small.outputs[3]
+    with while_filling(last, lambda: (small.wait_for(0), damage(first))) as seen:
+        result = small.run(*part)
+    assert len(seen) == 1
+    assert result.exit_code == (0 if part else 6), message(result)
+    assert part or str(first) in message(result)
+    assert not small.manifest.exists()
+    result = run("finalize", small.out)
+    assert result.exit_code == (7 if part else 5), message(result)
+    assert not part or "rank_0/checkpoint_0.ckpt" in message(result)
+    assert not small.manifest.exists()
+    left = first.read_bytes() if first.exists() else None
+    result = small.run("--resume")
+    assert result.exit_code == (5 if left else 0), message(result)
+    assert left is None or first.read_bytes() == left
+    small.run_well("--overwrite") if left else None
+    assert small.read() == small.wanted()
+
+
+@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_an_output_that_is_only_touched_before_the_end_of_the_run_is_good(tmp_path, touch, part):
+    """Else a backup that runs beside it, or a chmod, costs the whole conversion."""
+    small = SmallSet(tmp_path)
+    first, last = small.outputs[0], small.outputs[3]
+    with while_filling(last, lambda: (small.wait_for(0), touch(first))) as seen:
+        small.run_well(*part)
+    assert len(seen) == 1
+    assert run("finalize", small.out).exit_code == 0
+    assert small.read() == small.wanted()
+    with filled_outputs() as filled:
+        small.run_well("--resume")
+    assert filled == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_output_that_is_damaged_before_finalize_is_not_listed(tmp_path, damage):
+    """Else what happens in the hours between the parts and ``finalize`` is called written."""
+    small = SmallSet(tmp_path)
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+    damage(small.outputs[0])
+    result = run("finalize", small.out)
+    assert result.exit_code == 7, message(result)
+    assert "rank_0/checkpoint_0.ckpt" in message(result)
+    assert "run part 1/2 again" in message(result)
+    assert not small.manifest.exists()
+    small.run_well("--part", "1/2", "--overwrite")
+    assert run("finalize", small.out).exit_code == 0
+    assert small.read() == small.wanted()
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_an_output_that_is_touched_before_finalize_is_good(tmp_path, touch):
+    """Else a chmod between the parts and ``finalize`` costs a part."""
+    small = SmallSet(tmp_path)
+    small.run_well("--part", "1/1")
+    touch(small.outputs[0])
+    assert run("finalize", small.out).exit_code == 0
+
+
+FORMATS = ("ckpt", "hdf5", "safetensors")
+
+
+def drop_stamps(log: Path) -> None:
+    """Leave a log as a run leaves it that is killed before it has noted any final name."""
+    lines = log.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(b'{"stamp"')]
+    assert len(kept) < len(lines)
+    log.write_bytes(b"".join(kept))
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("command", ["split", "numbered"])
+def test_an_output_is_kept_if_the_run_was_killed_before_it_noted_its_stamp(
+    tmp_path, command, output_format
+):
+    """Else an unlucky kill costs a whole conversion: ``--resume`` refuses its own outputs."""
+    small = SmallSet(tmp_path, "a", command, output_format)
+    small.stop()
+    drop_stamps(small.record / "whole.log")
+    with filled_outputs() as filled:
+        small.run_well("--resume")
+    assert filled == [path.name for path in small.outputs[2:]]
+    assert small.read() == small.wanted()
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize("command", ["split", "numbered", "file"])
+def test_a_complete_set_that_was_copied_is_kept(tmp_path, command, output_format):
+    """Else a set that was copied to another disk is converted once more."""
+    small = SmallSet(tmp_path, "a", command, output_format)
+    small.run_well()
+    shutil.copytree(small.out, tmp_path / "copy", copy_function=shutil.copyfile)
+    small.out = tmp_path / "copy"
+    before = small.read()
+    with filled_outputs() as filled:
+        for _ in range(2):
+            small.run_well("--resume")
+    assert filled == []
+    assert small.read() == before
+    flip_unnoticed(small.outputs[0])
+    result = small.run("--resume")
+    assert result.exit_code == 5, message(result)
+    assert str(small.outputs[0]) in message(result)
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_stopped_set_that_was_copied_is_gone_on_from(tmp_path, output_format):
+    """Else a half of the work is lost when a job moves to another disk."""
+    small = SmallSet(tmp_path, "a", "numbered", output_format)
+    small.stop()
+    shutil.copytree(small.out, tmp_path / "copy", copy_function=shutil.copyfile)
+    small.out = tmp_path / "copy"
+    with filled_outputs() as filled:
+        small.run_well("--resume")
+    assert filled == [path.name for path in small.outputs[2:]]
+    assert small.read() == small.wanted()
+
+
+# ---------------------------------------------------------------------------- files of a TiB
+
+TIB = 1 << 40
+LIMIT = 100_000  # bytes of the longest line that is ours, in place of 100 MB, which take seconds
+READ_BYTES = 20_000_000  # some lines, and the program itself
+
+
+def bytes_read() -> int:
+    """Return the number of bytes that this process has read by system calls."""
+    words = Path("/proc/self/io").read_text().split()
+    return int(words[words.index("rchar:") + 1])
+
+
+@contextmanager
+def little_is_read():
+    """Fail if much is read; end with an error before much memory or time is spent."""
+
+    def end(number, frame):
+        raise TimeoutError("a file of ours is read without a limit")
+
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    before, handler = bytes_read(), signal.signal(signal.SIGALRM, end)
+    resource.setrlimit(resource.RLIMIT_AS, (size + (2 << 30), limits[1]))
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGALRM, handler)
+    assert bytes_read() - before < READ_BYTES
+
+
+def finish(small: SmallSet) -> None:
+    small.run_well()
+
+
+def stop(small: SmallSet) -> None:
+    small.stop()
+
+
+def stop_part(small: SmallSet) -> None:
+    small.run_well("--part", "2/2")
+    small.stop("--part", "1/2")
+
+
+def end_parts(small: SmallSet) -> None:
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+
+
+NAMED = {"inspect": 0, "verify": 1, "finalize": 3, "resume": 5}
+SPARSE = [  # the state, the file, and the exit code of each command that has to name it
+    (finish, MANIFEST, {"verify": 1, "finalize": 3, "resume": 5}),
+    (finish, ".ckpttool/stamps.json", {"inspect": 0, "verify": 0, "resume": 5}),
+    (stop, ".ckpttool/plan.json", NAMED),
+    (stop, ".ckpttool/whole.log", NAMED),
+    (stop_part, ".ckpttool/1-of-2.log", NAMED),
+    (end_parts, ".ckpttool/1-of-2.log", NAMED),
+    (end_parts, ".ckpttool/plan.json", NAMED),
+]
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+@pytest.mark.parametrize(("leave", "name", "codes"), SPARSE)
+def test_a_sparse_file_of_ours_is_named_and_not_read(
+    tmp_path, monkeypatch, leave, name, codes, is_emptied
+):
+    """Else one bad file of a TiB hangs every command that looks at the folder."""
+    monkeypatch.setattr(manifest, "MAX_LINE_BYTES", LIMIT)
+    small = SmallSet(tmp_path)
+    leave(small)
+    before = small.read()
+    path = small.out / name
+    os.truncate(path, 0) if is_emptied else None
+    os.truncate(path, TIB)
+    commands = {
+        "inspect": ["inspect", small.out],
+        "verify": ["verify", small.out, "-s", small.strategy],
+        "finalize": ["finalize", small.out],
+        "resume": small.words("--resume"),
+    }
+    for command, words in commands.items():
+        with little_is_read():
+            result = run(*words)
+        assert result.exit_code == codes.get(command, 0), (command, message(result))
+        assert command not in codes or str(path) in message(result), (command, message(result))
+    assert small.read() == before
+    with little_is_read():
+        small.run_well("--overwrite")
+    assert small.read() == small.wanted()
+    assert run("verify", small.out, "-s", small.strategy).exit_code == 0
