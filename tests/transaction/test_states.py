@@ -1,0 +1,492 @@
+"""What lies at a destination: the four states, who writes, and what of a record is damaged."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.model.plan import Document
+from ckpttool.storage.files import stamp_at, write_document
+from ckpttool.transaction import locks
+from ckpttool.transaction.locks import FileLock, HeldError, is_held
+from ckpttool.transaction.log import LogWriter, Writer
+from ckpttool.transaction.manifest import sealed_text
+from ckpttool.transaction.parts import Part
+from ckpttool.transaction.record import Transaction
+from ckpttool.transaction.states import (
+    FinishedStamps,
+    Record,
+    RecordedPlan,
+    State,
+    describe_record,
+    describe_unfinished_runs,
+    find_unfinished_run,
+    is_earlier_record,
+    look,
+)
+from tests.support.commands import files_below, message, run, run_well
+from tests.support.executors import CASE, make_plan, reshard_words
+from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
+from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
+
+THIS = f"process {os.getpid()} on {Writer.this().host}"
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def record_of(out):
+    return Record(out / MANIFEST)
+
+
+def state_of(out):
+    return look(record_of(out)).state
+
+
+@contextmanager
+def running(out, part=None, **options):
+    """Have a run that writes to a folder, and fails at the end."""
+    transaction = Transaction.open(*make_plan(out, part=part, **options))
+    try:
+        yield transaction
+    finally:
+        transaction.abandon()
+
+
+def stop(out, outputs=1, **options):
+    """Leave a run that failed when so many outputs were complete."""
+
+    class StopError(Exception):
+        pass
+
+    def check():
+        if len([*out.glob("rank_*/*.ckpt")]) >= outputs:
+            raise StopError
+
+    with pytest.raises(StopError):
+        ckpttool.execute(
+            *make_plan(out, "ckpt", **options),
+            check=check,
+            options=ckpttool.CopyOptions(group_tensors=1),
+        )
+
+
+def write_parts(out, *parts):
+    for part in parts:
+        ckpttool.execute(*make_plan(out, "ckpt", part=part))
+
+
+# ----------------------------------------------------------------------------- the four states
+
+
+def test_nothing_is_claimed_of_a_folder_that_nobody_wrote_to(tmp_path, out):
+    for folder in (out, tmp_path / "absent"):
+        destination = look(record_of(folder))
+        assert destination == look(record_of(folder))
+        assert destination.state is State.NONE
+        assert (destination.plan, destination.logs, destination.previous) == (None, (), ())
+        assert find_unfinished_run(folder) is None
+    (out / "rank_0").mkdir()
+    (out / "rank_0" / "checkpoint_0.ckpt").touch()
+    assert state_of(out) is State.NONE
+
+
+def test_to_look_changes_nothing(out):
+    write_parts(out, (1, 2))
+    before = {path: stamp_at(path) for path in out.rglob("*")}
+    look(record_of(out))
+    list(describe_unfinished_runs(out))
+    assert {path: stamp_at(path) for path in out.rglob("*")} == before
+    shutil.rmtree(out)
+    look(record_of(out))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("part", [None, (1, 2)])
+def test_while_a_run_writes_its_process_is_named(out, part):
+    log = record_of(out).log(None if part is None else Part(*part))
+    with running(out, part):
+        destination = look(record_of(out))
+        assert destination.state is State.RUNNING
+        locked = record_of(out).lock if part is None else log
+        assert destination.running == {locked: THIS}
+        assert list(destination.plan.outputs.values()) == [0, 1, 2, 3]
+        said = str(find_unfinished_run(out))
+        assert f"{out}: a run of ckpttool is writing here ({THIS})" in said
+        assert look(record_of(out), is_locked=True).state is State.STOPPED
+    assert state_of(out) is State.NONE
+    assert not (out / RECORD).exists()
+
+
+def test_two_parts_that_write_are_both_named(out):
+    with running(out, (1, 2)), running(out, (2, 2)):
+        logs = [record_of(out).log(Part(number, 2)) for number in (1, 2)]
+        assert look(record_of(out)).running == dict.fromkeys(logs, THIS)
+    assert state_of(out) is State.NONE
+
+
+def test_who_has_a_lock_and_wrote_no_line_yet_is_told(out):
+    record = record_of(out)
+    with closing(os.fdopen(FileLock(record.lock).fd)):
+        destination = look(record)
+        assert destination.state is State.RUNNING
+        assert destination.running == {record.lock: "it has just begun, or finalizes parts"}
+    with closing(os.fdopen(FileLock(record.log(Part(1, 2))).fd)):
+        assert look(record).running == {record.log(Part(1, 2)): "it has just begun"}
+    assert look(record).state is State.NONE
+
+
+def test_a_run_that_failed_is_stopped_and_what_it_completed_is_known(out):
+    stop(out, 2)
+    destination = look(record_of(out))
+    assert destination.state is State.STOPPED
+    assert destination.running == {}
+    assert len(destination.logs) == 1
+    assert destination.damaged == ()
+    names = {name for name in files_below(out) if name.startswith("rank_")}
+    assert destination.logged().keys() == names
+    for name, output in destination.logged().items():
+        assert output.stamp == stamp_at(out / name)
+    text = "a run of ckpttool has not ended here"
+    assert f"{out}: {text}" in str(find_unfinished_run(out))
+
+
+def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
+    write_parts(out, (1, 3))
+    destination = look(record_of(out))
+    assert destination.state is State.STOPPED
+    assert list(destination.finished_parts) == [Part(1, 3)]
+    assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
+    problem = find_unfinished_run(out)
+    assert "written in parts (--part) that are not finalized" in problem.text
+    assert problem.hint == f"run --part 2/3, --part 3/3; then run ckpttool finalize {out}"
+    write_parts(out, (2, 3), (3, 3))
+    assert look(record_of(out)).missing_parts == []
+    assert find_unfinished_run(out).hint == f"run ckpttool finalize {out}"
+    ckpttool.finalize(str(out))
+    assert state_of(out) is State.COMPLETE
+    assert find_unfinished_run(out) is None
+
+
+def test_of_parts_of_two_numbers_those_are_missing_that_are_fewer(out):
+    write_parts(out, (1, 3))
+    ckpttool.execute(*make_plan(out, "ckpt", part=(1, 2), resume=True))
+    destination = look(record_of(out))
+    assert list(destination.finished_parts) == [Part(1, 2), Part(1, 3)]
+    assert destination.missing_parts == [Part(2, 2)]
+
+
+def test_a_set_with_a_manifest_is_complete_whatever_else_lies_there(out):
+    write_parts(out, (1, 2))
+    kept = {path: path.read_bytes() for path in (out / RECORD).iterdir()}
+    write_parts(out, (2, 2))
+    ckpttool.finalize(str(out))
+    assert look(record_of(out)).stamps.outputs.keys() == set(files_below(out))
+    for path, data in kept.items():
+        path.write_bytes(data)
+    with closing(os.fdopen(FileLock(record_of(out).lock).fd)):
+        destination = look(record_of(out))
+        assert destination.state is State.COMPLETE
+        assert find_unfinished_run(out) is None
+    (out / MANIFEST).unlink()
+    assert state_of(out) is State.STOPPED
+
+
+def test_without_its_record_nothing_is_claimed_of_a_set_but_that_it_is_complete(out):
+    write_parts(out, (1, 1))
+    ckpttool.finalize(str(out))
+    shutil.rmtree(out / RECORD)
+    destination = look(record_of(out))
+    assert (destination.state, destination.stamps) == (State.COMPLETE, None)
+    (out / MANIFEST).unlink()
+    assert state_of(out) is State.NONE
+
+
+def test_stamps_tell_the_sources_and_outputs_of_a_finished_set(out):
+    ckpttool.execute(*make_plan(out, "ckpt"))
+    stamps = look(record_of(out)).stamps
+    names = files_below(out)
+    assert stamps.outputs == {name: stamp_at(out / name) for name in names}
+    sources = {one.path: one.stamp for one in stamps.provenance.inputs}
+    files = (CASE / "src").glob("*/*.ckpt")
+    assert sources == {str(path.relative_to(CASE)): stamp_at(path) for path in files}
+    assert len(sources) == 8
+
+
+# ----------------------------------------------------------------------------- previous logs
+
+
+def test_logs_of_another_plan_are_apart_and_none_of_their_outputs_is_kept(out):
+    stop(out, 1, prefix="checkpoint_", ranks=[0, 1])
+    before = look(record_of(out))
+    (name,) = before.logged()
+    stop(out, 0)
+    destination = look(record_of(out))
+    assert destination.state is State.STOPPED
+    assert [log.path.name for log in destination.previous] == ["previous-1.log"]
+    assert list(destination.previous[0].outputs) == [name]
+    assert destination.logged() == {}
+    assert len(destination.plan.outputs) == 4
+    stop(out, 0, ranks=[0, 1, 2])
+    assert len(look(record_of(out)).previous) == 1  # the second run completed nothing
+    ckpttool.execute(*make_plan(out, "ckpt"))
+    assert sorted(path.name for path in (out / RECORD).iterdir()) == ["lock", "stamps.json"]
+
+
+# ----------------------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "pipe", "folder", "other"])
+@pytest.mark.parametrize("name", [PLAN, f"{RECORD}/1-of-2.log", STAMPS])
+def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
+    write_parts(out, (1, 2), (2, 2))
+    if name == STAMPS:
+        ckpttool.finalize(str(out))
+    path = out / name
+    data = path.read_bytes()
+    if damage in ("pipe", "folder"):
+        path.unlink()
+        os.mkfifo(path) if damage == "pipe" else path.mkdir()
+    else:
+        middle = len(data) // 2
+        changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        texts = {"changed": changed, "cut": data[:-9], "empty": b"", "other": b"{}\n{}\n"}
+        path.write_bytes(texts[damage])
+    destination = look(record_of(out))
+    state = State.COMPLETE if name == STAMPS else State.STOPPED
+    assert destination.state is state
+    if path.suffix == ".log" and damage in ("cut", "empty"):
+        assert destination.damaged == ()  # as after a power loss
+        assert Part(1, 2) not in destination.finished_parts
+        return
+    (error,) = destination.damaged
+    assert error.path == str(path)
+    if name == PLAN:
+        assert destination.plan is None
+    elif name == STAMPS:
+        assert destination.stamps is None
+    else:
+        assert list(destination.parts) == [Part(2, 2)]
+    (note,) = describe_record(out)
+    assert note.text.startswith(f"{path}: ")
+    assert note.hint == "--overwrite writes all anew"
+
+
+def test_every_damaged_file_is_named(out):
+    write_parts(out, (1, 2), (2, 2))
+    paths = [out / PLAN, *sorted((out / RECORD).glob("*.log"))]
+    for path in paths:
+        path.write_bytes(b"\0" * 100 + b"\n")
+    assert [error.path for error in look(record_of(out)).damaged] == [str(path) for path in paths]
+
+
+@ROOT_ONLY
+@pytest.mark.interpreter
+def test_a_record_that_this_user_may_not_read_is_named(out):
+    stop(out, 1)
+    give_away(out / RECORD, 0o700)
+    strategy = CASE / "dst_strategy.ckpt"
+    result = run_without_rights(f"merge out -s {strategy} -o m.ckpt", out.parent)
+    assert f"{out.name}/{RECORD}" in result.stderr
+    assert "Permission denied" in result.stderr
+    result = run_without_rights("inspect out", out.parent)
+    assert "Permission denied" in result.stdout + result.stderr
+
+
+# ----------------------------------------------------------------------------- without locks
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    def flock(fd, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_without_locks_the_process_that_began_the_plan_counts(out, no_locks, monkeypatch):
+    stop(out, 1)
+    destination = look(record_of(out))
+    assert is_held(record_of(out).lock) is None
+    assert destination.state is State.STOPPED  # this process does not count for itself
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    destination = look(record_of(out))
+    assert destination.state is State.RUNNING
+    assert destination.running == {record_of(out).lock: THIS}
+    monkeypatch.undo()
+    (out / RECORD / "lock").unlink()
+    assert state_of(out) is State.STOPPED
+
+
+def test_of_a_process_on_another_host_it_is_not_known_whether_it_runs(monkeypatch):
+    assert not Writer.this().may_run()
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    other = Writer.this()
+    monkeypatch.undo()
+    assert other.may_run()
+    gone = Writer(1 << 30, Writer.this().host, other.time)
+    assert not gone.may_run()
+    assert Writer(1, gone.host, other.time).may_run()
+
+
+# ----------------------------------------------------------------------------- locks
+
+
+def test_a_lock_is_held_by_one_or_shared(out, monkeypatch):
+    monkeypatch.setattr(locks, "PAUSE_SECONDS", 0)
+    path = out / RECORD / "lock"
+    assert is_held(path) is False
+    one = FileLock(path, is_shared=True)
+    other = FileLock(path, is_shared=True)
+    assert is_held(path) is False
+    assert not one.make_exclusive()
+    one.share()
+    with pytest.raises(HeldError):
+        FileLock(path)
+    other.release()
+    assert one.make_exclusive()
+    assert is_held(path) is True
+    with pytest.raises(HeldError):
+        FileLock(path, is_shared=True)
+    one.release()
+    assert is_held(path) is False
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(out, monkeypatch):
+    """A run that leaves nothing removes the folder while it holds the lock."""
+    path = out / RECORD / "lock"
+    first = FileLock(path)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        path.unlink()
+        path.parent.rmdir()
+        first.release()
+
+    monkeypatch.setattr("time.sleep", pause)
+    second = FileLock(path)
+    assert len(pauses) == 1
+    assert is_held(path) is True
+    second.release()
+
+
+# ----------------------------------------------------------------------------- paths and documents
+
+
+def test_the_record_of_a_folder_and_of_a_file_lie_beside_their_manifests(tmp_path):
+    folder, file = Record.of(tmp_path), Record.of(tmp_path / "m.ckpt")
+    assert folder.manifest == tmp_path / "ckpttool.json"
+    assert folder.home == tmp_path / ".ckpttool"
+    assert folder.output == tmp_path
+    assert file.manifest == tmp_path / "m.ckpt.ckpttool.json"
+    assert file.home == tmp_path / ".m.ckpt.ckpttool"
+    assert file.output == tmp_path / "m.ckpt"
+    assert folder.log(None).name == "whole.log"
+    assert folder.part_of(folder.log(None)) is None
+    for part in (Part(1, 2), Part(10, 512)):
+        assert folder.part_of(folder.log(part)) == part
+    assert folder.part_of(Path("previous-1.log")) is None
+
+
+def test_a_plan_and_stamps_are_read_as_they_were_written(out):
+    ckpttool.execute(*make_plan(out, "ckpt"))
+    stamps = look(record_of(out)).stamps
+    documents = (Document("x.json", b"\0{}", "index"),)
+    outputs = {"rank_1/b": 1, "rank_0/a": 0, "rank_2/\udcff": 2}
+    recorded = RecordedPlan(Writer.this(), stamps.provenance, outputs, documents)
+    for value in (recorded, stamps):
+        write_document(str(out / "file"), sealed_text(value.head(), value.lines()))
+        assert type(value).read(out / "file") == value
+        assert type(value).read(out / "file").provenance.options == stamps.provenance.options
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("ckpttool.json.journal", True),
+        ("m.ckpt.ckpttool.json.journal", True),
+        (".ckpttool-part-1-of-2.json", True),
+        (".ckpttool-part-1-of-2.json.journal", True),
+        (".m.ckpt.ckpttool-part-10-of-20.json", True),
+        ("ckpttool.json", False),
+        (".ckpttool", False),
+        ("ckpttool-part-1-of-2.json", False),
+        (".ckpttool-part-a-of-2.json", False),
+        ("journal", False),
+    ],
+)
+def test_records_of_earlier_versions_are_known_by_their_names(out, name, is_one):
+    (out / name).touch()
+    assert is_earlier_record(name) == is_one
+    record = Record(out / ("m.ckpt.ckpttool.json" if "m.ckpt" in name else MANIFEST))
+    assert record.earlier_records() == ([out / name] if is_one else [])
+    other = Record(out / "n.ckpt.ckpttool.json")
+    assert other.earlier_records() == []
+
+
+@pytest.mark.parametrize("name", ["ckpttool.json.journal", ".ckpttool-part-1-of-2.json.journal"])
+def test_a_record_of_an_earlier_version_is_named_and_not_gone_on_from(out, name):
+    (out / name).write_text("of an earlier version")
+    result = run(*reshard_words(out, "ckpt"), "--resume")
+    assert result.exit_code == 5
+    said = f"{out / name}: of an earlier ckpttool, so --resume cannot use it"
+    assert said in message(result)
+    (note,) = describe_record(out)
+    assert f"{out / name}: left over from a run of an earlier ckpttool" in note.text
+    run_well(*reshard_words(out, "ckpt"))
+    assert (out / name).read_text() == "of an earlier version"
+
+
+# ----------------------------------------------------------------------------- descriptions
+
+
+def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
+    stop(out, 2)
+    (out / "rank_3").mkdir(exist_ok=True)
+    (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
+    first, second = describe_unfinished_runs(out)
+    names = ", ".join(sorted(look(record_of(out)).logged()))
+    assert first.text.startswith(f"{out / LOG}: of {THIS} (step 2_10, 8 input files; ")
+    assert first.text.endswith(f"; complete: {names}")
+    assert second.text == f"{out}: half-written: rank_3/checkpoint_3.ckpt"
+
+
+def test_of_many_logs_few_are_described(out):
+    write_parts(out, *((number, 5) for number in range(1, 6)))
+    *described, rest = describe_unfinished_runs(out)
+    assert len(described) == 3
+    assert "2 more logs of runs that have not ended" in rest.text
+
+
+def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
+    write_parts(out, (1, 2))
+    (name, entry), *_ = look(record_of(out)).logged().items()
+    other = record_of(out).log(Part(3, 3))
+    writer = LogWriter(other, os.open(other, os.O_RDWR | os.O_CREAT), 0, is_resumed=False)
+    writer.add(entry.read_line())
+    assert look(record_of(out)).logged()[name].log == entry.log
+    writer.add_stamp(name, stamp_at(out / PLAN))
+    assert look(record_of(out)).logged()[name].log == entry.log
+    writer.add(entry.read_line())
+    os.utime(out / name)
+    writer.add_stamp(name, stamp_at(out / name))
+    assert look(record_of(out)).logged()[name].log == other
+
+
+def test_a_finished_set_needs_no_log(out):
+    ckpttool.execute(*make_plan(out, "ckpt"))
+    stamps = FinishedStamps.read(out / STAMPS)
+    assert stamps == look(record_of(out)).stamps
+    assert list(describe_unfinished_runs(out)) == []
+    assert list(describe_record(out)) == []
