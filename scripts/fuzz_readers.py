@@ -26,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 with atheris.instrument_imports(include=["ckpttool"]):
+    from ckpttool.transaction.journal import read_entries, read_journal, seal_line
+
     from ckpttool.discovery.checkpoint2 import read_metadata
     from ckpttool.discovery.hyper_parallel import read_metadata as read_hyper_metadata
     from ckpttool.errors import CkptToolError, FormatError
@@ -38,7 +40,6 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
-    from ckpttool.transaction.journal import read_entries, read_journal, seal_line
     from ckpttool.transaction.manifest import ManifestFile
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry

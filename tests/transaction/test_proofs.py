@@ -14,7 +14,7 @@ from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.executors import CASE, reshard_words
-from tests.support.manifests import LOG, MANIFEST, PLAN
+from tests.support.manifests import LOG, MANIFEST
 
 RECORD = ".ckpttool-part-1-of-2.json"
 
