@@ -233,7 +233,13 @@ class JsonObject:
 
     def stamp(self) -> FileStamp:
         """Return the entries that are the stamp of a file."""
-        return FileStamp(*map(self.number, FileStamp._fields))
+        return FileStamp(*map(self._integer, FileStamp._fields))
+
+    def _integer(self, name: str) -> int:
+        value = self.entries.get(name)
+        if type(value) is not int:  # a time may lie before 1970
+            raise self.wrong(name, "an integer")
+        return value
 
     def _input(self) -> InputFile:
         stamp = self.stamp() if "inode" in self.entries else None

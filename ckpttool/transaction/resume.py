@@ -38,7 +38,12 @@ from ckpttool.storage.files import PARTIAL, access_problem, is_there, is_within,
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
-from ckpttool.transaction.manifest import ManifestFile, output_problems, provenance_of
+from ckpttool.transaction.manifest import (
+    ManifestFile,
+    output_problems,
+    provenance_of,
+    size_problems,
+)
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.states import (
     Destination,
@@ -261,10 +266,11 @@ def inspect_previous_run(
         executor=executor,
         open_progress=policy.open_progress,
     )
-    if destination.state is State.COMPLETE:
+    problems = list(_busy_problems(outputs, destination, policy.overwrite))
+    if destination.state is State.COMPLETE and not problems:
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
-    problems = [*_busy_problems(outputs, destination), *_damage(outputs, destination)]
-    if problems and not policy.overwrite:
+    problems += () if policy.overwrite else _damage(outputs, destination)
+    if problems:
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
     if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
@@ -496,9 +502,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _busy_problems(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
+def _busy_problems(
+    outputs: RunOutputs, destination: Destination, overwrites: bool
+) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
     running, record = destination.running, outputs.record
+    if overwrites and is_held(record.lock) is None:
+        return  # without locks nobody knows whether they still run
     if outputs.part is not None:
         own = {record.lock, record.log(outputs.part)}
         if running and not own & running.keys() and destination.plan is not None:
@@ -630,9 +640,14 @@ def _has_contents(
 
     An entry does not list the checksum of a file, so that is verified.
     """
-    if any(output_problems(folder, output)):
+    if any(size_problems(folder, [output])):
         return False
-    index = read_index(str(folder / output.path))
+    try:
+        index = read_index(str(folder / output.path))
+    except FormatError:
+        return False
+    if any(output_problems(folder, output, index)):
+        return False
     if provenance.has_checksum not in (None, "crc_num" in index.attrs):
         return False
     tensors = index.tensors

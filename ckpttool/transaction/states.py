@@ -313,17 +313,19 @@ def look(record: Record, *, is_locked: bool = False) -> Destination:
     """
     damaged: list[FormatError] = []
     plan = _read(RecordedPlan, record.plan, damaged)
-    if is_there(record.manifest):
-        stamps = _read(FinishedStamps, record.stamps, damaged)
-        return Destination(record, State.COMPLETE, plan, stamps=stamps, damaged=tuple(damaged))
+    stamps = _read(FinishedStamps, record.stamps, damaged)
     logs, previous = (
         tuple(_read_logs(paths, damaged)) for paths in (record.logs(), record.previous_logs())
     )
     running = {} if is_locked else find_writers(record, plan, logs)
-    state = State.STOPPED if is_there(record.plan) else State.NONE
-    if running:
+    state = State.NONE
+    if is_there(record.manifest):
+        state = State.COMPLETE
+    elif running:
         state = State.RUNNING
-    return Destination(record, state, plan, logs, previous, running, damaged=tuple(damaged))
+    elif is_there(record.plan):
+        state = State.STOPPED
+    return Destination(record, state, plan, logs, previous, running, stamps, tuple(damaged))
 
 
 def _read(kind: type[T], path: Path, damaged: list[FormatError]) -> T | None:
