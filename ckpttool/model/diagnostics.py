@@ -101,7 +101,11 @@ CODES: Mapping[str, Code] = {
     "leftover": Code("traces of a save or a run that did not finish", "note"),
     "resumed": Code("what an earlier run left, and what becomes of it", "note"),
     "skipped": Code("files that are not read or not written", "note"),
-    "no_locks": Code("the file system lacks what keeps two runs apart", "warning"),
+    "no_locks": Code(
+        "the file system has no locks, which keep two runs apart",
+        "warning",
+        {"inspect": None, "verify": None, "diff": None},
+    ),
     "stale": Code(
         "a file that a loader may take for a part of this set",
         "warning",

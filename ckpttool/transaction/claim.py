@@ -66,7 +66,7 @@ class Claim:
         self._outputs = outputs = assignment.run_outputs
         self._record = record = outputs.record
         self._log_lock: FileLock | None = None
-        self._is_settled = False
+        self._is_settled = self._is_open = False
         self.notes: tuple[Diagnostic, ...] = ()
         self._lock = self._acquire(record.lock, is_shared=outputs.part is not None)
         try:
@@ -80,6 +80,7 @@ class Claim:
             for name in outputs.outputs if outputs.part is not None else outputs.whole:
                 remove_stale(record.folder, name + PARTIAL)
             self.log = self._open_log(self._log_lock)
+            self._is_open = True
         except HeldError as error:
             self.abandon()
             raise self._busy(record.lock) from error
@@ -108,9 +109,7 @@ class Claim:
         writers = find_writers(self._record, self._read_plan(), ())
         if writers and not self._assignment.overwrites:
             raise PlanError([busy_problem(self._record, next(iter(writers.values())))])
-        text = (
-            f"{home}: this file system has no locks, so only the plan there keeps other runs away"
-        )
+        text = f"{home}: this file system has no locks, so only the plan there keeps others away"
         hint = "see to it that no other run writes there before this one ends"
         self.notes = (Diagnostic("no_locks", text, hint),)
 
@@ -201,9 +200,8 @@ class Claim:
         try:
             if not self._is_settled and is_there(record.plan):
                 return  # it is of another run
-            if outputs.part is not None and self._log_lock is not None:
-                if not Log.read(self._log_lock.path).outputs:
-                    self._log_lock.path.unlink()
+            if outputs.part is not None and self._is_open and not Log.read(self.log.path).outputs:
+                self.log.path.unlink()
             is_alone = outputs.part is None or self._lock.make_exclusive()
             if is_alone and not _has_something_to_resume(record, outputs.whole):
                 forget_run(record)

@@ -28,6 +28,8 @@ from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import access_problems, find_unchanged
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
+ALTERED = "changed by somebody else since it was written"
+
 
 def finalize(folder: str) -> Manifest:
     """Mark an output folder, or a single file, complete, if all parts are done.
@@ -139,13 +141,14 @@ def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic
 
 def _output_problems(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[str]:
     """Yield the problems of outputs that are gone or changed, each with the remedy."""
+    parts = {name: record.part_of(logged.log) for name, logged in changed.items()}
+    altered = {part for name, part in parts.items() if is_there(record.folder / name)}
     for name, logged in changed.items():
+        run = "the run" if parts[name] is None else f"part {parts[name]}"
+        way = "--overwrite" if parts[name] in altered else "--resume"  # which refuses altered ones
         problems = list(size_problems(record.folder, [logged.read_entry()]))
-        problems = problems or [f"{name}: changed by somebody else since it was written"]
-        part = record.part_of(logged.log)
-        run = "the run" if part is None else f"part {part}"
-        way = "--overwrite" if is_there(record.folder / name) else "--resume"
-        yield from (f"{problem}; run {run} again, with {way}" for problem in problems)
+        for problem in problems or [f"{name}: {ALTERED}"]:
+            yield f"{problem}; run {run} again, with {way}"
 
 
 def _check_complete(folder: str, record: Record) -> Manifest:
@@ -199,7 +202,7 @@ def _set_problems(path: Path, outputs: Sequence[Written], changed: Container[str
             remedy = "put a copy of it back, or write the set anew (--overwrite)"
         problems = list(size_problems(path.parent, [output]))
         if not problems and output.path in changed:
-            problems = [f"{output.path}: changed by somebody else since it was written"]
+            problems = [f"{output.path}: {ALTERED}"]
         yield from (f"{problem}; {remedy}" for problem in problems)
 
 

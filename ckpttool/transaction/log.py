@@ -223,6 +223,11 @@ class LogWriter:
     is_resumed
         Whether outputs that are listed may be kept.
 
+    Attributes
+    ----------
+    path
+        The log.
+
     Raises
     ------
     OSError
@@ -230,7 +235,7 @@ class LogWriter:
     """
 
     def __init__(self, path: Path, fd: int, kept: int, *, is_resumed: bool) -> None:
-        self._path = path
+        self.path = path
         self._fd = fd
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
@@ -241,7 +246,7 @@ class LogWriter:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""
         start = self._end
         self._append(line, is_durable=is_durable)
-        return LoggedOutput(self._path, start, self._end)
+        return LoggedOutput(self.path, start, self._end)
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""

@@ -124,11 +124,9 @@ class Assignment:
         notes: list[Diagnostic] = []
         part = None if policy.part is None else Part(*policy.part)
         ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
-        if not ranks:
-            text = (
-                f"part {part} has nothing to write: {count(len(plan.target.paths), 'output file')}"
-            )
-            text += f" among {part.count if part is not None else 1} parts"
+        if part is not None and not ranks:
+            text = f"part {part} has nothing to write: "
+            text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
             notes.append(Diagnostic("part", text))
         outputs = RunOutputs.of(plan, ranks, part)
         return cls(
@@ -211,10 +209,11 @@ class RunOutputs:
 
         `finalize` writes documents below the folder only, so others are not recorded.
         """
-        inside = (
-            replace(one, path=os.path.relpath(one.path, self.folder)) for one in self.documents
+        documents = tuple(
+            replace(document, path=path)
+            for document in self.documents
+            if is_within(self.folder, path := os.path.relpath(document.path, self.folder))
         )
-        documents = tuple(one for one in inside if is_within(self.folder, one.path))
         return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
 
     def stamps(self) -> dict[str, FileStamp]:
@@ -287,10 +286,10 @@ def _inspect_stopped(
     record = outputs.record
     changes = list(differences(outputs.provenance, destination.plan.provenance))
     if changes and not assignment.overwrites:
-        if assignment.is_resumed:
-            diagnostics.add(*resume_problems(record.plan, changes))
-        elif destination.finished_parts:
+        if destination.finished_parts:
             diagnostics.add(*other_plan_problems(destination, changes))
+        elif assignment.is_resumed:
+            diagnostics.add(*resume_problems(record.plan, changes))
     logged = destination.logged()
     logs = [logged, *(log.outputs for log in (*destination.logs, *destination.previous))]
     chosen = choose_entries(outputs.folder, logs)
