@@ -149,6 +149,18 @@ def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, 
     assert everything_in(tmp_path) == before
 
 
+def test_a_source_with_a_time_before_1970_is_known_again(tmp_path, failing):
+    source, out = tmp_path / "src", tmp_path / "out"
+    shutil.copytree(CASE / "src", source)
+    for path in source.rglob("*.ckpt"):
+        os.utime(path, ns=(-(10**11), -(10**11)))
+    failing("rank_2")
+    assert run(*ordered_words(out, source=source)).exit_code == 6
+    failing(None)
+    run_well(*ordered_words(out, source=source), "--resume")
+    assert "4 kept" in message(run_well(*ordered_words(out, source=source), "--resume"))
+
+
 def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tmp_path):
     source, out = tmp_path / "src", tmp_path / "out"
     shutil.copytree(CASE / "src", source)
@@ -629,7 +641,11 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
-    assert document["notes"] == [{"kind": "unfinished", "text": said}]
+    unfinished, leftover = document["notes"]
+    assert unfinished == {"kind": "unfinished", "text": said}
+    assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: of process ")
+    aim = "(step 2_10, 8 input files; to be written: --format ckpt, 1 file)"
+    assert leftover["text"].endswith(f" {aim}; complete: m[1].ckpt")
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -893,12 +909,13 @@ def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
     words = [*ordered_words(tmp_path), *part]
-    last = "Transaction._release" if part else "forget_run"
-    code = (
+    code = (  # os._exit as by SIGKILL
         "import os\n"
         "from ckpttool.cli.main import main\n"
         "from ckpttool.transaction import record\n"
-        f"record.{last} = lambda given: os._exit(9)\n"  # as by SIGKILL
+        "end = record.LogWriter.end\n"
+        "record.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
+        "record.forget_run = lambda given: os._exit(9)\n"
         "main()"
     )
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
