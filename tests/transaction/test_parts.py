@@ -31,9 +31,9 @@ from tests.support.executors import (
     reshard_words,
     run_with_signal,
 )
-from tests.support.manifests import LOG, listing_of, reseal
+from tests.support.manifests import LOG, PLAN, RECORD, STAMPS, listing_of, reseal
 
-RECORD = ".ckpttool-part-{}-of-{}.json"
+PART_LOG = f"{RECORD}/{{}}-of-{{}}.log"
 
 
 def run_parts(folder, numbers, count, output_format="ckpt", *more):
@@ -163,15 +163,15 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
 def test_no_document_is_written_where_a_link_leads_to(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path / "out", "--part", "1/1")
-    (record,) = (tmp_path / "out").glob(".ckpttool-part-*.json")
+    plan = tmp_path / "out" / PLAN
     names = ("param_name_map.json", "model.safetensors.index.json")
-    reseal(record, *((f'"path": "{name}"', f'"path": "link/{name}"') for name in names))
+    reseal(plan, *((f'"path": "{name}"', f'"path": "link/{name}"') for name in names))
     (tmp_path / "other").mkdir()
     (tmp_path / "out" / "link").symlink_to("../other")
     result = run("finalize", tmp_path / "out")
     assert result.exit_code == 5
     said = "'link/param_name_map.json' is not below its folder: a link leads out of it"
-    assert f"{record}: {said}" in message(result)
+    assert f"{plan}: {said}" in message(result)
     assert files_below(tmp_path / "other") == []
     assert not (tmp_path / "out" / "ckpttool.json").exists()
 
@@ -202,10 +202,10 @@ def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
     assert result.exit_code == 5
     assert "written all of it (2 outputs)" in message(result)
-    before = contents(tmp_path)
+    before = outputs_of(tmp_path)
     run_parts(tmp_path, (2,), 2, "ckpt", "--overwrite")
-    assert contents(tmp_path) == before
-    assert set(there) < set(before)
+    assert outputs_of(tmp_path) == before
+    assert set(there) < set(files_below(tmp_path))
 
 
 def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_parts(tmp_path):
@@ -254,7 +254,7 @@ def test_missing_parts_are_named(tmp_path):
     assert f"parts 1, 3, 5 of 5 are not there; run what is missing ({runs})" in text
 
 
-def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path, monkeypatch):
+def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, monkeypatch):
     run_parts(tmp_path, (1, 2), 2)
     run_well("finalize", tmp_path)
 
@@ -270,31 +270,46 @@ def test_the_record_of_a_part_goes_before_its_first_output_is_replaced(tmp_path,
         return [name for name in files_below(tmp_path, manifests=True) if "ckpttool" in name]
 
     assert fail_on(0) == ["ckpttool.json"]  # no output was replaced
-    assert fail_on(2) == [f"{RECORD.format(1, 2)}.journal"]
-    assert "a run of ckpttool has not ended here" in commit_fails(tmp_path, 5)
+    assert fail_on(2) == [PART_LOG.format(1, 2), PLAN]
+    assert not (tmp_path / STAMPS).exists()
+    text = commit_fails(tmp_path, 5)
+    assert "parts 1, 2 of 2 are not there; run what is missing (--part 1/2, --part 2/2)" in text
+    assert "part 1 had begun, and --resume keeps what is complete" in text
 
 
-def test_parts_of_different_plans_are_refused(tmp_path):
+def test_a_part_of_a_different_plan_is_refused_before_it_is_written(tmp_path):
     source = tmp_path / "src"
     shutil.copytree(CASE / "src", source)
     words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
     words += ["-o", tmp_path / "out"]
     run_well(*words, "--part", "1/2")
+    before = contents(tmp_path / "out")
     saved_anew = next(source.rglob("*.ckpt"))
     os.utime(saved_anew, ns=(1, 1))
-    run_well(*words, "--part", "2/2")
-    text = commit_fails(tmp_path / "out", 5)
-    assert (
-        "parts of different plans: of one part 1; of another part 2; source, step and options"
-        in text
-    )
+    for more in ([], ["--resume"]):
+        result = run(*words, "--part", "2/2", *more)
+        assert result.exit_code == 5
+        assert f"{saved_anew.relative_to(tmp_path)}: was written to since" in message(result)
+    assert contents(tmp_path / "out") == before
+    run_well(*words, "--part", "2/2", "--overwrite")
+    assert "part 1 of 2 is not there" in commit_fails(tmp_path / "out", 5)
 
 
-@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
-def test_other_options_are_another_plan(tmp_path, option):
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
+        (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
+    ],
+)
+def test_other_options_are_another_plan(tmp_path, option, change):
     run_parts(tmp_path, (1,), 2)
-    run_parts(tmp_path, (2,), 2, "ckpt", *option)
-    assert "parts of different plans" in commit_fails(tmp_path, 5)
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *option)
+    assert result.exit_code == 5
+    text = message(result)
+    said = f"{tmp_path}: part 1/2 of another plan is written there: other options were given: "
+    assert said + change in text
+    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
 
 
 def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_path):
@@ -308,50 +323,59 @@ def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_records_of_another_count_go_before_an_output_is_replaced(tmp_path, failing, ends_well):
-    """Else a commit takes what a killed part of that count has replaced for what they tell of."""
+def test_a_part_of_another_count_replaces_outputs_by_the_same_and_parts_stay_done(
+    tmp_path, failing, ends_well
+):
     run_parts(tmp_path, (1, 2), 2)
+    before = outputs_of(tmp_path)
     failing(None if ends_well else "rank_3")
     words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/3", "--overwrite", "-j", "1"]
     assert run(*words).exit_code == (0 if ends_well else 6)
-    assert not list(tmp_path.glob(RECORD.format("*", 2)))
-    said = "parts 2, 3 of 3 are not there" if ends_well else "a run of ckpttool has not ended here"
-    assert said in commit_fails(tmp_path, 5)
+    assert (tmp_path / PART_LOG.format(1, 3)).exists()
+    run_well("finalize", tmp_path)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_records_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):
+def test_logs_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):
     """Else a part that is done again makes a set of what the other plan has put in their place."""
     run_parts(tmp_path, (1, 2), 2)
     failing(None if ends_well else "rank_3")
     words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
     result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
     assert result.exit_code == (0 if ends_well else 6)
-    kept = (tmp_path / RECORD.format(2, 2)).exists()
+    kept = (tmp_path / PART_LOG.format(2, 2)).exists()
     failing(None)
     run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
     assert not kept
     assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
 
 
-def test_records_of_another_plan_stay_if_their_outputs_do(tmp_path):
+def test_logs_of_another_plan_are_set_aside_and_their_outputs_may_be_replaced(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
-    for _ in range(2):
-        run_parts(tmp_path, (1,), 2, "ckpt", "--rank", "0,2", "--overwrite")
-        assert (tmp_path / RECORD.format(2, 2)).exists()
-    assert "parts of different plans" in commit_fails(tmp_path, 5)
+    options = ["--rank", "0,2"]
+    run_parts(tmp_path, (1,), 2, "ckpt", *options, "--overwrite")
+    previous = sorted((tmp_path / RECORD).glob("previous-*.log"))
+    assert len(previous) == 2
+    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+    run_parts(tmp_path, (2,), 2, "ckpt", *options)
+    run_well("finalize", tmp_path)
+    assert not any(path.exists() for path in previous)
+    stored = json.loads((tmp_path / "ckpttool.json").read_text())
+    assert [output["rank"] for output in stored["outputs"]] == [0, 2]
 
 
-def test_records_of_several_counts_are_refused(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
-    run_parts(tmp_path, (1,), 3, "ckpt", "--overwrite")
-    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
+def test_of_parts_of_several_counts_all_of_one_make_a_set(tmp_path):
+    run_parts(tmp_path, (1,), 2)
+    run_parts(tmp_path, (1, 3), 3, "ckpt", "--resume")
     text = commit_fails(tmp_path, 5)
-    paths = [tmp_path / f".ckpttool-part-1-of-{parts}.json" for parts in (2, 3)]
-    assert all(path.exists() for path in paths)
-    ways = f"of 2 parts (such as {paths[0]}) and of 3 parts (such as {paths[1]})"
-    assert f"records {ways}; remove those that are not wanted" in text
+    assert "part 2 of 2 is not there" in text or "part 2 of 3 is not there" in text
+    run_parts(tmp_path, (2,), 2, "ckpt", "--resume")
+    run_well("finalize", tmp_path)
+    run_well(*reshard_words(tmp_path / "whole", "ckpt"))
+    assert outputs_of(tmp_path) == contents(tmp_path / "whole")
+    there = {path.name for path in (tmp_path / RECORD).iterdir()}
+    assert there == {"lock", "stamps.json"}
 
 
 @pytest.mark.parametrize("damage", ["remove", "remove all", "shorten", "both", "link"])
@@ -375,7 +399,7 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
     text = commit_fails(tmp_path, 7)
     assert all(one in text for one in expected)
     assert text.count("run part") == len(expected)
-    assert (tmp_path / RECORD.format(1, 2)).exists()
+    assert (tmp_path / PART_LOG.format(1, 2)).exists()
     run_parts(tmp_path, (2,), 2, "ckpt", way)
     run_well("finalize", tmp_path)
     assert outputs_of(tmp_path) == before
@@ -434,15 +458,17 @@ def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
     assert f"{runs}; part 2 had begun, and --resume keeps what is complete" in text
 
 
-@pytest.mark.parametrize("left", [(1, 2), (2,)])
+@pytest.mark.parametrize("left", [(1, 2), (2,), ()])
 def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, left):
     run_parts(tmp_path, (1, 2), 2)
-    kept = {number: (tmp_path / RECORD.format(number, 2)).read_bytes() for number in left}
+    names = [PLAN, *(PART_LOG.format(number, 2) for number in left)]
+    kept = {name: (tmp_path / name).read_bytes() for name in names}
     first = run_well("finalize", tmp_path).stdout
-    for number, data in kept.items():
-        (tmp_path / RECORD.format(number, 2)).write_bytes(data)
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
     assert run_well("finalize", tmp_path).stdout == first
-    assert files_below(tmp_path, manifests=True)[0] == "ckpttool.json"
+    there = files_below(tmp_path, manifests=True)
+    assert [name for name in there if "ckpttool" in name] == ["ckpttool.json"]
 
 
 def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
@@ -463,15 +489,15 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
 
 
 @pytest.mark.parametrize("again", ["finalize", "--resume"])
-def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, failing, again):
+def test_an_empty_log_of_a_run_that_was_killed_says_nothing(tmp_path, failing, again):
     run_parts(tmp_path, (1, 2), 2)
-    journal = tmp_path / LOG
-    journal.touch()
+    log = tmp_path / LOG
+    log.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
     assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)
     run_well("finalize", tmp_path)
     before = contents(tmp_path)
-    journal.touch()
+    log.touch()
     filled = failing(None)
     run_well(
         *["finalize", tmp_path]
@@ -479,48 +505,59 @@ def test_an_empty_journal_of_a_commit_that_was_killed_says_nothing(tmp_path, fai
         else [*reshard_words(tmp_path, "ckpt"), again]
     )
     assert contents(tmp_path) == before
-    assert not journal.exists()
+    assert not log.exists()
     assert not filled
 
 
-def test_a_manifest_of_another_plan_completes_no_parts(tmp_path):
+def test_parts_that_lie_beside_a_finished_set_of_another_plan_are_not_of_it(tmp_path):
     run_parts(tmp_path, (1,), 2)
-    kept = (tmp_path / RECORD.format(1, 2)).read_bytes()
+    names = (PLAN, PART_LOG.format(1, 2))
+    kept = {name: (tmp_path / name).read_bytes() for name in names}
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-2", "--overwrite")
-    (tmp_path / RECORD.format(1, 2)).write_bytes(kept)
-    result = run("finalize", tmp_path)
-    assert result.exit_code == 5
-    assert "part 2 of 2 is not there" in message(result)
-
-
-def test_a_part_of_another_number_of_parts_is_refused_before_it_is_written(tmp_path):
-    run_parts(tmp_path, (1,), 3)
-    for part in ("4/4", "2/4"):
-        result = run(*reshard_words(tmp_path, "ckpt"), "--part", part)
-        assert result.exit_code == 5
-        said = f"{tmp_path / RECORD.format(1, 3)}: another number of parts than --part {part} says"
-        assert message(result).startswith(f"ckpttool: {said}; take that for all of them, or remove")
-    assert len(list(tmp_path.glob("rank_*"))) < 4
-
-
-def test_a_commit_removes_records_that_killed_runs_have_half_written(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    (tmp_path / (RECORD.format(1, 3) + ".partial")).write_text('{"schema"')
+    manifest = (tmp_path / "ckpttool.json").read_bytes()
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
     run_well("finalize", tmp_path)
-    assert [path.name for path in tmp_path.glob(".*")] == []
+    assert (tmp_path / "ckpttool.json").read_bytes() == manifest
+    assert not any((tmp_path / name).exists() for name in names)
+
+
+def test_parts_of_another_count_go_on_from_what_is_done(tmp_path):
+    run_parts(tmp_path, (1,), 3)
+    done = next(tmp_path.glob("rank_*/*.ckpt"))
+    before = done.stat()
+    result = run(*reshard_words(tmp_path, "ckpt"), "--part", f"{int(done.stem[-1]) + 1}/4")
+    assert result.exit_code == 5
+    assert f"{done} exists already; --overwrite" in message(result)
+    assert done.stat() == before
+    run_parts(tmp_path, (1, 2, 3, 4), 4, "ckpt", "--resume")
+    run_well("finalize", tmp_path)
+    assert done.stat().st_ino == before.st_ino
+    run_well(*reshard_words(tmp_path / "whole", "ckpt"))
+    assert outputs_of(tmp_path) == contents(tmp_path / "whole")
+
+
+def test_a_commit_removes_plans_that_killed_runs_have_half_written(tmp_path):
+    run_parts(tmp_path, (1, 2), 2)
+    for name in ("plan.json.partial", "plan.json.0123456789abcdef.partial"):
+        (tmp_path / RECORD / name).write_text('{"schema"')
+    run_well("finalize", tmp_path)
+    assert {path.name for path in (tmp_path / RECORD).iterdir()} == {"lock", "stamps.json"}
 
 
 def test_a_folder_of_anything_else_is_not_committed(tmp_path):
     assert run("finalize", tmp_path / "nowhere").exit_code == 2
-    assert "no records of parts in it" in commit_fails(tmp_path, 5)
+    assert "no parts in it; a run with --part K/N leaves its log when it is done" in commit_fails(
+        tmp_path, 5
+    )
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
-    """A part of one, and its record as JSON."""
-    folder = tmp_path_factory.mktemp("record")
+def recorded(tmp_path_factory):
+    """A part of one that is done, and its plan as JSON."""
+    folder = tmp_path_factory.mktemp("recorded")
     run_parts(folder, (1,), 1)
-    return folder, json.loads((folder / RECORD.format(1, 1)).read_text())
+    return folder, json.loads((folder / PLAN).read_text())
 
 
 def changed(document, **more):
@@ -531,13 +568,13 @@ def changed(document, **more):
     ("change", "reason"),
     [
         (lambda r: changed(r, schema=2), r"schema: expected 1 \(is it of a newer ckpttool\?\)"),
-        (lambda r: changed(r, part=2), r"is the record of part 2/1; renamed\?"),
-        (lambda r: changed(r, part="1"), 'part: expected a count, found "1"'),
-        (lambda r: changed(r, parts=True), "parts: expected a count, found true"),
-        (lambda r: changed(r, files=-1), "files: expected a count, found -1"),
         (lambda r: changed(r, plan=None), "plan: expected a string, found null"),
         (lambda r: changed(r, step=2), "step: expected a string, found 2"),
-        (lambda r: changed(r, outputs=[1]), "rank: expected a count, found null"),
+        (lambda r: changed(r, by=None), "by: expected a list of objects"),
+        (lambda r: changed(r, by=[{"process": True}]), "process: expected a count, found true"),
+        (lambda r: changed(r, by=[{"process": -1}]), "process: expected a count, found -1"),
+        (lambda r: changed(r, outputs=[1]), "path: expected a string, found null"),
+        (lambda r: changed(r, outputs=[{"path": "a"}]), "rank: expected a count, found null"),
         (lambda r: changed(r, documents=None), "documents: expected a list of objects"),
         (
             lambda r: changed(r, documents=[{"path": "x", "data": "a b"}]),
@@ -545,17 +582,18 @@ def changed(document, **more):
         ),
         *(
             (
-                lambda r, path=path: changed(r, documents=[{"path": path, "data": ""}]),
+                lambda r, path=path, key=key: changed(r, **{key: [{"path": path, "data": ""}]}),
                 "path: expected a path below the folder",
             )
             for path in ("../x", "/etc/x", "a/../../x", "", "a\0b")
+            for key in ("documents", "outputs")
         ),
     ],
 )
-def test_a_record_that_is_none_is_a_format_error(record, tmp_path, change, reason):
-    folder, document = record
+def test_a_plan_that_is_none_is_a_format_error(recorded, tmp_path, change, reason):
+    folder, document = recorded
     shutil.copytree(folder, tmp_path / "out")
-    path = tmp_path / "out" / RECORD.format(1, 1)
+    path = tmp_path / "out" / PLAN
     path.write_bytes(listing_of(change(document)))
     with pytest.raises(ckpttool.FormatError, match=reason) as caught:
         ckpttool.finalize(str(tmp_path / "out"))
@@ -563,26 +601,31 @@ def test_a_record_that_is_none_is_a_format_error(record, tmp_path, change, reaso
     assert commit_fails(tmp_path / "out", 3)
 
 
-def test_a_record_cut_anywhere_is_a_format_error_and_never_committed(record, tmp_path):
-    folder, _ = record
+@pytest.mark.parametrize("name", [PLAN, PART_LOG.format(1, 1)])
+def test_a_record_cut_anywhere_is_never_committed(recorded, tmp_path, name):
+    folder, _ = recorded
     shutil.copytree(folder, tmp_path / "out")
-    path = tmp_path / "out" / RECORD.format(1, 1)
+    path = tmp_path / "out" / name
     data = path.read_bytes()
     ends = [i + step for i, byte in enumerate(data) if byte == 10 for step in (-1, 0, 1)]
+    kind = ckpttool.FormatError if name == PLAN else ckpttool.PlanError
     for stop in sorted({*range(0, len(data), 199), *ends} - {len(data)}):
         path.write_bytes(data[:stop])
-        with pytest.raises(ckpttool.FormatError):
+        with pytest.raises(kind):
             ckpttool.finalize(str(tmp_path / "out"))
     path.write_bytes(data)
     assert len(ckpttool.finalize(str(tmp_path / "out")).outputs) == 4
 
 
-def test_records_that_do_not_tell_of_all_outputs_are_refused(record, tmp_path):
-    folder, document = record
+def test_logs_that_do_not_tell_of_all_outputs_are_refused(recorded, tmp_path):
+    folder, _ = recorded
     shutil.copytree(folder, tmp_path / "out")
-    path = tmp_path / "out" / RECORD.format(1, 1)
-    path.write_bytes(listing_of(changed(document, outputs=document["outputs"][1:])))
-    assert "the records do not tell of all 4 outputs" in commit_fails(tmp_path / "out", 5)
+    path = tmp_path / "out" / PART_LOG.format(1, 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    name = json.loads(lines[1].rpartition(b" ")[0])["path"]
+    path.write_bytes(b"".join([lines[0], *lines[3:]]))  # without an output and its stamp
+    text = commit_fails(tmp_path / "out", 5)
+    assert f"the logs do not tell of {name}; run all parts again, with --resume" in text
 
 
 def test_every_problem_is_told_at_once(tmp_path):

@@ -1,4 +1,4 @@
-"""Manifests and records of parts prove themselves: none that was changed is used."""
+"""Manifests and the files of records prove themselves: none that was changed is used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well
 from tests.support.executors import CASE, reshard_words
-from tests.support.manifests import LOG, MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
-RECORD = ".ckpttool-part-1-of-2.json"
+PART_LOG = f"{RECORD}/1-of-2.log"
+PARTS = ((1, 2), (2, 2))
+IN_THE_WAY = "is in the way of the record of a run"
 
 
 class Small:
@@ -74,7 +76,7 @@ def damaged(data, step=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "parts"), [(MANIFEST, ()), (RECORD, ((1, 2), (2, 2)))])
+@pytest.mark.parametrize(("name", "parts"), [(MANIFEST, ()), (STAMPS, ()), (PLAN, PARTS)])
 def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, parts):
     small.write(*parts)
     path = small.out / name
@@ -93,8 +95,10 @@ def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, par
         (MANIFEST, (), Small.verify_deep),
         (MANIFEST, (), Small.commit),
         (MANIFEST, (), Small.resume),
-        (RECORD, ((1, 2), (2, 2)), Small.commit),
-        (RECORD, ((1, 2), (2, 2)), Small.resume_part),
+        (STAMPS, (), Small.resume),
+        (PLAN, PARTS, Small.commit),
+        (PLAN, PARTS, Small.resume),
+        (PLAN, PARTS, Small.resume_part),
     ],
 )
 def test_nothing_goes_on_from_a_damaged_listing(small, name, parts, act):
@@ -115,8 +119,27 @@ def test_nothing_goes_on_from_a_damaged_listing(small, name, parts, act):
     act(small)
 
 
+@pytest.mark.parametrize("act", [Small.commit, Small.resume, Small.resume_part])
+def test_nothing_goes_on_from_a_damaged_log(small, act):
+    """One that was cut short is not damaged: a power loss does that."""
+    small.write(*PARTS)
+    path = small.out / PART_LOG
+    data = path.read_bytes()
+    last = data.rindex(b"\n", 0, -1)
+    for at in range(0, last, 31):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        path.write_bytes(changed)
+        with pytest.raises(CkptToolError) as caught:
+            act(small)
+        assert f"{path}: " in str(caught.value)
+        assert "the line is not as it was written" in str(caught.value)
+        assert path.read_bytes() == changed
+    path.write_bytes(data)
+    act(small)
+
+
 def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
-    small.write((1, 2), (2, 2))
+    small.write(*PARTS)
     small.commit()
     small.resume_part()
     path = small.out / MANIFEST
@@ -126,7 +149,7 @@ def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
 
 
 def test_a_commit_that_was_killed_does_not_end_with_a_damaged_manifest(small):
-    small.write((1, 2), (2, 2))
+    small.write(*PARTS)
     small.commit()
     (small.out / LOG).touch()
     path = small.out / MANIFEST
@@ -135,15 +158,21 @@ def test_a_commit_that_was_killed_does_not_end_with_a_damaged_manifest(small):
         small.commit()
 
 
-def test_a_commit_needs_no_manifest_that_was_there_before(small):
-    small.write((1, 2), (2, 2))
-    kept = {path.name: path.read_bytes() for path in small.out.glob(".*.json")}
+def test_a_commit_is_done_again_if_its_manifest_is_gone_and_the_parts_are_not(small):
+    small.write(*PARTS)
+    names = (PLAN, PART_LOG, f"{RECORD}/2-of-2.log")
+    kept = {name: (small.out / name).read_bytes() for name in names}
     small.commit()
     path = small.out / MANIFEST
     good = path.read_bytes()
-    path.write_bytes(good[:-9])
     for name, data in kept.items():
         (small.out / name).write_bytes(data)
+    path.write_bytes(good[:-9])
+    with pytest.raises(FormatError, match=r"ckpttool\.json: .*; put a copy of it back, or write"):
+        small.commit()
+    for name, data in kept.items():
+        (small.out / name).write_bytes(data)
+    path.unlink()
     small.commit()
     assert path.read_bytes() == good
 
@@ -179,14 +208,16 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
     [
         (MANIFEST, (), Small.commit, "is a pipe or a device, and no file"),
         (MANIFEST, (), Small.resume, "is a device or a pipe; name a file to be written"),
-        (LOG, (), Small.resume, "is a pipe or a device, and no file"),
-        (RECORD, ((1, 2), (2, 2)), Small.commit, "is a pipe or a device, and no file"),
-        (RECORD, ((1, 2), (2, 2)), Small.resume_part, "is a pipe or a device, and no file"),
+        (LOG, (), Small.resume, IN_THE_WAY),
+        (STAMPS, (), Small.resume, IN_THE_WAY),
+        (PLAN, PARTS, Small.commit, "is a pipe or a device, and no file"),
+        (PLAN, PARTS, Small.resume_part, IN_THE_WAY),
+        (PART_LOG, PARTS, Small.commit, "is a pipe or a device, and no file"),
+        (PART_LOG, PARTS, Small.resume, "is a pipe or a device, and no file"),
+        (PART_LOG, PARTS, Small.resume_part, IN_THE_WAY),
     ],
 )
-def test_a_pipe_in_the_place_of_a_listing_or_a_journal_is_not_waited_for(
-    small, name, parts, act, said
-):
+def test_a_pipe_in_the_place_of_a_file_of_ours_is_not_waited_for(small, name, parts, act, said):
     small.write(*parts)
     path = small.out / name
     path.unlink(missing_ok=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 import ckpttool
-from ckpttool.transaction.journal import OutputSet
+from ckpttool.storage.files import stamp_at
 from ckpttool.transaction.record import Transaction
-from ckpttool.transaction.resume import State, look
+from ckpttool.transaction.states import Record, State, look
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
+from tests.support.manifests import MANIFEST, STAMPS
 
 CASE = GOLDEN / "safetensors_pipeline"
 
@@ -27,14 +29,13 @@ def plan_to(folder, **options):
     )
 
 
-def state_of(plan, destination):
-    return look(OutputSet.of(plan, destination.ranks, destination.part))
+def state_of(folder):
+    return look(Record(folder / MANIFEST)).state
 
 
 def complete_first(transaction, plan):
     """Complete the first output, whatever is in it."""
     output = next(iter(plan))
-    transaction.begin([output])
     partial = Path(f"{output.path}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     partial.write_bytes(b"data")
@@ -43,52 +44,178 @@ def complete_first(transaction, plan):
     transaction.record_placed(output)
 
 
-@pytest.mark.parametrize("part", [None, (1, 2)])
-def test_a_run_passes_from_none_over_running_to_complete(tmp_path, part):
-    plan, destination = plan_to(tmp_path / "out", part=part)
-    assert destination.state is State.NONE
-    transaction = Transaction.open(plan, destination)
-    assert state_of(plan, destination) is State.RUNNING
+def test_a_run_passes_from_none_over_running_to_complete(tmp_path):
+    out = tmp_path / "out"
+    plan, assignment = plan_to(out)
+    assert assignment.state is state_of(out) is State.NONE
+    transaction = Transaction.open(plan, assignment)
+    assert state_of(out) is State.RUNNING
     transaction.abandon()
-    assert state_of(plan, destination) is State.NONE
-    ckpttool.execute(plan, destination)
-    assert state_of(plan, destination) is State.COMPLETE
+    assert state_of(out) is State.NONE
+    assert files_below(out) == []
+    ckpttool.execute(plan, assignment)
+    assert state_of(out) is State.COMPLETE
+
+
+def test_a_part_passes_from_none_over_running_to_stopped_until_it_is_finalized(tmp_path):
+    out = tmp_path / "out"
+    plan, assignment = plan_to(out, part=(1, 1))
+    transaction = Transaction.open(plan, assignment)
+    assert state_of(out) is State.RUNNING
+    transaction.abandon()
+    assert state_of(out) is State.NONE
+    ckpttool.execute(plan, assignment)
+    assert state_of(out) is State.STOPPED
+    ckpttool.finalize(str(out))
+    assert state_of(out) is State.COMPLETE
 
 
 @pytest.mark.parametrize("part", [None, (1, 2)])
 def test_a_run_that_ends_early_is_stopped_and_keeps_what_is_complete(tmp_path, part):
-    plan, destination = plan_to(tmp_path / "out", part=part)
-    transaction = Transaction.open(plan, destination)
-    complete_first(transaction, plan.limited_to(destination.ranks))
+    out = tmp_path / "out"
+    plan, assignment = plan_to(out, part=part)
+    transaction = Transaction.open(plan, assignment)
+    complete_first(transaction, plan.limited_to(assignment.ranks))
     transaction.abandon()
-    assert state_of(plan, destination) is State.STOPPED
-    assert destination.count_kept(plan) == 1
-    plan, destination = plan_to(tmp_path / "out", part=part, resume=True)
-    assert destination.state is State.STOPPED
-    assert len(destination.kept) == 1
-    transaction = Transaction.open(plan, destination)
-    assert transaction.kept == {destination.ranks[0]}
+    assert state_of(out) is State.STOPPED
+    assert assignment.count_complete(plan) == 1
+    plan, assignment = plan_to(out, part=part, resume=True)
+    assert assignment.state is State.STOPPED
+    assert len(assignment.kept) == 1
+    transaction = Transaction.open(plan, assignment)
+    assert transaction.kept == {assignment.ranks[0]}
     transaction.abandon()
+    assert state_of(out) is State.STOPPED
 
 
 def test_a_complete_set_is_kept_whole_and_neither_locked_nor_touched(tmp_path):
-    ckpttool.execute(*plan_to(tmp_path / "out"))
-    before = files_below(tmp_path, manifests=True)
-    plan, destination = plan_to(tmp_path / "out", resume=True)
-    assert destination.state is State.COMPLETE
-    assert len(destination.kept) == len(destination.ranks)
-    transaction = Transaction.open(plan, destination)
-    assert transaction.kept == {*destination.ranks}
-    assert state_of(plan, destination) is State.COMPLETE
+    out = tmp_path / "out"
+    ckpttool.execute(*plan_to(out))
+    before = {path: stamp_at(path) for path in tmp_path.rglob("*")}
+    plan, assignment = plan_to(out, resume=True)
+    assert assignment.state is State.COMPLETE
+    assert len(assignment.kept) == len(assignment.ranks)
+    transaction = Transaction.open(plan, assignment)
+    assert transaction.kept == {*assignment.ranks}
+    assert state_of(out) is State.COMPLETE
     transaction.finish()
-    assert files_below(tmp_path, manifests=True) == before
+    assert {path: stamp_at(path) for path in tmp_path.rglob("*")} == before
 
 
 def test_what_changes_after_preflight_is_refused_under_the_lock(tmp_path):
-    plan, destination = plan_to(tmp_path / "out")
+    plan, assignment = plan_to(tmp_path / "out")
     path = plan.target.paths[0]
     Path(path).parent.mkdir(parents=True)
     Path(path).write_text("of another run")
     with pytest.raises(ckpttool.PlanError, match="written by another run since this one began"):
-        Transaction.open(plan, destination)
+        Transaction.open(plan, assignment)
     assert os.listdir(tmp_path / "out") == ["rank_0"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("part", [None, (1, 2)])
+def test_a_run_is_refused_while_another_writes_and_the_other_is_named(tmp_path, part):
+    plan, assignment = plan_to(tmp_path / "out")
+    other, assignment_of_other = plan_to(tmp_path / "out", part=part)
+    transaction = Transaction.open(plan, assignment)
+    words = rf"another run is writing it \(process {os.getpid()} on "
+    with pytest.raises(ckpttool.PlanError, match=words):
+        Transaction.open(other, assignment_of_other)
+    with pytest.raises(ckpttool.PlanError, match=words):
+        plan_to(tmp_path / "out", part=part)
+    transaction.abandon()
+    Transaction.open(other, assignment_of_other).abandon()
+
+
+def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
+    out = tmp_path / "out"
+    plans = [plan_to(out, part=part) for part in ((1, 2), (2, 2))]
+    again, whole = plan_to(out, part=(1, 2)), plan_to(out)
+    first, second = (Transaction.open(*plan) for plan in plans)
+    for plan in (again, whole):
+        with pytest.raises(ckpttool.PlanError, match="another run is writing it"):
+            Transaction.open(*plan)
+    assert len(look(Record(out / MANIFEST)).running) == 2
+    first.abandon()
+    second.abandon()
+    assert files_below(tmp_path) == []
+
+
+def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
+    out = tmp_path / "out"
+    first = Transaction.open(*plan_to(out, part=(1, 2)))
+    words = (
+        rf"plan\.json: a part of another plan is being written there \(process {os.getpid()} on "
+    )
+    with pytest.raises(
+        ckpttool.PlanError, match=f"{words}.*other options were given.*; wait until"
+    ):
+        plan_to(out, part=(2, 2), prefix="other_")
+    first.abandon()
+    Transaction.open(*plan_to(out, part=(2, 2), prefix="other_")).abandon()
+
+
+def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_path):
+    out = tmp_path / "out"
+    mine, other = plan_to(out, part=(1, 2)), plan_to(out, part=(2, 2), prefix="other_")
+    first = Transaction.open(*mine)
+    with pytest.raises(ckpttool.PlanError, match="a part of another plan is being written there"):
+        Transaction.open(*other)
+    first.abandon()
+    assert files_below(tmp_path) == []
+
+
+def test_a_manifest_goes_with_the_first_output_that_is_replaced_and_not_before(tmp_path):
+    out = tmp_path / "out"
+    ckpttool.execute(*plan_to(out))
+    plan, assignment = plan_to(out, overwrite=True)
+    transaction = Transaction.open(plan, assignment)
+    assert state_of(out) is State.COMPLETE
+    complete_first(transaction, plan)
+    assert not (out / MANIFEST).exists()
+    assert not (out / STAMPS).exists()
+    transaction.abandon()
+    assert state_of(out) is State.STOPPED
+
+
+def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_path):
+    out = tmp_path / "out"
+    plan, assignment = plan_to(out)
+    transaction = Transaction.open(plan, assignment)
+    complete_first(transaction, plan)
+    transaction.abandon()
+    output = next(iter(plan))
+    Path(output.path).unlink()
+    plan, assignment = plan_to(out, resume=True)
+    transaction = Transaction.open(plan, assignment)
+    with pytest.raises(ckpttool.VerifyError, match="is not what the same run wrote there before"):
+        transaction.record_complete(output, 5, {meta.name: {} for meta in output.metas})
+    transaction.record_complete(output, 4, {meta.name: {} for meta in output.metas})
+    transaction.abandon()
+
+
+def test_temporary_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
+    out = tmp_path / "out"
+    Transaction.open(*plan_to(out))._release()  # as if it was killed
+    (out / "rank_0").mkdir()
+    (out / "rank_1").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt.partial" for rank in (0, 1)]
+    attempt = f"{names[0]}.0123456789abcdef"
+    for name in (*names, attempt, f"{names[1]}.0123456789abcdef", "rank_0/other.partial"):
+        (out / name).touch()
+    Transaction.open(*plan_to(out)).abandon()
+    assert files_below(out / "rank_0") == ["other.partial"]
+    assert len(files_below(tmp_path / "elsewhere")) == 2  # a link leads out of the folder
+
+
+def test_a_temporary_file_that_another_run_writes_is_not_removed(tmp_path):
+    out = tmp_path / "out"
+    Transaction.open(*plan_to(out))._release()
+    path = out / "rank_0" / "checkpoint_0.ckpt.partial"
+    path.parent.mkdir()
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        transaction = Transaction.open(*plan_to(out))
+        assert path.exists()
+        transaction.abandon()
+    assert path.exists()
