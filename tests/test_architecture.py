@@ -477,7 +477,7 @@ def test_the_description_of_the_tests_names_every_builder_and_no_file_that_is_go
 
 
 def test_the_record_of_a_run_is_behind_few_names():
-    """What other rooms may know of it; neither journals nor their lines."""
+    """What other rooms may know of it; neither plans nor logs."""
     used = {
         module.removeprefix("ckpttool.transaction.")
         for path in MODULES
@@ -486,9 +486,7 @@ def test_the_record_of_a_run_is_behind_few_names():
         if re.fullmatch(r"ckpttool\.transaction\.\w+\.\w+", module)
     }
     assert used == {
-        "journal.describe_unfinished_runs",
-        "journal.find_unfinished_run",
-        "journal.on_half_written",
+        "finalize.finalize",
         "manifest.Manifest",
         "manifest.ManifestFile",
         "manifest.Written",
@@ -497,9 +495,11 @@ def test_the_record_of_a_run_is_behind_few_names():
         "manifest.require_unmodified_sources",
         "manifest.written_strategies",
         "parts.files_of_others",
-        "parts.finalize",
         "record.Transaction",
-        "resume.Destination",
+        "resume.Assignment",
         "resume.DestinationPolicy",
         "resume.inspect_previous_run",
+        "states.describe_record",
+        "states.find_unfinished_run",
+        "states.is_earlier_record",
     }
