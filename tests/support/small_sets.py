@@ -29,7 +29,7 @@ WANTED: dict[tuple[str, str, str], dict[int, bytes]] = {}  # a run always writes
 
 
 class SmallSet:
-    """Four outputs of one checkpoint; ``split``, or ``merge`` into numbered files or one file.
+    """Four outputs of one checkpoint: ``split``, ``reshard``, or ``merge`` as "numbered" or "file".
 
     Checkpoints of other names have other contents, in files of the same names and sizes.
     """
@@ -69,7 +69,7 @@ class SmallSet:
         """The outputs, in the order in which they are written."""
         if self.command == "file":
             return [self.target]
-        if self.command == "split":
+        if self.command in ("split", "reshard"):
             names = [f"rank_{rank}/checkpoint_{rank}{self._suffix}" for rank in RANKS]
         else:
             names = [f"model-{n + 1:05}-of-{len(RANKS):05}{self._suffix}" for n in RANKS]
@@ -82,13 +82,22 @@ class SmallSet:
     def words(self, *more: str | Path) -> list[str | Path]:
         """Return the command line."""
         words = ["-o", self.target, "-j", "1"]
-        if self.command == "split":
+        if self.command in ("split", "reshard"):
             words += ["-d", self.strategy]
         if self.command != "file":
             words += ["--format", self.output_format]
         if self.command == "numbered":
             words += ["--max-shard-size", "400B"]
+        if self.command == "reshard":
+            return ["reshard", self._ranks(), "-s", self.strategy, *words, *more]
         return ["split" if self.command == "split" else "merge", self.source, *words, *more]
+
+    def _ranks(self) -> Path:
+        """Return the checkpoint as files of ranks."""
+        folder = self.source.parent / "ranks"
+        if not folder.exists():
+            run_well("split", self.source, "-o", folder, "-d", self.strategy)
+        return folder
 
     def run(self, *more: str | Path) -> Result:
         """Run the command, with more options."""

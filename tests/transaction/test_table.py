@@ -1,0 +1,317 @@
+"""The table of states in the documentation, cell by cell, so that it and the code cannot part."""
+
+from __future__ import annotations
+
+import re
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import message, run
+from tests.support.damage import cut_short, flip_byte
+from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+
+PAGE = Path(__file__).parents[2] / "docs/development/states.md"
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+# --------------------------------------------------- how each row of the table comes to be
+
+
+def nothing(small):
+    small.out.mkdir()
+
+
+def files_of_others(small):
+    finished(small)
+    small.manifest.unlink()
+    remove_record(small)
+
+
+def half_file_of_others(small):
+    killed(small)
+    remove_record(small)
+    for path in small.outputs:
+        path.unlink(missing_ok=True)
+
+
+def remove_record(small):
+    for path in small.record.iterdir():
+        path.unlink()
+    small.record.rmdir()
+
+
+def running(*more, name="a"):
+    """Return what calls a function while a run is writing its second or third output."""
+
+    def act(small, command):
+        other = SmallSet(small.folder, name, small.command)
+        first, output = (1, 3) if "2/2" in more else (0, 2)
+
+        def wait_and_act():
+            other.wait_for(first)
+            return command()
+
+        with while_filling(other.outputs[output], wait_and_act) as seen:
+            other.run_well(*more)
+        assert more or other.read() == other.wanted()
+        return seen[0]
+
+    return act
+
+
+def running_over(small, command):
+    small.run_well()
+    with while_filling(small.outputs[0], command) as seen:
+        small.run_well("--overwrite")
+    assert small.read() == small.wanted()
+    return seen[0]
+
+
+def killed(small):
+    small.stop()
+
+
+def killed_and_changed(small):
+    small.stop()
+    flip_byte(small.outputs[0])
+
+
+def failed(small):
+    small.stop()
+    Path(f"{small.outputs[2]}.partial").unlink()
+
+
+def killed_in_a_line(small):
+    """Leave a line of which only the beginning came to the disk."""
+    small.stop()
+    log = small.record / "whole.log"
+    log.write_bytes(log.read_bytes() + b'{"rank": 2, "path": "rank_2/ch')
+
+
+def killed_before_a_stamp(small):
+    small.stop()
+    log = small.record / "whole.log"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert lines[-1].startswith(b'{"stamp"')
+    log.write_bytes(b"".join(lines[:-1]))
+
+
+def killed_other(small):
+    SmallSet(small.folder, "other").stop()
+
+
+def killed_part(small):
+    small.stop("--part", "1/2")
+
+
+def one_part(small):
+    small.run_well("--part", "2/2")
+
+
+def one_part_and_half(small):
+    small.run_well("--part", "2/2")
+    small.stop("--part", "1/2")
+
+
+def all_parts(small):
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+
+
+def one_part_other(small):
+    one_part(SmallSet(small.folder, "other"))
+
+
+def all_parts_other(small):
+    all_parts(SmallSet(small.folder, "other"))
+
+
+def all_parts_changed(small):
+    all_parts(small)
+    flip_byte(small.outputs[0])
+
+
+def damaged_plan(small):
+    small.stop()
+    cut_short(small.record / "plan.json")
+
+
+def damaged_log(small):
+    small.stop()
+    flip_byte(small.record / "whole.log", at=100)
+
+
+def finished(small):
+    small.run_well()
+
+
+def finished_other(small):
+    SmallSet(small.folder, "other").run_well()
+
+
+def finished_parts(small):
+    all_parts(small)
+    assert run("finalize", small.out).exit_code == 0
+
+
+def killed_at_the_end(small):
+    """Leave logs and plan beside the manifest, as a crash does before they are removed."""
+    all_parts(small)
+    left = {path: path.read_bytes() for path in small.record.iterdir()}
+    assert run("finalize", small.out).exit_code == 0
+    for path, data in left.items():
+        path.write_bytes(data)
+
+
+def copied(small):
+    finished(small)
+    for path in small.outputs:
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+
+
+def without_stamps(small):
+    finished(small)
+    (small.record / "stamps.json").unlink()
+
+
+def output_gone(small):
+    finished(small)
+    small.outputs[0].unlink()
+
+
+def output_changed(small):
+    finished(small)
+    flip_byte(small.outputs[0])
+
+
+def outputs_gone(small):
+    finished(small)
+    for path in small.outputs:
+        path.unlink()
+
+
+STATES = {
+    "empty folder": nothing,
+    "outputs, no record": files_of_others,
+    "half-written file, no record": half_file_of_others,
+    "a whole run": running(),
+    "part 1/2": running("--part", "1/2"),
+    "part 2/2": running("--part", "2/2"),
+    "part 2/2 of another plan": running("--part", "2/2", name="other"),
+    "a run failed": failed,
+    "killed, half-written file left": killed,
+    "killed, last line torn": killed_in_a_line,
+    "killed, entry without stamp": killed_before_a_stamp,
+    "killed, another plan": killed_other,
+    "an output changed since": killed_and_changed,
+    "`plan.json` damaged": damaged_plan,
+    "`whole.log` damaged": damaged_log,
+    "part 1/2 killed": killed_part,
+    "part 2/2 done": one_part,
+    "part 2/2 done, 1/2 killed": one_part_and_half,
+    "all parts done": all_parts,
+    "all parts done, an output changed": all_parts_changed,
+    "part 2/2 done, another plan": one_part_other,
+    "all parts done, another plan": all_parts_other,
+    "this command": finished,
+    "this command, in parts": finished_parts,
+    "killed, plan and logs left": killed_at_the_end,
+    "a run with `--overwrite` has begun": running_over,
+    "copied with `cp -r`": copied,
+    "`stamps.json` gone": without_stamps,
+    "an output gone": output_gone,
+    "an output changed": output_changed,
+    "all outputs gone": outputs_gone,
+    "another command": finished_other,
+}
+
+
+# ------------------------------------------------------------------------ the table itself
+
+
+def read_tables():
+    """Return the cells by state and command, and the words of messages by name."""
+    cells, words, columns = {}, {}, []
+    for line in PAGE.read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or row[0].startswith("---"):
+            columns = columns if line.startswith("|") else []
+        elif not columns:
+            columns = [cell.strip("`") for cell in row[1:]]
+        elif len(row) > 2:
+            cells |= {(row[0], name): cell for name, cell in zip(columns, row[1:], strict=True)}
+        else:
+            words[row[0]] = row[1]
+    return cells, words
+
+
+CELLS, WORDS = read_tables()
+
+
+WRITING = ("plain", "--resume", "--overwrite", "--part 1/2")
+
+
+def words_of(small, column):
+    """Return the command line of a column."""
+    if column in ("finalize", "inspect"):
+        return [column, small.out]
+    if column == "verify":
+        return ["verify", small.out, "-s", small.strategy, "--deep"]
+    return small.words(*([] if column == "plain" else column.split()))
+
+
+def contents(small):
+    return {path: path.read_bytes() for path in small.out.rglob("*") if path.is_file()}
+
+
+def test_every_state_of_the_table_is_built():
+    """Else a row is nobody's promise, or a state has no row."""
+    assert {state for state, _ in CELLS} == set(STATES)
+    named = {cell[2:] for cell in CELLS.values() if "writes" not in cell}
+    assert named == WORDS.keys() - {"COMPLETE", "RUNNING", "STOPPED", "NONE"}
+
+
+SOME = {"a whole run", "killed, half-written file left", "part 2/2 done", "all parts done",
+        "this command", "an output gone"}  # fmt: skip
+CASES = [
+    *((*cell, "split") for cell in CELLS),
+    *((*cell, other) for cell in CELLS if cell[0] in SOME and cell[1] in WRITING
+      for other in ("numbered", "reshard")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "column", "kind"), CASES)
+def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, kind):
+    """Else the page that users and developers look things up in is wrong."""
+    small = SmallSet(tmp_path, command=kind)
+    code, _, what = CELLS[state, column].partition(" ")
+
+    def command():
+        before = contents(small)
+        with filled_outputs() as filled:
+            result = run(*words_of(small, column))
+        return result, len(filled), contents(small) == before
+
+    build = STATES[state]
+    is_running = "command" in signature(build).parameters
+    if is_running:
+        result, filled, is_unchanged = build(small, command)
+    else:
+        build(small)
+        result, filled, is_unchanged = command()
+    text = message(result)
+    assert str(result.exit_code) == code, text
+    written = int(what.rpartition("writes ")[2]) if "writes" in what else 0
+    assert filled == written
+    if "keeps" in what:
+        assert f"({what[6]} kept, {written} written)" in text
+    elif "writes" not in what:
+        assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
+        assert is_unchanged or is_running or (code == "0" and column == "finalize")
+    if code == "0" and not is_running and column in WRITING[:3]:
+        assert small.read() == small.wanted()
