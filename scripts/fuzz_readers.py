@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from zlib import crc32
 
 import atheris
 
@@ -26,8 +27,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 with atheris.instrument_imports(include=["ckpttool"]):
-    from ckpttool.transaction.journal import read_entries, read_journal, seal_line
-
     from ckpttool.discovery.checkpoint2 import read_metadata
     from ckpttool.discovery.hyper_parallel import read_metadata as read_hyper_metadata
     from ckpttool.errors import CkptToolError, FormatError
@@ -40,7 +39,9 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
+    from ckpttool.transaction.log import Log
     from ckpttool.transaction.manifest import ManifestFile
+    from ckpttool.transaction.states import FinishedStamps, RecordedPlan
     from tests.support.hyper_parallel import HyperSave
     from tests.support.readers import Entry
 
@@ -111,34 +112,46 @@ def _limited(target: Callable[[str, int], None]) -> Callable[[str, int], None]:
     return limited
 
 
-def _manifest(path: str) -> None:
+def _sealed(read: Callable[[Path], object]) -> Callable[[str], None]:
     """Read it as it is, and with the checksum that it should have: a fuzzer finds none."""
-    with contextlib.suppress(CkptToolError):
-        ManifestFile.read(Path(path))
-    lines = Path(path).read_bytes()
-    digest = sha256(lines).hexdigest()
-    Path(path).write_bytes(lines + b'], "sha256": "' + digest.encode() + b'"}\n')
-    for _ in ManifestFile.read(Path(path)).outputs():
+
+    def sealed(path: str) -> None:
+        with contextlib.suppress(CkptToolError):
+            read(Path(path))
+        lines = Path(path).read_bytes()
+        digest = sha256(lines).hexdigest()
+        Path(path).write_bytes(lines + b'], "sha256": "' + digest.encode() + b'"}\n')
+        read(Path(path))
+
+    return sealed
+
+
+def _manifest(path: Path) -> None:
+    for _ in ManifestFile.read(path).outputs():
         pass
 
 
-def _journal(path: str) -> None:
-    """The same of a journal, line by line."""
+def _read_log(path: Path) -> None:
+    for output in Log.read(path).outputs.values():
+        output.read_entry()
+
+
+def _log(path: str) -> None:
+    """Do the same with a log, line by line."""
     with contextlib.suppress(CkptToolError):
-        read_journal(Path(path))
-    with contextlib.suppress(UnicodeDecodeError):
-        lines = Path(path).read_bytes().decode("ascii").split("\n")[:-1]
-        Path(path).write_text("".join(map(seal_line, lines)))
-    found = read_journal(Path(path))
-    for _ in read_entries(Path(path), found.lines.values() if found is not None else ()):
-        pass
+        _read_log(Path(path))
+    lines = Path(path).read_bytes().split(b"\n")[:-1]
+    Path(path).write_bytes(b"".join(b"%b %08x\n" % (line, crc32(line)) for line in lines))
+    _read_log(Path(path))
 
 
 ORIGIN = b"""{"schema": 1, "ckpttool": "0.2", "plan": "p", "step": null, "inputs": [{"path": "a",
-"nbytes": 1, "mtime_ns": 2, "ctime_ns": 3}], "strategies":
+"nbytes": 1, "mtime_ns": 2, "ctime_ns": 3, "inode": 4}], "options": {"crc": "--crc"},
+"strategies":
 [{"path": "s", "nbytes": 1, "sha256": ""}]""".replace(b"\n", b" ")
 OUTPUT = b"""{"rank": 0, "path": "r/a", "format": "ckpt", "nbytes": 9, "tensors":
 [{"name": "w", "dtype": "Int8", "shape": [4], "sha256": ["ab"]}]}""".replace(b"\n", b" ")
+STAMP = b'"nbytes": 9, "mtime_ns": 2, "ctime_ns": 3, "inode": 4'
 DEVICE = b'{"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}'
 SERVERS = b'{"version": "1.0", "server_count": "1", "server_list": [{"server_id": "a", "device": ['
 GROUPS = b'{"group_count": "1", "group_list": [{"device_num": "1", "instance_list": [{"devices": ['
@@ -146,12 +159,15 @@ SEEDS = {
     "rank_table": SERVERS + DEVICE + b']}], "status": "completed"}',
     "rank_table groups": GROUPS + DEVICE + b'], "rank_id": "0", "server_id": "a"}]}]}',
     "manifest": ORIGIN + b', "outputs": [\n' + OUTPUT + b"\n",
-    "journal": b'{"by": "x", "run": ['
-    + ORIGIN
-    + b"}]}\n"
-    + b'{"begun": "r/a"}\n{"complete": ['
+    "plan": ORIGIN
+    + b', "by": [{"process": 1, "host": "h", "time": "t"}], "documents": [{"path": "i.json", '
+    + b'"kind": "index", "data": "e30="}], "outputs": [\n{"rank": 0, "path": "r/a"}\n',
+    "stamps": ORIGIN + b', "outputs": [\n{"path": "r/a", ' + STAMP + b"}\n",
+    "log": b'{"run": "anew", "process": 1, "host": "h", "time": "t"}\n'
     + OUTPUT
-    + b']}\n{"placed": "r/a", "nbytes": 9, "mtime_ns": 2, "ctime_ns": 3}\n',
+    + b'\n{"stamp": "r/a", '
+    + STAMP
+    + b'}\n{"done": true}\n',
 }
 
 TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
@@ -167,10 +183,12 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
         "**/*.metadata",
     ),
     "index": (_document(read_index_file), "**/*map.json"),
-    "journal": (_document(_journal), "**/*.journal"),
-    "manifest": (_document(_manifest), "**/ckpttool.json"),
+    "log": (_document(_log), "**/*.log"),
+    "manifest": (_document(_sealed(_manifest)), "**/ckpttool.json"),
     "mindformers": (_document(read_metadata), "**/metadata.json"),
+    "plan": (_document(_sealed(RecordedPlan.read)), "**/plan.json"),
     "rank_table": (_document(read_rank_table), "**/rank_table*.json"),
+    "stamps": (_document(_sealed(FinishedStamps.read)), "**/stamps.json"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from zlib import crc32
 
 import pytest
 
@@ -277,3 +278,20 @@ def test_what_is_no_regular_file_is_refused(path, reader, kind):
     with pytest.raises(FormatError, match=r"whole\.log: ") as caught:
         reader(path)
     assert caught.value.path == str(path)
+
+
+def test_a_line_that_is_not_ascii_is_damage(path):
+    line = _seal(entry_text(entry_of("a"))).rpartition(b" ")[0].replace(b"ckpt", b"ckp\xff")
+    path.write_bytes(_seal(RUN) + b"%b %08x\n" % (line, crc32(line)))
+    with pytest.raises(FormatError, match=r"whole\.log: "):
+        Log.read(path)
+
+
+@pytest.mark.parametrize("change", ["cut", "other"])
+def test_an_entry_that_is_not_there_any_more_when_it_is_read_is_damage(path, change):
+    write(path, "a")
+    output = Log.read(path).outputs["a"]
+    size = path.stat().st_size
+    path.write_bytes(b"" if change == "cut" else b"x" * size)
+    with pytest.raises(FormatError, match=r"whole\.log: "):
+        output.read_entry()
