@@ -10,7 +10,7 @@ import pytest
 from ckpttool.execution import execute as execute_module
 from tests.support.commands import run_well
 from tests.support.executors import CASE, FORMATS, reshard_words
-from tests.support.manifests import MANIFEST
+from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
 
 @pytest.fixture
@@ -62,32 +62,71 @@ def in_order(events, *wanted):
     return True
 
 
+def first_output(events):
+    """Return which event gives the first output its name."""
+    names = (i for i, (what, path) in enumerate(events) if what == "rename")
+    return next(i for i in names if not events[i][1].endswith(".json"))
+
+
 @pytest.mark.parametrize("output_format", FORMATS)
-def test_contents_then_journal_then_name_then_folder_and_the_manifest_last(
+def test_contents_then_log_then_name_then_folder_and_the_manifest_last(
     tmp_path, events, output_format
 ):
     out = tmp_path / "new" / "out"
     run_well(*reshard_words(out, output_format), "-j", "2")
     names = [path for what, path in events if what == "rename"]
-    assert len(names) == 5
-    journal = f"{out}/{MANIFEST}.journal"
-    for name in names[:-1]:
+    plan, *outputs, stamps, manifest = names
+    assert (plan, stamps, manifest) == (f"{out}/{PLAN}", f"{out}/{STAMPS}", f"{out}/{MANIFEST}")
+    assert len(outputs) == 4
+    log = f"{out}/{LOG}"
+    for name in outputs:
         folder = str(Path(name).parent)
         at = events.index(("rename", name))
         fills = [i for i, event in enumerate(events) if event == ("fill", f"{name}.partial")]
         before = events[max(fills) : at]
-        assert in_order(before, ("sync", f"{name}.partial"), ("sync", journal))
-        assert [event for event in before if event[0] != "fill"][-1] == ("sync", journal)
+        assert in_order(before, ("sync", f"{name}.partial"), ("sync", log))
+        assert [event for event in before if event[0] != "fill"][-1] == ("sync", log)
         behind = [event for event in events[at:] if event[0] != "fill"]  # of other threads
         assert behind[1] == ("sync", folder)
         assert in_order(events[:at], ("mkdir", folder), ("sync", str(out)))
     assert in_order(events, ("mkdir", str(out)), ("sync", str(tmp_path)), ("sync", str(out.parent)))
-    assert events[-5:] == [
-        ("sync", f"{out}/{MANIFEST}.partial"),
-        ("rename", f"{out}/{MANIFEST}"),
+    assert events[-9:] == [
+        ("sync", f"{stamps}.partial"),
+        ("rename", stamps),
+        ("sync", f"{out}/{RECORD}"),
+        ("sync", f"{manifest}.partial"),
+        ("rename", manifest),
         ("sync", str(out)),
-        ("unlink", journal),
-        ("sync", str(out)),
+        ("unlink", plan),
+        ("unlink", log),
+        ("sync", f"{out}/{RECORD}"),
+    ]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_finalize_removes_the_logs_when_the_manifest_is_there_for_good(tmp_path, events, parts):
+    for number in range(1, parts + 1):
+        events.clear()
+        run_well(*reshard_words(tmp_path, "ckpt"), "--part", f"{number}/{parts}")
+        assert [event for event in events if event[0] != "fill"][-1] == (
+            "sync",
+            f"{tmp_path}/{RECORD}/{number}-of-{parts}.log",
+        )
+    events.clear()
+    run_well("finalize", tmp_path)
+    assert events == [
+        ("sync", f"{tmp_path}/{STAMPS}.partial"),
+        ("rename", f"{tmp_path}/{STAMPS}"),
+        ("sync", f"{tmp_path}/{RECORD}"),
+        ("sync", f"{tmp_path}/{MANIFEST}.partial"),
+        ("rename", f"{tmp_path}/{MANIFEST}"),
+        ("sync", str(tmp_path)),
+        *(
+            ("unlink", f"{tmp_path}/{RECORD}/{number}-of-{parts}.log")
+            for number in range(1, parts + 1)
+        ),
+        ("unlink", f"{tmp_path}/{PLAN}"),
+        ("sync", f"{tmp_path}/{RECORD}"),
     ]
 
 
@@ -95,8 +134,14 @@ def test_an_old_manifest_is_gone_for_good_before_the_first_output_is_replaced(tm
     run_well(*reshard_words(tmp_path, "ckpt"))
     events.clear()
     run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite")
-    first = next(i for i, event in enumerate(events) if event[0] == "rename")
+    first = first_output(events)
     assert in_order(events[:first], ("unlink", f"{tmp_path}/{MANIFEST}"), ("sync", str(tmp_path)))
+    record = f"{tmp_path}/{RECORD}"
+    assert in_order(events[:first], ("unlink", f"{tmp_path}/{STAMPS}"), ("sync", record))
+    assert in_order(events[:first], ("rename", f"{tmp_path}/{PLAN}"), ("sync", record))
+    assert events.index(("rename", f"{tmp_path}/{PLAN}")) < events.index(
+        ("unlink", f"{tmp_path}/{MANIFEST}")
+    )
 
 
 def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_path, events):
@@ -105,7 +150,7 @@ def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_pat
     events.clear()
     run_well(*words, "-o", tmp_path / "out", "--overwrite")
     renames = [path for what, path in events if what == "rename"]
-    first = events.index(("rename", renames[0]))
+    first = first_output(events)
     indexes = [f"{tmp_path}/out/{n}.json" for n in ("param_name_map", "model.safetensors.index")]
     for index in indexes:
         assert in_order(events[:first], ("unlink", index), ("sync", f"{tmp_path}/out"))
@@ -113,8 +158,11 @@ def test_old_indexes_are_gone_for_good_before_the_first_file_is_replaced(tmp_pat
     assert renames[-1] == f"{tmp_path}/out/{MANIFEST}"
 
 
-def test_a_journal_is_on_disk_before_the_first_output_is_begun(tmp_path, events):
-    run_well(*reshard_words(tmp_path / "out", "ckpt"), "-j", "1")
-    first = next(i for i, event in enumerate(events) if event[0] == "fill")
-    assert ("sync", f"{tmp_path}/out/{MANIFEST}.journal") in events[:first]
-    assert ("sync", f"{tmp_path}/out") in events[:first]
+def test_plan_and_log_are_on_disk_before_the_first_output_is_begun(tmp_path, events):
+    out = tmp_path / "out"
+    run_well(*reshard_words(out, "ckpt"), "-j", "1")
+    before = events[: next(i for i, event in enumerate(events) if event[0] == "fill")]
+    record, plan = f"{out}/{RECORD}", f"{out}/{PLAN}"
+    assert in_order(before, ("mkdir", record), ("sync", str(out)))
+    assert in_order(before, ("sync", f"{plan}.partial"), ("rename", plan), ("sync", record))
+    assert in_order(before, ("rename", plan), ("sync", f"{out}/{LOG}"), ("sync", record))

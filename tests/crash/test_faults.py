@@ -40,7 +40,7 @@ from tests.support.executors import (
     start,
     write_source,
 )
-from tests.support.manifests import MANIFEST
+from tests.support.manifests import MANIFEST, PLAN, STAMPS
 
 SAID = {
     errno.ENOSPC: "No space left on device (the disk is full)",
@@ -84,7 +84,7 @@ def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
     assert [name for name in left if name.endswith(".partial")] == []
     complete = len([name for name in left if name.startswith("rank_")])
     assert complete <= most
-    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (MANIFEST not in expected)
+    assert message(result).count(f"{out}/rank_") == min(complete, 3) + (".json" not in expected)
     assert not (out / MANIFEST).exists()
     assert ("--resume goes on from there" in message(result)) == (complete > 0)
     monkeypatch.undo()
@@ -349,19 +349,19 @@ def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, 
     assert not [name for name in files_below(tmp_path) if name.endswith(".partial")]
 
 
-def test_a_journal_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, break_call):
-    break_call("write", errno.ENOSPC, ".journal", after=6)  # head, 4 begun, one complete
+def test_a_log_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch, break_call):
+    break_call("write", errno.ENOSPC, ".log", after=3)  # a run, an output and its stamp
     expected = ".ckpt: not written: No space left on device (the disk is full)"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 2)
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_a_journal_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, after):
+def test_a_log_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, after):
     """The disk takes half of a line, and no more."""
     real, lines = os.write, []
 
     def fake(fd, data):
-        if Path(f"/proc/self/fd/{fd}").readlink().suffix != ".journal":
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix != ".log":
             return real(fd, data)
         lines.append(data)
         if len(lines) > after + 2:
@@ -374,6 +374,22 @@ def test_a_journal_that_is_cut_short_is_gone_on_from(tmp_path, monkeypatch, afte
     monkeypatch.undo()
     run_well(*ordered_words(out), "--resume")
     assert len(files_below(out, manifests=True)) == 5
+
+
+@pytest.mark.parametrize("name", [PLAN, STAMPS])
+def test_a_document_of_the_record_that_cannot_be_written_ends_the_run(
+    tmp_path, monkeypatch, break_call, name
+):
+    break_call("fsync", errno.ENOSPC, f"{name}.partial")
+    expected = "not written: No space left on device (the disk is full)"
+    if name == STAMPS:
+        expected = f"{name}: {expected}"
+        fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
+        return
+    result = run(*ordered_words(tmp_path / "out"))
+    assert result.exit_code == 6
+    assert expected in message(result)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
@@ -516,7 +532,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
     )
     done = ", ".join(str(small_disk / "out" / f"rank_{n}/checkpoint_{n}.ckpt") for n in (0, 1))
     assert f"complete before that: {done}; the same command with --resume" in message(result)
-    assert len(files_below(small_disk / "out")) == 3  # with the journal
+    assert len(files_below(small_disk / "out")) == 4  # with the plan and the log
     result = run(*words, "--resume")
     assert result.exit_code == 5
     assert re.search("2,097,2.. bytes are to be written, 524,288 are free", message(result))

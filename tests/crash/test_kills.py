@@ -60,14 +60,14 @@ def undisturbed(tmp_path_factory):
 
 
 def run_and_kill(words, out, lines, seconds):
-    """Start a run, and kill it so many seconds after its journal has so many lines."""
+    """Start a run, and kill it so many seconds after its log has so many lines."""
     env = environment()
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    journal, manifest = out / LOG, out / MANIFEST
+    log, manifest = out / LOG, out / MANIFEST
 
     def is_time():
         try:
-            return journal.read_bytes().count(b"\n") >= lines
+            return log.read_bytes().count(b"\n") >= lines
         except FileNotFoundError:
             return manifest.exists() or process.poll() is not None
 

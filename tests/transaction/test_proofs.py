@@ -18,7 +18,7 @@ from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
 PART_LOG = f"{RECORD}/1-of-2.log"
 PARTS = ((1, 2), (2, 2))
-IN_THE_WAY = "is in the way of the record of a run"
+IN_THE_WAY = "is in the way of the record of the run"
 
 
 class Small:
@@ -210,9 +210,9 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
         (MANIFEST, (), Small.resume, "is a device or a pipe; name a file to be written"),
         (LOG, (), Small.resume, IN_THE_WAY),
         (STAMPS, (), Small.resume, IN_THE_WAY),
-        (PLAN, PARTS, Small.commit, "is a pipe or a device, and no file"),
+        (PLAN, PARTS, Small.commit, IN_THE_WAY),
         (PLAN, PARTS, Small.resume_part, IN_THE_WAY),
-        (PART_LOG, PARTS, Small.commit, "is a pipe or a device, and no file"),
+        (PART_LOG, PARTS, Small.commit, IN_THE_WAY),
         (PART_LOG, PARTS, Small.resume, "is a pipe or a device, and no file"),
         (PART_LOG, PARTS, Small.resume_part, IN_THE_WAY),
     ],
