@@ -136,8 +136,10 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         return show_progress("reading what is kept", nbytes, report.hides_progress)
 
     def print_note(note: Diagnostic) -> None:
+        late_notes.append(note)
         tables.print_notes([note], severities("convert"), report.quiet)
 
+    late_notes: list[Diagnostic] = []
     started = time.perf_counter()
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
@@ -169,6 +171,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
                 stopped.remedy = _remedy(assignment.count_complete(), len(assignment.ranks))
                 raise
     seconds = time.perf_counter() - started
+    assignment = replace(assignment, notes=(*assignment.notes, *late_notes))
     document = documents.describe_run(plan, assignment, written, seconds)
     if report.as_json:
         tables.print_json(document)

@@ -205,9 +205,13 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
 def create_document(path: Path, text: Iterable[str]) -> None:
     """Write a small file that is not there yet; raises `FileExistsError` if it is."""
     with path.open("x", encoding="ascii") as file:
-        file.writelines(text)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            file.writelines(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException as error:
+            clean_up(error, path.unlink)
+            raise
     sync_folder(path.parent)
 
 

@@ -160,7 +160,10 @@ class Claim:
             write_document(str(record.plan), text)
         else:
             record.plan.unlink(missing_ok=True)
-            create_document(record.plan, text)
+            try:
+                create_document(record.plan, text)
+            except FileExistsError as error:
+                raise HeldError(error.errno, "another run was faster", str(record.plan)) from error
 
     def _set_aside(self, path: Path) -> None:
         """Rename a log of another plan; remove it if none of its outputs is there."""

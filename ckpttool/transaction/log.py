@@ -42,6 +42,7 @@ from ckpttool.transaction.manifest import JsonObject, opened, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 ENTRY = b'{"rank": '  # the beginning of an output's line
+NOT_AS_WRITTEN = "the line is not as it was written"
 ANEW, RESUMED = "anew", "resumed"  # how a run begins
 
 
@@ -99,10 +100,14 @@ class LoggedOutput:
     is_current: bool = True
 
     def read_line(self) -> str:
-        """Return the text of the output's line, which is the manifest's."""
+        """Return the text of the output's line; raises `FormatError` if it has changed."""
         with open_file(self.log) as file:
             file.seek(self.start)
-            return _unseal(file.read(self.stop - self.start)).decode("ascii")
+            line = file.read(self.stop - self.start)
+        try:
+            return _unseal(line).decode("ascii")
+        except ValueError as error:
+            raise FormatError(str(self.log), self.start, NOT_AS_WRITTEN) from error
 
     def read_entry(self) -> OutputEntry:
         """Return the output's entry in the manifest."""
@@ -192,8 +197,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             except ValueError as error:
                 if not file.read(1) and (start or not line.endswith(b"\n")):
                     return  # the last line: a power loss has cut it short
-                reason = "the line is not as it was written"
-                raise FormatError(str(path), start, reason) from error
+                raise FormatError(str(path), start, NOT_AS_WRITTEN) from error
             yield start, start + len(line), text
             start += len(line)
 
@@ -207,7 +211,7 @@ def _unseal(line: bytes) -> bytes:
     """Return the text of a line; raise `ValueError` if its checksum does not match."""
     text = line[: -len(SEAL)]
     if not text or line != b"%b %08x\n" % (text, crc32(text)):
-        raise ValueError("a line is not as it was written")
+        raise ValueError(NOT_AS_WRITTEN)
     return text
 
 

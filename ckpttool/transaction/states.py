@@ -28,6 +28,7 @@ NONE      nothing is claimed
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,7 +139,8 @@ class Record:
 
     def leftovers(self) -> list[Path]:
         """Return the files that a finished set does not have: logs, plans, half-written files."""
-        found = list_folder(self.home) if is_there(self.home) else []
+        is_readable = self.home.is_dir() and os.access(self.home, os.R_OK | os.X_OK)
+        found = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
         return [path for path in found if path.suffix == ".log" or path.name.startswith(names)]
 

@@ -237,7 +237,7 @@ STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
             [RUN, entry_text(entry_of("a")), f'{{"stamp": "../a", {STAMP}}}'],
             "stamp: expected a path below the folder",
         ),
-        ([RUN, entry_text(entry_of("a")), '{"stamp": "a"}'], "nbytes: expected a count"),
+        ([RUN, entry_text(entry_of("a")), '{"stamp": "a"}'], "nbytes: expected an integer"),
     ],
 )
 def test_another_file_of_that_name_is_named_and_not_believed(path, lines, reason):

@@ -1,0 +1,234 @@
+"""File systems without locks, or without hard links, as some mounts of NFS and Lustre."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ckpttool.transaction import claim
+from tests.support.commands import message, run, run_well
+from tests.support.manifests import reseal
+from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+
+ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
+WARNING = "this file system has no locks"
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Return a small set that nobody has written yet."""
+    return SmallSet(tmp_path)
+
+
+def failing_with(number):
+    """Return a system call that the file system does not have."""
+
+    def call(*arguments, **options):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.fixture(params=ERRORS, ids=lambda number: errno.errorcode[number])
+def no_locks(monkeypatch, request):
+    """Let every lock fail, with each error that tells of a file system without them."""
+    monkeypatch.setattr(fcntl, "flock", failing_with(request.param))
+
+
+def files_of(small):
+    return {path: path.read_bytes() for path in small.out.rglob("*") if path.is_file()}
+
+
+def stop_as(small, host, process):
+    """Leave what a run leaves that was killed on a host, as this process number."""
+    small.stop()
+    plan = small.record / "plan.json"
+    head = json.loads(plan.read_text().splitlines()[0] + "]}")
+    (by,) = head["by"]
+    reseal(
+        plan,
+        (f'"process": {by["process"]}, ', f'"process": {process}, '),
+        (f'"host": "{by["host"]}"', f'"host": "{host}"'),
+    )
+    return by["time"]
+
+
+def dead_process():
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+LIVING = {
+    "another host": lambda: ("node7", 12),
+    "here": lambda: (socket.gethostname(), os.getppid()),
+}
+
+
+@pytest.fixture(params=LIVING)
+def living(request):
+    """Return host and number of a process that may live."""
+    return LIVING[request.param]()
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
+def test_a_whole_run_warns_once_and_writes_a_right_set(small, no_locks, more):
+    """Else a checkpoint on such a mount cannot be converted at all."""
+    result = small.run_well(*more)
+    assert message(result).count(WARNING) == 1
+    assert f"warning: {small.record}: {WARNING}" in message(result)
+    assert small.read() == small.wanted()
+    for words in (["verify", small.out, "-s", small.strategy, "--deep"], ["inspect", small.out]):
+        assert WARNING not in message(run_well(*words))
+    assert "4 kept, 0 written" in message(small.run_well("--resume"))
+
+
+def test_the_warning_has_its_code_in_the_document(small, no_locks):
+    """Else a script cannot tell it from others."""
+    document = json.loads(small.run_well("--json").stdout)
+    codes = [note["kind"] for note in document["notes"]]
+    assert codes.count("no_locks") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",)])
+def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living, more):
+    """Else two runs write the same files, and each calls the mixture whole."""
+    host, process = living
+    begun = stop_as(small, host, process)
+    before = files_of(small)
+    result = small.run(*more)
+    assert result.exit_code == 5, message(result)
+    assert f"process {process} on {host} since {begun}" in message(result)
+    assert re.search("no locks.*--overwrite goes on", message(result))
+    assert files_of(small) == before
+    for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
+        assert f"process {process} on {host}" in message(run(*words))
+        assert run(*words).exit_code == (1 if words[0] == "verify" else 5)
+
+
+def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living):
+    """Else nobody gets out, after a node that does not come back."""
+    stop_as(small, *living)
+    assert WARNING in message(small.run_well("--overwrite"))
+    assert small.read() == small.wanted()
+
+
+@pytest.mark.parametrize(("more", "count"), [((), 4), (("--resume",), 2), (("--overwrite",), 4)])
+def test_a_run_goes_on_after_a_process_of_this_host_that_ended(small, no_locks, more, count):
+    """Else a killed run needs an option that gives up what it has completed."""
+    stop_as(small, socket.gethostname(), dead_process())
+    with filled_outputs() as filled:
+        result = small.run_well(*more)
+    assert len(filled) == count
+    assert message(result).count(WARNING) == 1
+    assert small.read() == small.wanted()
+
+
+def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_locks):
+    """Else a folder is blocked by a run that failed."""
+    stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
+    result = small.run("--resume")
+    assert result.exit_code == 5
+    assert "of another run: m.ckpt: was written to since" in message(result)
+    small.run_well()
+    assert small.read() == small.wanted()
+
+
+def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeypatch):
+    """Else the plan, the only thing that keeps it away, is overlooked."""
+    me, begun = os.getpid(), time.strftime("%Y-%m-%d")
+
+    def run_as_another():
+        small.wait_for(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            return small.run()
+
+    with while_filling(small.outputs[2], run_as_another) as seen:
+        small.run_well()
+    assert seen[0].exit_code == 5, message(seen[0])
+    assert f"process {me} on {socket.gethostname()} since {begun}" in message(seen[0])
+    assert small.read() == small.wanted()
+
+
+def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks, monkeypatch):
+    """Else both find no plan, and both write."""
+    create = claim.create_document
+    seen = []
+
+    def create_second(path, text):
+        if not seen:
+            seen.append(None)
+            lines = list(text)
+            create(path, (line.replace(socket.gethostname(), "node7") for line in lines))
+            text = lines
+        return create(path, text)
+
+    monkeypatch.setattr(claim, "create_document", create_second)
+    result = small.run()
+    assert result.exit_code == 5, message(result)
+    assert "another run" in message(result)
+    assert small.read() == {}
+    assert (small.record / "plan.json").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
+def test_a_part_is_refused_and_leaves_nothing(small, no_locks, more):
+    """Else parts that cannot see each other write one set."""
+    result = small.run("--part", "1/2", *more)
+    assert result.exit_code == 5, message(result)
+    assert f"{WARNING}, which runs with --part need" in message(result)
+    assert "write all in one run" in message(result)
+    assert not small.out.exists() or list(small.out.iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])
+def test_a_part_beside_a_stopped_run_is_refused_and_changes_nothing(small, no_locks, more):
+    """Else the refusal costs what the run has completed."""
+    stop_as(small, socket.gethostname(), dead_process())
+    before = files_of(small)
+    result = small.run("--part", "1/2", *more)
+    assert result.exit_code == 5, message(result)
+    assert WARNING in message(result)
+    assert files_of(small) == before
+
+
+def test_parts_that_were_written_with_locks_are_finalized_without(small, monkeypatch):
+    """Else a set that another host has written in parts cannot be finished here."""
+    for part in ("1/2", "2/2"):
+        small.run_well("--part", part)
+    monkeypatch.setattr(fcntl, "flock", failing_with(errno.ENOLCK))
+    run_well("finalize", small.out)
+    assert small.read() == small.wanted()
+
+
+def test_an_error_of_a_lock_that_says_something_else_is_no_warning(small, monkeypatch):
+    """Else a disk that fails is taken for one without locks."""
+    monkeypatch.setattr(fcntl, "flock", failing_with(errno.EIO))
+    result = small.run()
+    assert result.exit_code == 6, message(result)
+    assert "Input/output error" in message(result)
+    assert small.read() == {}
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
+@pytest.mark.parametrize("parts", [(), ("1/2", "2/2")])
+def test_hard_links_are_not_needed(small, monkeypatch, number, parts):
+    """Else a mount that has locks but no links is refused for nothing."""
+    monkeypatch.setattr(os, "link", failing_with(number))
+    texts = [message(small.run_well("--part", part)) for part in parts]
+    texts.append(message(run_well("finalize", small.out) if parts else small.run_well()))
+    assert not [text for text in texts if "warning:" in text or " links" in text]
+    assert small.read() == small.wanted()
