@@ -9,6 +9,8 @@ After each crash `look` has to return the right state, and the next run has to f
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -198,6 +200,14 @@ def part_of_another_plan(runs):
     runs.stop(OTHER, part=(1, 2))
 
 
+def run_without_locks(runs):
+    def refuse(fd, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    fcntl.flock = refuse
+    runs.run()
+
+
 SCENARIOS = {
     "whole": Scenario(lambda runs: None, Runs.run),
     "part 2/2 after 1/2": Scenario(
@@ -217,6 +227,7 @@ SCENARIOS = {
     "a part of another plan": Scenario(
         part_of_another_plan, lambda runs: runs.run(part=(2, 2)), part=(2, 2), overwrite=True
     ),
+    "without locks": Scenario(lambda runs: None, run_without_locks),
     "failing": Scenario(lambda runs: None, lambda runs: runs.fail(2)),
     "failing at once": Scenario(lambda runs: None, lambda runs: runs.fail(0)),
 }
