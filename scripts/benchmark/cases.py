@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from benchmark.model import Mesh, Model, many_tensors
 CKPTTOOL = (sys.executable, "-m", "ckpttool")
 FORMATS = {"hdf5": ".h5", "ckpt": ".ckpt"}
 BUDGET = "64MiB"
+LOOK = """
+import sys
+from pathlib import Path
+from ckpttool.transaction.states import Record, look
+look(Record.of(Path(sys.argv[1])))
+"""
 COPY, CLICK = "cp -r", "import click"  # what the others are compared with
 
 MINDSPORE = """
@@ -188,7 +195,15 @@ def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
     merged, out = work / "merged.ckpt", work / "outputs"
     merge = (*CKPTTOOL, "merge", str(small), "-s", str(strategy_path(small)), "-o", str(merged))
     ways = ("-s", str(strategy_path(wide)), "-d", str(target), "-o", str(out), "--format", "ckpt")
+    reshard = (*CKPTTOOL, "reshard", str(wide), *ways, "-q")
+    finished, stopped = work / "finished", work / "stopped"
+    for path, more in ((finished, ()), (stopped, ("--part", "1/1"))):  # which waits for finalize
+        subprocess.run((*reshard, *more, "-o", str(path)), check=True, capture_output=True)
+    look = (sys.executable, "-c", LOOK)
     return [
         Case(f"merge, 8 ranks x {tensors} tensors", (*merge, "-q"), merged),
-        Case(f"reshard, 8 -> {outputs} ranks", (*CKPTTOOL, "reshard", str(wide), *ways, "-q"), out),
+        Case(f"reshard, 8 -> {outputs} ranks", reshard, out),
+        Case(f"look, finished set of {outputs}", (*look, str(finished))),
+        Case(f"look, stopped set of {outputs}", (*look, str(stopped))),
+        Case(f"resume, finished set of {outputs}", (*reshard, "-o", str(finished), "--resume")),
     ]
