@@ -450,7 +450,7 @@ def access_problems(record: Record, logs: Iterable[Path]) -> Iterator[Diagnostic
     files = (record.lock, record.plan, record.stamps, *logs)
     for path, kind in ((record.home, stat.S_ISDIR), *((file, stat.S_ISREG) for file in files)):
         if is_there(path) and not kind(path.lstat().st_mode):
-            text = f"{path}: is in the way of the record of a run"
+            text = f"{path}: is in the way of the record of the run"
             yield Diagnostic("destination", text, "move it away")
             return
         mode = os.R_OK | os.W_OK | (os.X_OK if path == record.home else 0)
