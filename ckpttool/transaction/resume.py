@@ -299,7 +299,8 @@ def _inspect_stopped(
     if is_done and not assignment.is_resumed and not assignment.overwrites:
         diagnostics.add(_already_written(outputs, record.log(outputs.part)))
         return _without_other_problems(assignment, outputs)
-    if not is_done:
+    has_begun = outputs.part is None or outputs.part in destination.parts
+    if has_begun and not is_done:
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
     documents = (str(Path(one.path)) for one in outputs.own_documents if is_written(one))
