@@ -35,8 +35,8 @@ from ckpttool.planning.resolve import (
 from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.storage.checksums import check_files
-from ckpttool.transaction.manifest import changed_sources
 from ckpttool.transaction.resume import Assignment, DestinationPolicy
+from ckpttool.transaction.sources import changed_sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
-from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for, size_problems
+from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
+from ckpttool.transaction.outputs import find_unchanged, size_problems
 from ckpttool.transaction.parts import files_of_others
 from ckpttool.transaction.record import finish_set
-from ckpttool.transaction.resume import access_problems, find_unchanged
+from ckpttool.transaction.resume import access_problems
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
 ALTERED = "changed by somebody else since it was written"

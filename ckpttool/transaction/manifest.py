@@ -13,25 +13,20 @@ import json
 import os
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool._version import __version__
 from ckpttool.errors import (
-    CkptToolError,
     FormatError,
-    PlanError,
     UnreadableError,
     describe_os_error,
 )
-from ckpttool.formats import read_index
-from ckpttool.formats.local import open_file, read_file, stat_file
+from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
@@ -40,11 +35,8 @@ from ckpttool.model.manifest import (
     Provenance,
     StrategyFile,
     TensorEntry,
-    hashed,
 )
-from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileIndex, FileStamp
-from ckpttool.model.wording import count, format_ranks
+from ckpttool.model.tensors import FileStamp
 
 S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)
@@ -117,42 +109,6 @@ def entry_text(output: OutputEntry) -> str:
     ]
     head = {"rank": output.rank, "path": output.path, "format": output.format}
     return json.dumps({**head, "nbytes": output.nbytes, "tensors": tensors})
-
-
-def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
-    """Yield a message for each output that is missing or has another size."""
-    for output in outputs:
-        try:
-            nbytes = (folder / output.path).stat().st_size
-        except FileNotFoundError:
-            yield f"{output.path}: is not there"
-            continue
-        if nbytes != output.nbytes:
-            yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
-
-
-def output_problems(
-    folder: Path, output: OutputEntry, index: FileIndex | None = None
-) -> Iterator[str]:
-    """Yield the problems of an output's size and header; read ``index`` if it is None."""
-    if problems := list(size_problems(folder, [output])):
-        yield from problems
-        return
-    try:
-        index = index or read_index(str(folder / output.path))
-    except FormatError as error:
-        yield f"{output.path}: {error.reason}"
-        return
-    found = {tensor.meta.name: hashed(tensor.meta, {}) for tensor in index.tensors.values()}
-    expected = {tensor.name: tensor for tensor in output.tensors}
-    for name in sorted({*found, *expected}):
-        want, got = _describe(expected.get(name)), _describe(found.get(name))
-        if want != got:
-            yield f"{output.path}: {name}: expected {want}, found {got}"
-
-
-def _describe(tensor: TensorEntry | None) -> str:
-    return "nothing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
 
 
 def written_strategies(manifest: Path) -> frozenset[str]:
@@ -361,10 +317,6 @@ class ManifestFile(SealedFile):
         for line in self.lines():
             yield line.output()
 
-    def output_problems(self, output: OutputEntry, index: FileIndex | None) -> Iterator[str]:
-        """Yield the problems of an output's size and header; see `output_problems`."""
-        return output_problems(self.path.parent, output, index)
-
     def strategy_problems(self) -> Iterator[str]:
         """Yield the problems of strategy files that were written with the set, in its folder.
 
@@ -435,163 +387,3 @@ def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     if not line.startswith(CLOSE.encode()):
         reason = "no checksum at its end: cut short, changed, or not written by this ckpttool"
     raise FormatError(str(path), None, reason)
-
-
-def provenance_of(plan: Plan) -> Provenance:
-    """Return the provenance of a plan, which all its parts have in common.
-
-    Raises
-    ------
-    OSError
-        A source or strategy file cannot be read.
-    """
-    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
-    stamps = plan.catalog.stamps
-    files = ((path, stamps[path] or stat_file(path)) for path in plan.catalog.paths)
-    return Provenance(
-        __version__,
-        plan_digest(plan),
-        plan.catalog.step,
-        tuple(InputFile(os.path.relpath(path, base), stamp.nbytes, stamp) for path, stamp in files),
-        tuple(
-            _describe_strategy(Path(path).name, read_file(path))
-            for path in dict.fromkeys(plan.strategies)
-        ),
-        tuple(
-            _describe_strategy(os.path.relpath(document.path, folder), document.data)
-            for document in plan.documents
-            if document.kind == "strategy"
-        ),
-        _options_of(plan),
-    )
-
-
-def plan_digest(plan: Plan) -> str:
-    """Return a hash that is equal for equal plans of files with equal names.
-
-    The folders of source and outputs do not count: hosts may mount them in different places.
-    """
-    catalog, target = plan.catalog, plan.target
-    folder = target.output_folder
-    state = hashlib.sha256()
-    for line in (
-        (target.format, target.ranks, sorted(target.attrs.items())),
-        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *(
-            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
-            for r, f in catalog.files.items()
-        ),
-        *(
-            (
-                transfer.name,
-                transfer.dtype,
-                *(
-                    (
-                        term.weight,
-                        term.source.meta,
-                        term.source.slicing.distribution_key,
-                        term.source.parameter,
-                        term.source.rank_cycle,
-                    )
-                    for term in transfer.terms
-                ),
-                transfer.layouts,
-            )
-            for transfer in plan.transfers
-        ),
-        *((document.kind, os.path.relpath(document.path, folder)) for document in plan.documents),
-    ):
-        state.update(f"{line!r}\n".encode())
-    return f"sha256:{state.hexdigest()}"
-
-
-def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of a plan, which explain why digests differ; see `Provenance`."""
-    target, folder = plan.target, plan.target.output_folder
-    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
-    strategies = [
-        os.path.relpath(document.path, folder)
-        for document in plan.documents
-        if document.kind == "strategy"
-    ]
-    options = dict(options_of_outputs(target.format, outputs))
-    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
-    options["dst_strategies"] = (
-        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
-    )
-    if not target.is_merged:
-        choice = target.not_in_target
-        is_default = choice == "follow"
-        options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
-    return tuple(options.items())
-
-
-def options_of_outputs(
-    format: str, outputs: Sequence[tuple[int, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the options that can be derived from the relative paths of outputs."""
-    yield "format", f"--format {format}"
-    rank, path = outputs[0]
-    if Path(path).parent.name == f"rank_{rank}":
-        yield "ranks", format_ranks([rank for rank, _ in outputs])
-        yield "prefix", f"--prefix {Path(path).stem.removesuffix(str(rank))}"
-    else:
-        yield "files", count(len(outputs), "file")
-
-
-def changed_inputs(plan: Plan) -> Iterator[str]:
-    """Yield a message for each source file that has changed since its header was read."""
-    yield from _changes(plan.catalog.stamps)
-
-
-def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
-    for path, stamp in files.items():
-        try:
-            now = stat_file(path)
-        except FileNotFoundError:
-            yield f"{path}: is gone"
-            continue
-        if stamp is not None and now != stamp:
-            change = "was written to after its header was read"
-            if now.inode != stamp.inode:
-                change = "is another file than when its header was read"
-            yield f"{path}: {change}"
-
-
-@contextmanager
-def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
-    """Raise `PlanError` at the end if source files have changed.
-
-    Raises
-    ------
-    PlanError
-        Source files were changed or removed.  It replaces an error of the work, which that change
-        may have caused.
-    """
-    try:
-        yield
-    except (CkptToolError, OSError) as error:
-        _refuse_changed_sources(*catalogs, cause=error)
-        if isinstance(error, FileNotFoundError):
-            raise PlanError(
-                [Diagnostic("changed", f"{error.filename}: is gone since this began", "run again")]
-            ) from error
-        raise
-    _refuse_changed_sources(*catalogs)
-
-
-def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
-    """Return the problem of each file that has changed since its header was read."""
-    stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
-    return [Diagnostic("changed", text, "run again") for text in _changes(stamps)]
-
-
-def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
-    """Raise `PlanError` if files have changed since their headers were read."""
-    changed = changed_sources(*catalogs)
-    if changed:
-        raise PlanError(changed) from cause
-
-
-def _describe_strategy(path: str, data: bytes) -> StrategyFile:
-    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())

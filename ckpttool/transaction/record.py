@@ -36,8 +36,10 @@ from ckpttool.model.wording import shorten
 from ckpttool.storage.files import clean_up, remove_document, stamp_at, write_document
 from ckpttool.transaction.claim import Claim, forget_run, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, LogWriter
-from ckpttool.transaction.manifest import ManifestFile, changed_inputs, entry_text, sealed_text
-from ckpttool.transaction.resume import Assignment, find_unchanged
+from ckpttool.transaction.manifest import ManifestFile, entry_text, sealed_text
+from ckpttool.transaction.outputs import find_unchanged
+from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.sources import changed_inputs
 from ckpttool.transaction.states import FinishedStamps, Record, State, look
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"

@@ -16,35 +16,29 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
+from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError
-from ckpttool.formats import read_index
 from ckpttool.formats.local import read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import MANIFEST, OutputEntry, Provenance, differences
+from ckpttool.model.manifest import MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
-from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import PARTIAL, access_problem, is_there, is_within, stamp_at
-from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
-from ckpttool.transaction.manifest import (
-    ManifestFile,
-    output_problems,
-    provenance_of,
-    size_problems,
-)
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.transaction.outputs import FindUnchanged, KnownStamps, find_unchanged
 from ckpttool.transaction.parts import Part, ranks_of_part
+from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
     Destination,
     Record,
@@ -53,10 +47,6 @@ from ckpttool.transaction.states import (
     choose_entries,
     look,
 )
-
-ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
-KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
-FindUnchanged: TypeAlias = Callable[[KnownStamps, ReadEntries], dict[str, FileStamp]]
 
 
 class DestinationPolicy(NamedTuple):
@@ -309,7 +299,8 @@ def _inspect_stopped(
     if is_done and not assignment.is_resumed and not assignment.overwrites:
         diagnostics.add(_already_written(outputs, record.log(outputs.part)))
         return _without_other_problems(assignment, outputs)
-    if not is_done:
+    has_begun = outputs.part is None or outputs.part in destination.parts
+    if has_begun and not is_done:
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
     documents = (str(Path(one.path)) for one in outputs.own_documents if is_written(one))
@@ -592,70 +583,3 @@ def destination_changes(
     if new:
         text = f"{shorten(new, 3)}: written by another run since this one began"
         yield Diagnostic("destination", text, "--overwrite replaces what is there")
-
-
-def find_unchanged(
-    folder: Path,
-    provenance: Provenance,
-    stamps: KnownStamps,
-    read_entries: ReadEntries,
-    executor: Executor = InlineExecutor(),  # noqa: B008 - it has no state
-    open_progress: OpenProgress = no_progress,
-) -> dict[str, FileStamp]:
-    """Return the outputs that are as they were written, with their stamps.
-
-    Parameters
-    ----------
-    folder, provenance
-        The folder of a set, and its provenance.
-    stamps
-        The stamp that each output had; None if it is not known.
-    read_entries
-        Returns the entries of outputs in the manifest.  It is called with those whose stamps have
-        changed; every byte of these is read and compared with the hashes in the entry.
-    executor, open_progress
-        Reads them, and shows how far that is.
-    """
-    now = {name: stamp for name in stamps if (stamp := stamp_at(folder / name)) is not None}
-    found = {name: stamp for name, stamp in now.items() if stamp == stamps[name]}
-    unclear = now.keys() - found.keys()
-    if not unclear:
-        return found
-    with open_progress(sum(now[name].nbytes for name in unclear)) as on_progress:
-        for output in read_entries(unclear):
-            is_equal = _has_contents(folder, output, provenance, executor, on_progress)
-            if is_equal and stamp_at(folder / output.path) == now[output.path]:
-                found[output.path] = now[output.path]
-    return found
-
-
-def _has_contents(
-    folder: Path,
-    output: OutputEntry,
-    provenance: Provenance,
-    executor: Executor,
-    on_progress: OnProgress,
-) -> bool:
-    """Return whether an output has the contents of its entry; reads every byte.
-
-    An entry does not list the checksum of a file, so that is verified.
-    """
-    if any(size_problems(folder, [output])):
-        return False
-    try:
-        index = read_index(str(folder / output.path))
-    except FormatError:
-        return False
-    if any(output_problems(folder, output, index)):
-        return False
-    if provenance.has_checksum not in (None, "crc_num" in index.attrs):
-        return False
-    tensors = index.tensors
-    looks = [(one, executor.submit(hash_units, tensors[one.name])) for one in output.tensors]
-    is_equal = True
-    for one, hashes in looks:
-        is_equal &= wait_result(hashes) == one.sha256
-        on_progress(tensors[one.name].meta.nbytes)
-    if is_equal and "crc_num" in index.attrs:
-        is_equal = wait_result(executor.submit(verify_checksum, index)) is None
-    return is_equal

@@ -29,7 +29,7 @@ from ckpttool.storage.compare import (
     Tolerance,
     compare_tensors,
 )
-from ckpttool.transaction.manifest import require_unmodified_sources
+from ckpttool.transaction.sources import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 

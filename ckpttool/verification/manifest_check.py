@@ -22,6 +22,7 @@ from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
+from ckpttool.transaction.outputs import output_problems
 
 MAX_IN_FLIGHT = 32
 
@@ -119,7 +120,7 @@ def check_manifest(
             listed.add(name)
             if to_check is not None and name not in to_check:
                 continue
-            problems = list(manifest.output_problems(output, files.get(name)))
+            problems = list(output_problems(path.parent, output, files.get(name)))
             yield from (_finding(path, problem, output.rank) for problem in problems)
             if problems or not deep:
                 continue

@@ -38,7 +38,7 @@ from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
-from ckpttool.transaction.manifest import require_unmodified_sources
+from ckpttool.transaction.sources import require_unmodified_sources
 from ckpttool.verification.headers import (
     check_partly_held,
     check_types,

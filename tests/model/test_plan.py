@@ -10,7 +10,7 @@ import pytest
 from ckpttool.model.plan import Term
 from ckpttool.model.region import Region
 from ckpttool.storage.region_io import FlatFiles, read_band
-from ckpttool.transaction.manifest import plan_digest
+from ckpttool.transaction.sources import plan_digest
 from tests.support.in_memory import full_tensors, merge_in_memory
 
 

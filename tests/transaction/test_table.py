@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from ckpttool.execution import execute as execute_module
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
@@ -28,6 +31,17 @@ def files_of_others(small):
     finished(small)
     small.manifest.unlink()
     remove_record(small)
+
+
+def failed_at_once(small):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute_module, "fill", fail)
+        assert small.run().exit_code == 6
+    assert not small.record.exists()
+
+
+def fail(task):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def journal_of_earlier(small):
@@ -139,6 +153,12 @@ def all_parts_changed(small):
     flip_byte(small.outputs[0])
 
 
+def killed_over_finished(small):
+    SmallSet(small.folder, "other").run_well()
+    small.stop("--overwrite")
+    assert not small.manifest.exists()
+
+
 def damaged_plan(small):
     small.stop()
     cut_short(small.record / "plan.json")
@@ -202,6 +222,7 @@ def outputs_gone(small):
 
 STATES = {
     "empty folder": nothing,
+    "a run failed, nothing complete": failed_at_once,
     "outputs, no record": files_of_others,
     "outputs, journal of an earlier ckpttool": journal_of_earlier,
     "half-written file, no record": half_file_of_others,
@@ -215,6 +236,7 @@ STATES = {
     "killed, entry without stamp": killed_before_a_stamp,
     "killed, another plan": killed_other,
     "an output changed since": killed_and_changed,
+    "killed with `--overwrite`, 2 old outputs left": killed_over_finished,
     "`plan.json` damaged": damaged_plan,
     "`whole.log` damaged": damaged_log,
     "part 1/2 killed": killed_part,
@@ -320,3 +342,30 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
         assert is_unchanged or is_running or (code == "0" and column == "finalize")
     if code == "0" and not is_running and column in WRITING[:3]:
         assert small.read() == small.wanted()
+
+
+KEPT = {"killed with `--overwrite`, 2 old outputs left": 2, "an output changed since": 1,
+        "all parts done, an output changed": 3, "an output changed": 3,
+        "killed, another plan": 0, "another command": 0, "`plan.json` damaged": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("state", KEPT)
+def test_resume_and_overwrite_keep_what_is_as_it_was_recorded(tmp_path, state):
+    """Else one bad output costs all the others."""
+    small = SmallSet(tmp_path)
+    STATES[state](small)
+    with filled_outputs() as filled:
+        small.run_well("--resume", "--overwrite")
+    assert len(filled) == 4 - KEPT[state]
+    assert small.read() == small.wanted()
+
+
+@pytest.mark.parametrize("state", ["part 1/2 killed", "killed, half-written file left"])
+def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
+    """Else a run that is gone on with in parts begins anew."""
+    small = SmallSet(tmp_path)
+    STATES[state](small)
+    for number, kept in ((1, 1), (2, 0 if "part" in state else 1)):
+        with filled_outputs() as filled:
+            small.run_well("--part", f"{number}/2", "--resume")
+        assert len(filled) == 2 - kept

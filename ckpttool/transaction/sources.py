@@ -1,0 +1,170 @@
+"""The sources of a run: which files they are, and that they stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckpttool._version import __version__
+from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.formats.local import read_file, stat_file
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
+from ckpttool.model.plan import Plan
+from ckpttool.model.tensors import FileStamp
+from ckpttool.model.wording import count, format_ranks
+
+
+def provenance_of(plan: Plan) -> Provenance:
+    """Return the provenance of a plan, which all its parts have in common.
+
+    Raises
+    ------
+    OSError
+        A source or strategy file cannot be read.
+    """
+    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
+    stamps = plan.catalog.stamps
+    files = ((path, stamps[path] or stat_file(path)) for path in plan.catalog.paths)
+    return Provenance(
+        __version__,
+        plan_digest(plan),
+        plan.catalog.step,
+        tuple(InputFile(os.path.relpath(path, base), stamp.nbytes, stamp) for path, stamp in files),
+        tuple(
+            _describe_strategy(Path(path).name, read_file(path))
+            for path in dict.fromkeys(plan.strategies)
+        ),
+        tuple(
+            _describe_strategy(os.path.relpath(document.path, folder), document.data)
+            for document in plan.documents
+            if document.kind == "strategy"
+        ),
+        _options_of(plan),
+    )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return a hash that is equal for equal plans of files with equal names.
+
+    The folders of source and outputs do not count: hosts may mount them in different places.
+    """
+    catalog, target = plan.catalog, plan.target
+    folder = target.output_folder
+    state = hashlib.sha256()
+    for line in (
+        (target.format, target.ranks, sorted(target.attrs.items())),
+        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
+        *(
+            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
+            for r, f in catalog.files.items()
+        ),
+        *(
+            (
+                transfer.name,
+                transfer.dtype,
+                *(
+                    (
+                        term.weight,
+                        term.source.meta,
+                        term.source.slicing.distribution_key,
+                        term.source.parameter,
+                        term.source.rank_cycle,
+                    )
+                    for term in transfer.terms
+                ),
+                transfer.layouts,
+            )
+            for transfer in plan.transfers
+        ),
+        *((document.kind, os.path.relpath(document.path, folder)) for document in plan.documents),
+    ):
+        state.update(f"{line!r}\n".encode())
+    return f"sha256:{state.hexdigest()}"
+
+
+def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the options of a plan, which explain why digests differ; see `Provenance`."""
+    target, folder = plan.target, plan.target.output_folder
+    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
+    strategies = [
+        os.path.relpath(document.path, folder)
+        for document in plan.documents
+        if document.kind == "strategy"
+    ]
+    rank, path = outputs[0]
+    options = {"format": f"--format {target.format}", "files": count(len(outputs), "file")}
+    if Path(path).parent.name == f"rank_{rank}":
+        options["files"] = format_ranks([rank for rank, _ in outputs])
+        options["prefix"] = f"--prefix {Path(path).stem.removesuffix(str(rank))}"
+    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
+    options["dst_strategies"] = (
+        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
+    )
+    if not target.is_merged:
+        choice = target.not_in_target
+        is_default = choice == "follow"
+        options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
+    return tuple(options.items())
+
+
+def changed_inputs(plan: Plan) -> Iterator[str]:
+    """Yield a message for each source file that has changed since its header was read."""
+    yield from _changes(plan.catalog.stamps)
+
+
+def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
+    for path, stamp in files.items():
+        try:
+            now = stat_file(path)
+        except FileNotFoundError:
+            yield f"{path}: is gone"
+            continue
+        if stamp is not None and now != stamp:
+            change = "was written to after its header was read"
+            if now.inode != stamp.inode:
+                change = "is another file than when its header was read"
+            yield f"{path}: {change}"
+
+
+@contextmanager
+def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
+    """Raise `PlanError` at the end if source files have changed.
+
+    Raises
+    ------
+    PlanError
+        Source files were changed or removed.  It replaces an error of the work, which that change
+        may have caused.
+    """
+    try:
+        yield
+    except (CkptToolError, OSError) as error:
+        _refuse_changed_sources(*catalogs, cause=error)
+        if isinstance(error, FileNotFoundError):
+            raise PlanError(
+                [Diagnostic("changed", f"{error.filename}: is gone since this began", "run again")]
+            ) from error
+        raise
+    _refuse_changed_sources(*catalogs)
+
+
+def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
+    """Return the problem of each file that has changed since its header was read."""
+    stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
+    return [Diagnostic("changed", text, "run again") for text in _changes(stamps)]
+
+
+def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
+    """Raise `PlanError` if files have changed since their headers were read."""
+    changed = changed_sources(*catalogs)
+    if changed:
+        raise PlanError(changed) from cause
+
+
+def _describe_strategy(path: str, data: bytes) -> StrategyFile:
+    return StrategyFile(path, len(data), hashlib.sha256(data).hexdigest())
