@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import traceback
 import warnings
 from collections.abc import Callable
@@ -280,3 +281,23 @@ def test_a_run_that_crashes_anywhere_is_known_and_finished_by_the_next(runs, nam
             scenario.recover(runs, resume=resume)
         check_finished(runs)
     assert number > 10
+
+
+@pytest.mark.parametrize("name", ["whole", "resume", "another plan", "overwrite"])
+def test_runs_that_crash_one_after_the_other_are_finished_by_the_last(runs, name):
+    scenario, moments = SCENARIOS[name], random.Random(name)
+    for _ in range(12):
+        first, *others = (moments.randrange(1, 60) for _ in range(3))
+        runs.begin()
+        scenario.prepare(runs)
+        before = runs.files()
+        has_crashed(lambda: scenario.act(runs), lambda at=first: crash_at(at))
+        for number in others:
+            resume = moments.random() < 0.5
+            has_crashed(
+                lambda resume=resume: scenario.recover(runs, resume=resume),
+                lambda at=number: crash_at(at),
+            )
+            check_state(runs, before)
+        scenario.recover(runs, resume=True)
+        check_finished(runs)

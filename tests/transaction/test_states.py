@@ -26,7 +26,6 @@ from ckpttool.transaction.states import (
     RecordedPlan,
     State,
     describe_record,
-    describe_unfinished_runs,
     find_unfinished_run,
     is_earlier_record,
     look,
@@ -105,7 +104,7 @@ def test_to_look_changes_nothing(out):
     write_parts(out, (1, 2))
     before = {path: stamp_at(path) for path in out.rglob("*")}
     look(record_of(out))
-    list(describe_unfinished_runs(out))
+    list(describe_record(out))
     assert {path: stamp_at(path) for path in out.rglob("*")} == before
     shutil.rmtree(out)
     look(record_of(out))
@@ -277,7 +276,7 @@ def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
         assert destination.stamps is None
     else:
         assert list(destination.parts) == [Part(2, 2)]
-    (note,) = describe_record(out)
+    note, *_ = describe_record(out)
     assert note.text.startswith(f"{path}: ")
     assert note.hint == "--overwrite writes all anew"
 
@@ -322,7 +321,9 @@ def test_without_locks_the_process_that_began_the_plan_counts(out, no_locks, mon
     monkeypatch.setattr(os, "getpid", lambda: 0)
     destination = look(record_of(out))
     assert destination.state is State.RUNNING
-    assert destination.running == {record_of(out).lock: THIS}
+    ((locked, by),) = destination.running.items()
+    assert locked == record_of(out).lock
+    assert by == f"{THIS} since {destination.plan.writer.time}"
     monkeypatch.undo()
     (out / RECORD / "lock").unlink()
     assert state_of(out) is State.STOPPED
@@ -455,7 +456,7 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
     stop(out, 2)
     (out / "rank_3").mkdir(exist_ok=True)
     (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
-    first, second = describe_unfinished_runs(out)
+    first, second = describe_record(out)
     names = ", ".join(sorted(look(record_of(out)).logged()))
     assert first.text.startswith(f"{out / LOG}: of {THIS} (step 2_10, 8 input files; ")
     assert first.text.endswith(f"; complete: {names}")
@@ -464,7 +465,7 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
 
 def test_of_many_logs_few_are_described(out):
     write_parts(out, *((number, 5) for number in range(1, 6)))
-    *described, rest = describe_unfinished_runs(out)
+    *described, rest = describe_record(out)
     assert len(described) == 3
     assert "2 more logs of runs that have not ended" in rest.text
 
@@ -488,5 +489,4 @@ def test_a_finished_set_needs_no_log(out):
     ckpttool.execute(*make_plan(out, "ckpt"))
     stamps = FinishedStamps.read(out / STAMPS)
     assert stamps == look(record_of(out)).stamps
-    assert list(describe_unfinished_runs(out)) == []
     assert list(describe_record(out)) == []
