@@ -345,6 +345,10 @@ class RemoteFile:
         rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
 
+    def remove(self) -> None:
+        """Give up the claim, and remove all remaining attempts; workers may be lost."""
+        self.discard()
+
     def discard(self) -> None:
         """Give up the claim, and remove all remaining attempts."""
         if self._fd >= 0:

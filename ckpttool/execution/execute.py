@@ -331,14 +331,18 @@ class _Run:
         self._transaction().record_placed(job.output)
 
     def abandon(self, error: BaseException) -> None:
-        """Remove unfinished outputs, and cancel the waiting tasks.
+        """Remove unfinished outputs, cancel the waiting tasks, and wait for the running ones.
 
-        Do not wait for the running ones, which may hang.  They write to a removed file until they
-        notice that, and cannot create it again.
+        The outputs stay open until no task can write to them: their inodes could otherwise be given
+        to files of the next run.  Do not wait for the workers of a cluster: they may be lost, and
+        their attempts have names of their own.
         """
-        clean_up(error, *(job.file.discard for job in self.jobs))
+        clean_up(error, *(job.file.remove for job in self.jobs))
         if isinstance(self.executor, Abortable):
-            self.executor.stop()
+            self.executor.stop()  # a future that is cancelled meanwhile never completes
         else:
             for future in self.pending:
                 future.cancel()
+        if not isinstance(self.executor, Cluster):
+            wait(self.pending)
+        clean_up(error, *(job.file.discard for job in self.jobs))

@@ -147,11 +147,15 @@ class PartialFile:
         rename_durably(self._path, self._output.path)
         self._close()
 
+    def remove(self) -> None:
+        """Remove the file, so that no task continues to write it."""
+        if self._fd >= 0 and is_open_as(self._path, self._fd):
+            self._path.unlink()
+
     def discard(self) -> None:
-        """Remove the file, so that no task continues to write it, and release the lock."""
+        """Remove the file and release the lock."""
         try:
-            if self._fd >= 0 and is_open_as(self._path, self._fd):
-                self._path.unlink()
+            self.remove()
         finally:
             self._close()
 

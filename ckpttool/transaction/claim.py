@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import random
 
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.errors import ExecutionError, FormatError, PlanError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import differences
 from ckpttool.storage.files import (
@@ -18,6 +18,7 @@ from ckpttool.storage.files import (
     clean_up,
     create_document,
     is_there,
+    name_attempt,
     remove_stale,
     sync_folder,
     write_document,
@@ -31,7 +32,7 @@ from ckpttool.transaction.resume import (
     busy_problem,
     destination_changes,
 )
-from ckpttool.transaction.states import PREVIOUS, Record, RecordedPlan, find_writers, look
+from ckpttool.transaction.states import PREVIOUS, Record, RecordedPlan, State, find_writers, look
 
 PLAN_TRIES = 40  # to hold the lock alone, while other parts begin, too
 
@@ -65,34 +66,65 @@ class Claim:
         self._assignment = assignment
         self._outputs = outputs = assignment.run_outputs
         self._record = record = outputs.record
+        self._lock: FileLock | None = None
         self._log_lock: FileLock | None = None
+        self._plan: RecordedPlan | None = None
         self._is_settled = self._is_open = False
         self.notes: tuple[Diagnostic, ...] = ()
-        self._lock = self._acquire(record.lock, is_shared=outputs.part is not None)
         try:
-            if not self._lock.works:
-                self._check_without_locks()
-            if problems := list(destination_changes(outputs, assignment.seen)):
-                raise PlanError(problems)
-            self._settle_plan()
+            if outputs.part is None:
+                self._lock = FileLock(record.lock)
+                self._begin()
+                self._settle_plan()
+            else:
+                self._settle_among_parts()
             self._is_settled = True
-            self._log_lock = self._acquire(record.log(outputs.part))
+            self._log_lock = FileLock(record.log(outputs.part))
             for name in outputs.outputs if outputs.part is not None else outputs.whole:
                 remove_stale(record.folder, name + PARTIAL)
             self.log = self._open_log(self._log_lock)
-            self._is_open = True
         except HeldError as error:
-            self.abandon()
-            raise self._busy(record.lock) from error
+            clean_up(error, self.abandon)
+            raise self._busy(Path(error.filename)) from error
         except BaseException as error:
             clean_up(error, self.abandon)
             raise
 
-    def _acquire(self, path: Path, *, is_shared: bool = False) -> FileLock:
-        try:
-            return FileLock(path, is_shared=is_shared)
-        except HeldError as error:
-            raise self._busy(path) from error
+    def _begin(self) -> None:
+        """Refuse to begin where another run has written since preflight, or may be writing."""
+        assert self._lock is not None, "it is held"
+        if not self._lock.works:
+            self._check_without_locks()
+        if problems := list(destination_changes(self._outputs, self._assignment.seen)):
+            raise PlanError(problems)
+
+    def _settle_among_parts(self) -> None:
+        """Share the lock with other parts of an equal plan; write the plan if nobody has.
+
+        Only who holds the lock alone writes the plan.  Parts that begin together try in turn.
+        """
+        for _ in range(PLAN_TRIES):
+            self._lock = FileLock(self._record.lock, is_shared=True)
+            self._begin()
+            found = self._read_plan()
+            if found is not None and not self._changes_since(found):
+                return
+            self._lock.release()
+            try:
+                self._lock = FileLock(self._record.lock, tries=1)
+            except HeldError:
+                time.sleep(random() * PAUSE_SECONDS)
+                continue
+            self._settle_plan()
+            self._lock.release()
+        found = self._read_plan()
+        changes = [] if found is None else self._changes_since(found)
+        if changes:
+            raise PlanError(tuple(beside_problems(look(self._record), changes)))
+        raise HeldError(errno.EWOULDBLOCK, "other parts begin", str(self._record.lock))
+
+    def _changes_since(self, found: RecordedPlan) -> list[str]:
+        return list(differences(self._outputs.provenance, found.provenance))
 
     def _busy(self, path: Path) -> PlanError:
         """Return the error that another run holds a lock."""
@@ -113,10 +145,10 @@ class Claim:
         hint = "see to it that no other run writes there before this one ends"
         self.notes = (Diagnostic("no_locks", text, hint),)
 
-    def _read_plan(self) -> RecordedPlan | None:
+    def _read_plan(self, path: Path | None = None) -> RecordedPlan | None:
         """Return the plan that is there, unless it is damaged and may be replaced."""
         try:
-            return RecordedPlan.read(self._record.plan)
+            return RecordedPlan.read(path or self._record.plan)
         except FileNotFoundError:
             return None
         except FormatError:
@@ -125,45 +157,35 @@ class Claim:
             return None
 
     def _settle_plan(self) -> None:
-        """Write the plan, or find an equal one.
-
-        Only who holds the lock alone writes it.  Parts that begin at the same time try in turn.
-        """
-        new, lock, changes = self._outputs.plan(), self._lock, [""]
-        for _ in range(PLAN_TRIES):
-            found = self._read_plan()
-            changes = [] if found is None else list(differences(new.provenance, found.provenance))
-            if found is not None and not changes and lock.works:
-                return
-            if changes and found != self._assignment.seen_plan and not self._assignment.overwrites:
-                break
-            if self._outputs.part is None:
-                self._replace_plan(found, new)
-                return
-            if not lock.make_exclusive():
-                time.sleep(random() * PAUSE_SECONDS)
-            elif self._read_plan() == found:
-                self._replace_plan(found, new)
-            lock.share()
-        raise PlanError(tuple(beside_problems(look(self._record), changes)))
-
-    def _replace_plan(self, found: RecordedPlan | None, new: RecordedPlan) -> None:
-        """Set the logs of another plan aside, remove its temporary files, and replace it."""
-        record = self._record
-        if found is None or list(differences(new.provenance, found.provenance)):
+        """Write the plan unless it is there; set the logs of another plan aside."""
+        assert self._lock is not None, "it is held alone"
+        record, found = self._record, self._read_plan()
+        changes = [] if found is None else self._changes_since(found)
+        if changes and found != self._assignment.seen_plan and not self._assignment.overwrites:
+            raise PlanError(tuple(beside_problems(look(record, is_locked=True), changes)))
+        if changes or found is None:
             for path in record.logs():
                 self._set_aside(path)
-        if found is not None:
-            remove_half_written(record, found)
-        text = sealed_text(new.head(), new.lines())
-        if self._lock.works:
-            write_document(str(record.plan), text)
-        else:
-            record.plan.unlink(missing_ok=True)
-            try:
-                create_document(record.plan, text)
-            except FileExistsError as error:
-                raise HeldError(error.errno, "another run was faster", str(record.plan)) from error
+            if found is not None:
+                remove_half_written(record, found)
+        self._plan = plan = self._outputs.plan()
+        if not self._lock.works:
+            self._write_without_locks(found, plan)
+        elif changes or found is None:
+            write_document(str(record.plan), sealed_text(plan.head(), plan.lines()))
+
+    def _write_without_locks(self, found: RecordedPlan | None, plan: RecordedPlan) -> None:
+        """Write the plan; raise `HeldError` if another run has done so meanwhile."""
+        path = self._record.plan
+        try:
+            if is_there(path):
+                aside = path.rename(name_attempt(str(path)))
+                if self._read_plan(aside) != found:
+                    aside.rename(path)
+                    raise FileExistsError
+            create_document(path, sealed_text(plan.head(), plan.lines()))
+        except (FileExistsError, FileNotFoundError) as error:
+            raise HeldError(errno.EEXIST, "another run was faster", str(path)) from error
 
     def _set_aside(self, path: Path) -> None:
         """Rename a log of another plan; remove it if none of its outputs is there."""
@@ -187,9 +209,15 @@ class Claim:
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""
         kept = self._read_log(lock.path).nbytes
-        log = LogWriter(lock.path, lock.fd, kept, is_resumed=self._assignment.is_resumed)
+        log = LogWriter(lock.path, lock.fd, kept)
         sync_folder(self._record.home)
         return log
+
+    def require_plan(self) -> None:
+        """Raise `ExecutionError` if another run has replaced the plan, which locks prevent."""
+        if self._lock is not None and not self._lock.works and self._read_plan() != self._plan:
+            text = "another run has replaced it, and may have replaced outputs"
+            raise ExecutionError(str(self._record.plan), f"{text}; write all anew (--overwrite)")
 
     def release(self) -> None:
         """Release the locks."""
@@ -199,29 +227,34 @@ class Claim:
 
     def abandon(self) -> None:
         """Release the locks, and remove what the run has recorded if it is of no use."""
-        record, outputs = self._record, self._outputs
+        record, part = self._record, self._outputs.part
         try:
-            if not self._is_settled and is_there(record.plan):
-                return  # it is of another run
-            if outputs.part is not None and self._is_open and not Log.read(self.log.path).outputs:
+            if self._lock is None or not (self._is_settled or not is_there(record.plan)):
+                return  # the record is of another run
+            if part is not None and self._is_open and not Log.read(self.log.path).outputs:
                 self.log.path.unlink()
-            is_alone = outputs.part is None or self._lock.make_exclusive()
-            if is_alone and not _has_something_to_resume(record, outputs.whole):
+            if part is not None:
+                self.release()
+                self._lock = FileLock(record.lock, tries=1)
+            if not _has_something_to_resume(record):
                 forget_run(record)
+        except HeldError:
+            pass  # other parts go on
         finally:
             self.release()
 
 
-def _has_something_to_resume(record: Record, outputs: Iterable[str]) -> bool:
-    """Return whether a run that ends left something that only the record tells of."""
-    if any(is_there(f"{record.folder / name}{PARTIAL}") for name in outputs):
-        return True  # it could not be removed; the next run does that
-    if is_there(record.manifest):
-        return False  # no output was replaced
+def _has_something_to_resume(record: Record) -> bool:
+    """Return whether runs left something that only the record tells of."""
     found = look(record, is_locked=True)
-    names = {name for log in (*found.logs, *found.previous) for name in log.outputs}
+    names = found.plan.outputs if found.plan is not None else {}
+    if any(is_there(f"{record.folder / name}{PARTIAL}") for name in names):
+        return True  # it could not be removed; the next run does that
+    if found.state is State.COMPLETE:
+        return False  # no output was replaced
+    logged = {name for log in (*found.logs, *found.previous) for name in log.outputs}
     is_of_use = bool(found.finished_parts or found.damaged)
-    return is_of_use or any(is_there(record.folder / name) for name in names)
+    return is_of_use or any(is_there(record.folder / name) for name in logged)
 
 
 def remove_leftovers(record: Record) -> None:

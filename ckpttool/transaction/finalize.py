@@ -184,6 +184,8 @@ def _check_complete(folder: str, record: Record) -> Manifest:
 def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[str]) -> set[str]:
     """Return the outputs that are not as they were written, by their stamps or contents."""
     stamps = look(record).stamps
+    if stamps is not None and stamps.manifest != manifest.digest:
+        stamps = None  # of another set
     known = stamps.outputs if stamps is not None else {}
     provenance = stamps.provenance if stamps is not None else manifest.head.provenance()
     unchanged = find_unchanged(

@@ -3,7 +3,8 @@
 A whole run and `ckpttool.finalize` lock the record exclusively, parts share it, and each part locks
 its log exclusively.  The locks are those of flock(2), which end with the process.  A file may be
 removed and made again while another run waits for its lock; so a lock counts only if its path still
-leads to the locked file.
+leads to the locked file.  No lock is converted: NFS keeps a shared lock when it refuses the
+exclusive one, and local file systems give it up.
 
 Some network file systems have no locks.  `FileLock.works` is then False.
 """
@@ -15,7 +16,6 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from random import random
 
 from ckpttool.storage.files import UNSUPPORTED, is_open_as, make_folder
 
@@ -68,6 +68,8 @@ class FileLock:
         The file.  Its folder is made, too.
     is_shared
         Whether others may share the lock.
+    tries
+        How often to try, with a pause in between.
 
     Attributes
     ----------
@@ -84,15 +86,16 @@ class FileLock:
         The file cannot be made or locked.
     """
 
-    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False, tries: int = TRIES) -> None:
         self.path = path
         self.fd = -1
         self.works = True
         kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-        for _ in range(TRIES):
+        for left in reversed(range(tries)):
             if self._try(kind):
                 return
-            time.sleep(PAUSE_SECONDS)
+            if left:
+                time.sleep(PAUSE_SECONDS)
         raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(path))
 
     def _try(self, kind: int) -> bool:
@@ -112,18 +115,6 @@ class FileLock:
             raise
         os.close(fd)
         return False
-
-    def make_exclusive(self) -> bool:
-        """Try to hold a shared lock alone; return whether it is, else it is lost until `share`."""
-        return not _is_refused(self.fd, fcntl.LOCK_EX)
-
-    def share(self) -> None:
-        """Share the lock; raises `HeldError` if another run holds it alone."""
-        for _ in range(TRIES):
-            if not _is_refused(self.fd, fcntl.LOCK_SH):
-                return
-            time.sleep(PAUSE_SECONDS * random())
-        raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(self.path))
 
     def release(self) -> None:
         """Release the lock."""

@@ -2,17 +2,16 @@
 
 A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
 
-    {"run": "anew", "process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z"} 5c5f1d2e
+    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z"} 5c5f1d2e
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
     {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
     {"done": true} 3d2f2d6a
 
-``run``
-    A run begins to write the log, ``"anew"`` or ``"resumed"``.  A resumed run does not keep outputs
-    that are listed before the last ``"anew"``.
+``process``
+    A run begins to write the log.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
-    before the output is renamed.
+    before the output is renamed.  It stays true of the file until another line replaces it.
 ``stamp``
     The output of the line before has its final name.  A rename changes the time of change, so the
     stamp is taken after the rename.  It is not synced: without it, hashes decide.
@@ -43,7 +42,6 @@ from ckpttool.transaction.manifest import JsonObject, opened, read_lines
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 ENTRY = b'{"rank": '  # the beginning of an output's line
 NOT_AS_WRITTEN = "the line is not as it was written"
-ANEW, RESUMED = "anew", "resumed"  # how a run begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +87,12 @@ class LoggedOutput:
         The file, and the bytes of the output's line.
     stamp
         The stamp of the output under its final name; None if the log does not have it.
-    is_current
-        Whether a resumed run may keep the output.
     """
 
     log: Path
     start: int
     stop: int
     stamp: FileStamp | None = None
-    is_current: bool = True
 
     def read_line(self) -> str:
         """Return the text of the output's line; raises `FormatError` if it has changed."""
@@ -149,42 +144,34 @@ class Log:
     def read(cls, path: Path) -> Log:
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
-        last: LoggedOutput | None = None  # of the line before
+        last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
-            is_output = text.startswith(ENTRY)
-            line = None if is_output else JsonObject.parse(path, text)
-            if log.writer is None and (line is None or "run" not in line.entries):
-                raise FormatError(str(path), 0, "no log of ckpttool: it does not begin with a run")
-            if last is not None:
-                log._add(last, line)
-            last = LoggedOutput(path, start, stop) if is_output else None
-            if line is not None:
-                log._note(line)
             log.nbytes = stop
-        if last is not None:
-            log._add(last, None)
+            if text.startswith(ENTRY):
+                last = _path_in(path, start, text)
+                log.outputs[last] = LoggedOutput(path, start, stop)
+                continue
+            line = JsonObject.parse(path, text)
+            if log.writer is None and "process" not in line.entries:
+                raise FormatError(str(path), 0, "no log of ckpttool: it does not begin with a run")
+            if "process" in line.entries:
+                log.writer = Writer.parse(line)
+            elif "stamp" in line.entries:
+                if last is None or line.text("stamp") != last:
+                    raise line.wrong("stamp", "the output in the line before")
+                log.outputs[last] = replace(log.outputs[last], stamp=line.stamp())
+            log.is_done = "done" in line.entries
+            last = None
         return log
 
-    @property
-    def current(self) -> dict[str, LoggedOutput]:
-        """The outputs that a resumed run may keep."""
-        return {name: output for name, output in self.outputs.items() if output.is_current}
 
-    def _add(self, output: LoggedOutput, following: JsonObject | None) -> None:
-        """Add an output; the line that follows may be that of its stamp, which names it."""
-        if following is not None and "stamp" in following.entries:
-            self.outputs[following.file("stamp")] = replace(output, stamp=following.stamp())
-        else:
-            self.outputs[output.read_entry().path] = output
-
-    def _note(self, line: JsonObject) -> None:
-        """Note the begin or the end of a run."""
-        self.is_done = "done" in line.entries
-        if "run" in line.entries:
-            self.writer = Writer.parse(line)
-            if line.text("run") == ANEW:
-                outputs = self.outputs.items()
-                self.outputs = {n: replace(one, is_current=False) for n, one in outputs}
+def _path_in(log: Path, start: int, text: bytes) -> str:
+    """Return the path of the output in a line, without a look at its tensors."""
+    head = text.partition(b', "tensors": ')[0] + b"}"
+    try:
+        return JsonObject.parse(log, head).file("path")
+    except FormatError as error:
+        raise FormatError(str(log), start, NOT_AS_WRITTEN) from error
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -224,8 +211,6 @@ class LogWriter:
         The log, and its descriptor.
     kept
         How many of its bytes are kept: all whole lines.
-    is_resumed
-        Whether outputs that are listed may be kept.
 
     Attributes
     ----------
@@ -238,13 +223,12 @@ class LogWriter:
         The log cannot be written.
     """
 
-    def __init__(self, path: Path, fd: int, kept: int, *, is_resumed: bool) -> None:
+    def __init__(self, path: Path, fd: int, kept: int) -> None:
         self.path = path
         self._fd = fd
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        run = RESUMED if is_resumed else ANEW
-        self._append(json.dumps({"run": run, **Writer.this().entries()}))
+        self._append(json.dumps(Writer.this().entries()))
 
     def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""

@@ -42,6 +42,7 @@ S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)
 
 MAX_LINE_BYTES = 100_000_000  # of an output with ten TiB; stops files of other kinds
+NO_DIGEST = "0" * 64
 OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
 
 
@@ -94,6 +95,11 @@ def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator
         yield f"{comma}\n{line}"
         comma = ","
     yield "\n"
+
+
+def digest_in(last_line: str) -> str:
+    """Return the SHA-256 in the last line of a sealed document."""
+    return last_line.removeprefix(CLOSE)[: len(NO_DIGEST)]
 
 
 def _seal(digest: str) -> str:
@@ -271,10 +277,13 @@ class SealedFile:
         The file.
     head
         Its entries except the outputs.
+    digest
+        The SHA-256 in its last line.
     """
 
     path: Path
     head: JsonObject
+    digest: str
 
     @classmethod
     def read(cls: type[S], path: Path) -> S:
@@ -289,12 +298,13 @@ class SealedFile:
         """
         with opened(path) as file:
             lines = _verified_lines(path, file)
-            first = next(lines, b"")
+            head = _parse_head(path, next(lines, b""))
             deque(lines, maxlen=0)
-        head = _parse_head(path, first)
+            file.seek(-len(_seal(NO_DIGEST)), os.SEEK_END)
+            digest = digest_in(file.read().decode())
         if head.entries.get("schema") != MANIFEST_SCHEMA:
             raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
-        return cls(path, head)
+        return cls(path, head, digest)
 
     def lines(self) -> Iterator[JsonObject]:
         """Yield the entries of the outputs.

@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ckpttool.errors import ExecutionError, PlanError, VerifyError
@@ -36,7 +36,7 @@ from ckpttool.model.wording import shorten
 from ckpttool.storage.files import clean_up, remove_document, stamp_at, write_document
 from ckpttool.transaction.claim import Claim, forget_run, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, LogWriter
-from ckpttool.transaction.manifest import ManifestFile, entry_text, sealed_text
+from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sources import changed_inputs
@@ -157,6 +157,8 @@ class Transaction:
 
     def _remove_older_set(self) -> None:
         """Remove what says that the set is complete, before the first output is replaced."""
+        assert self._claim is not None, "what is complete is not written"
+        self._claim.require_plan()
         documents = (document.path for document in self._outputs.documents)
         for path in (self._record.manifest, self._record.stamps, *documents):
             remove_document(str(path))
@@ -184,6 +186,7 @@ class Transaction:
             return
         record, outputs = self._record, self._outputs
         self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
+        self._claim.require_plan()
         changed = list(changed_inputs(self._plan))
         if changed:
             raise ExecutionError(self.writing, f"{shorten(changed, 3)}; {MIXTURE}")
@@ -232,7 +235,7 @@ def finish_set(
     record: Record,
     provenance: Provenance,
     documents: Iterable[Document],
-    entries: Iterable[LoggedOutput],
+    entries: Collection[LoggedOutput],
     stamps: Mapping[str, FileStamp],
     on_document: Callable[[Path], None] = lambda path: None,
 ) -> None:
@@ -256,13 +259,17 @@ def finish_set(
     OSError
         A document cannot be written.
     """
-    finished = FinishedStamps(provenance, stamps)
+
+    def manifest_text() -> Iterator[str]:
+        return sealed_text(provenance.head(), (entry.read_line() for entry in entries))
+
+    *_, seal = manifest_text()
+    finished = FinishedStamps(provenance, digest_in(seal), stamps)
     on_document(record.stamps)
     write_document(str(record.stamps), sealed_text(finished.head(), finished.lines()))
     for document in documents:
         on_document(Path(document.path))
         write_document(document.path, document.data)
     on_document(record.manifest)
-    lines = (entry.read_line() for entry in entries)
-    write_document(str(record.manifest), sealed_text(provenance.head(), lines))
+    write_document(str(record.manifest), manifest_text())
     forget_run(record)

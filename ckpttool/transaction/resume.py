@@ -287,13 +287,13 @@ def _inspect_stopped(
         elif assignment.is_resumed:
             diagnostics.add(*resume_problems(record.plan, changes))
     logged = destination.logged()
-    logs = [logged, *(log.outputs for log in (*destination.logs, *destination.previous))]
+    logs = [logged, *(log.outputs for log in destination.previous)]
     chosen = choose_entries(outputs.folder, logs)
     stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
     is_read = assignment.is_resumed or not assignment.overwrites
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
     complete = {n: intact[n] for n in intact if not changes and chosen[n] is logged.get(n)}
-    done = {name for log in destination.finished_parts.values() for name in log.current}
+    done = {name for log in destination.finished_parts.values() for name in log.outputs}
     is_done = not changes and outputs.part in destination.finished_parts
     is_done = is_done and len(complete) == len(outputs.outputs)
     if is_done and not assignment.is_resumed and not assignment.overwrites:
@@ -362,7 +362,7 @@ def _finished_problems(
         yield Diagnostic("resume", f"{text}not there", "--overwrite writes all anew")
         return
     changes = list(differences(outputs.provenance, stamps.provenance))
-    if not changes and manifest.head.text("plan") != outputs.provenance.plan:
+    if not changes and manifest.digest != stamps.manifest:
         changes = [f"{record.stamps} is of another set than {record.manifest}"]
     for change in changes:
         text = f"{record.manifest}: --resume: what is there is of another run: {change}"

@@ -212,12 +212,20 @@ class RecordedPlan:
 
 @dataclass(frozen=True, slots=True)
 class FinishedStamps:
-    """The provenance of a finished set, with the stamps of its sources, and those of its outputs.
+    """The stamps of a finished set.
 
-    The stamps are by path relative to the manifest.
+    Attributes
+    ----------
+    provenance
+        The run, with the stamps of its sources.
+    manifest
+        The SHA-256 in the manifest of the set.
+    outputs
+        The stamps of the outputs, by path relative to the manifest.
     """
 
     provenance: Provenance
+    manifest: str
     outputs: Mapping[str, FileStamp]
 
     @classmethod
@@ -225,11 +233,11 @@ class FinishedStamps:
         """Read the stamps of a record; the errors are those of `RecordedPlan.read`."""
         file = SealedFile.read(path)
         outputs = {line.file("path"): line.stamp() for line in file.lines()}
-        return cls(file.head.provenance(), outputs)
+        return cls(file.head.provenance(), file.head.text("manifest"), outputs)
 
     def head(self) -> Mapping[str, object]:
         """Return the entries of the first line of the document."""
-        return self.provenance.head_with_stamps()
+        return {**self.provenance.head_with_stamps(), "manifest": self.manifest}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the outputs."""
@@ -293,7 +301,7 @@ class Destination:
 
     def logged(self) -> dict[str, LoggedOutput]:
         """Return the outputs that a resumed run may keep; see `choose_entries`."""
-        return choose_entries(self.record.folder, (log.current for log in self.logs))
+        return choose_entries(self.record.folder, (log.outputs for log in self.logs))
 
 
 def choose_entries(
@@ -412,7 +420,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     if destination.state is State.COMPLETE or plan is None:
         return
     for log in islice(logs, MOST):
-        complete = shorten(sorted(log.current), 3) or "nothing"
+        complete = shorten(sorted(log.outputs), 3) or "nothing"
         text = f"{log.path}: of {log.writer}{_describe_aim(plan)}; complete: {complete}"
         yield Diagnostic("leftover", text)
     if len(logs) > MOST:
