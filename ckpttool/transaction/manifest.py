@@ -298,10 +298,11 @@ class SealedFile:
         """
         with opened(path) as file:
             lines = _verified_lines(path, file)
-            head = _parse_head(path, next(lines, b""))
+            first = next(lines, b"")
             deque(lines, maxlen=0)
             file.seek(-len(_seal(NO_DIGEST)), os.SEEK_END)
             digest = digest_in(file.read().decode())
+        head = _parse_head(path, first)
         if head.entries.get("schema") != MANIFEST_SCHEMA:
             raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
         return cls(path, head, digest)

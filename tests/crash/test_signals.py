@@ -194,7 +194,7 @@ def test_the_processes_beside_a_run_do_not_hear_its_signals():
 
 
 def hit(monkeypatch, place, signals):
-    """Have so many signals come when the first temporary file was made, or is removed.
+    """Have so many signals come when the first temporary file of an output was made, or is removed.
 
     For its removal one more comes before: when it is filled.
     """
@@ -207,7 +207,8 @@ def hit(monkeypatch, place, signals):
 
     def claimed(path):
         fd = claim(path)
-        send()
+        if path.name.startswith("checkpoint_"):
+            send()
         return fd
 
     def unlinked(self, **more):
