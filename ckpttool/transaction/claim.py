@@ -83,6 +83,7 @@ class Claim:
             for name in outputs.outputs if outputs.part is not None else outputs.whole:
                 remove_stale(record.folder, name + PARTIAL)
             self.log = self._open_log(self._log_lock)
+            self._is_open = True
         except HeldError as error:
             clean_up(error, self.abandon)
             raise self._busy(Path(error.filename)) from error
