@@ -487,6 +487,7 @@ def test_the_record_of_a_run_is_behind_few_names():
     }
     assert used == {
         "finalize.finalize",
+        "locks.is_held",
         "manifest.Manifest",
         "manifest.ManifestFile",
         "manifest.Written",

@@ -31,6 +31,7 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
+from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
 from ckpttool.transaction.states import is_earlier_record
 
@@ -95,7 +96,7 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
     special_files = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in list_folder(folder):
-            if is_unfinished_name(path) and is_file(path):
+            if is_unfinished_name(path) and is_file(path) and not is_held(path):
                 unfinished.append(str(path.relative_to(root)))
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(f"{path}: {_read_reason(path)}")

@@ -17,6 +17,7 @@ from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
     create_document,
+    is_open_as,
     is_there,
     name_attempt,
     remove_stale,
@@ -69,7 +70,7 @@ class Claim:
         self._lock: FileLock | None = None
         self._log_lock: FileLock | None = None
         self._plan: RecordedPlan | None = None
-        self._is_settled = self._is_open = False
+        self._is_settled = False
         self.notes: tuple[Diagnostic, ...] = ()
         try:
             if outputs.part is None:
@@ -83,7 +84,6 @@ class Claim:
             for name in outputs.outputs if outputs.part is not None else outputs.whole:
                 remove_stale(record.folder, name + PARTIAL)
             self.log = self._open_log(self._log_lock)
-            self._is_open = True
         except HeldError as error:
             clean_up(error, self.abandon)
             raise self._busy(Path(error.filename)) from error
@@ -214,11 +214,20 @@ class Claim:
         sync_folder(self._record.home)
         return log
 
-    def require_plan(self) -> None:
-        """Raise `ExecutionError` if another run has replaced the plan, which locks prevent."""
-        if self._lock is not None and not self._lock.works and self._read_plan() != self._plan:
-            text = "another run has replaced it, and may have replaced outputs"
-            raise ExecutionError(str(self._record.plan), f"{text}; write all anew (--overwrite)")
+    def require_record(self) -> None:
+        """Raise `ExecutionError` if somebody has removed the record, or replaced the plan in it.
+
+        Locks prevent that another run replaces the plan.
+        """
+        assert self._lock is not None, "it is held"
+        if self._has_record() and (self._lock.works or self._read_plan() == self._plan):
+            return
+        text = "removed or replaced while this run wrote, so nothing proves the outputs"
+        raise ExecutionError(str(self._record.home), f"{text}; write all anew (--overwrite)")
+
+    def _has_record(self) -> bool:
+        """Return whether the log of this run is still in the record."""
+        return self._log_lock is not None and is_open_as(self._log_lock.path, self._log_lock.fd)
 
     def release(self) -> None:
         """Release the locks."""
@@ -232,7 +241,7 @@ class Claim:
         try:
             if self._lock is None or not (self._is_settled or not is_there(record.plan)):
                 return  # the record is of another run
-            if part is not None and self._is_open and not Log.read(self.log.path).outputs:
+            if part is not None and self._has_record() and not Log.read(self.log.path).outputs:
                 self.log.path.unlink()
             if part is not None:
                 self.release()

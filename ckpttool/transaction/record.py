@@ -40,7 +40,7 @@ from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, s
 from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sources import changed_inputs
-from ckpttool.transaction.states import FinishedStamps, Record, State, look
+from ckpttool.transaction.states import FinishedStamps, Record, look
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
 
@@ -94,28 +94,32 @@ class Transaction:
             raise PlanError(changed)
         transaction = cls(plan, assignment, Claim(assignment))
         try:
+            if assignment.replaces_itself:
+                transaction._list_finished(assignment)
             if assignment.is_resumed:
-                transaction._list_kept(assignment.state)
+                transaction._find_kept()
         except BaseException as error:
             clean_up(error, transaction.abandon)
             raise
         return transaction
 
-    def _list_kept(self, state: State) -> None:
-        """Find the entries of outputs that a log lists; list those of a finished set."""
-        record, mine = self._record, self._outputs.outputs
-        if state is State.COMPLETE and self._stamps:
-            for entry in ManifestFile.read(record.manifest).outputs():
-                if entry.path in mine:
-                    self._entries[entry.path] = self._log.add(entry_text(entry), is_durable=False)
-                    if stamp := self._stamps.get(entry.path):
-                        self._log.add_stamp(entry.path, stamp)
-            self._log.sync()
-        else:
-            logged = look(record, is_locked=True).logged()
-            self._entries |= {name: logged[name] for name in mine if name in logged}
+    def _list_finished(self, assignment: Assignment) -> None:
+        """Append the entries of a finished set to the log: its manifest is about to go."""
+        destination = assignment.destination
+        assert destination is not None, "the set was found there"
+        stamps = destination.stamps.outputs if destination.stamps is not None else {}
+        for entry in ManifestFile.read(self._record.manifest).outputs():
+            self._log.add(entry_text(entry), is_durable=False)
+            if stamp := self._stamps.get(entry.path, stamps.get(entry.path)):
+                self._log.add_stamp(entry.path, stamp)
+        self._log.sync()
+
+    def _find_kept(self) -> None:
+        """Find the entries of outputs that logs list."""
+        logged = look(self._record, is_locked=True).logged()
+        self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
         if self._stamps.keys() - self._entries.keys():
-            text = f"{record.home}: written by another run since this one began"
+            text = f"{self._record.home}: written by another run since this one began"
             raise PlanError([Diagnostic("destination", text, "run again")])
 
     @property
@@ -158,7 +162,7 @@ class Transaction:
     def _remove_older_set(self) -> None:
         """Remove what says that the set is complete, before the first output is replaced."""
         assert self._claim is not None, "what is complete is not written"
-        self._claim.require_plan()
+        self._claim.require_record()
         documents = (document.path for document in self._outputs.documents)
         for path in (self._record.manifest, self._record.stamps, *documents):
             remove_document(str(path))
@@ -186,7 +190,7 @@ class Transaction:
             return
         record, outputs = self._record, self._outputs
         self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
-        self._claim.require_plan()
+        self._claim.require_record()
         changed = list(changed_inputs(self._plan))
         if changed:
             raise ExecutionError(self.writing, f"{shorten(changed, 3)}; {MIXTURE}")

@@ -95,6 +95,8 @@ class Assignment:
         Stamps of all files that this run would replace; None if it may replace whatever is there.
     replaceable
         Files that this run may replace without ``--overwrite``.
+    replaces_itself
+        Whether a finished set of the same plan and sources is there, which this run takes apart.
     is_finished
         Whether all is there and kept, so that nothing is to be done.
     notes
@@ -110,6 +112,7 @@ class Assignment:
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
+    replaces_itself: bool = False
     is_finished: bool = False
     notes: tuple[Diagnostic, ...] = ()
 
@@ -281,6 +284,9 @@ def _inspect_stopped(
         return assignment
     record = outputs.record
     changes = list(differences(outputs.provenance, destination.plan.provenance))
+    if changes and assignment.overwrites and (parts := destination.finished_parts):
+        text = f"{record.output}: part {shorten(map(str, parts), 3)} of another plan is given up"
+        diagnostics.add(Diagnostic("resumed", text))
     if changes and not assignment.overwrites:
         if destination.finished_parts:
             diagnostics.add(*other_plan_problems(destination, changes))
@@ -335,6 +341,10 @@ def _inspect_finished(
     known = destination.stamps.outputs if destination.stamps is not None else {}
     stamps = {name: known.get(name) for name in outputs.outputs}
     problems = list(_finished_problems(outputs, destination, manifest))
+    assignment = replace(assignment, replaces_itself=not problems)
+    if outputs.part is not None and assignment.overwrites:
+        text = f"{record.output}: complete; this run takes it apart, so run the other parts again"
+        diagnostics.add(Diagnostic("resumed", text, "with --resume, which keeps what is there"))
     if assignment.is_resumed and not problems:
         return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
     if assignment.overwrites:
@@ -455,16 +465,17 @@ def _foreign_partials(
     """Yield the problems of temporary files that are not of this set."""
     known = plan.outputs if plan is not None else {}
     left: dict[Path | None, list[str]] = {}
-    for name in sorted(outputs.outputs.keys() - known.keys()):
+    for name in sorted(outputs.outputs):
         path = Path(f"{outputs.folder / name}{PARTIAL}")
         if not _is_file(path):
             continue
-        other = _plan_that_lists(path)
+        other = None if name in known else _plan_that_lists(path)
         if is_held(path):
-            by = "a run of another set" if other is None else f"see {other}"
+            by = "a run of another part" if name in known else "a run of another set"
+            by = by if other is None else f"see {other}"
             text = f"{path}: another run is writing it ({by})"
             yield Diagnostic("busy", text, "wait until it ends")
-        elif not may_replace:
+        elif name not in known and not may_replace:
             left.setdefault(other, []).append(str(path))
     for other, paths in left.items():
         text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
@@ -515,7 +526,7 @@ def busy_problem(record: Record, by: str) -> Diagnostic:
     hint = "wait until it ends, or write elsewhere"
     if is_held(record.lock) is None:
         by += "; this file system has no locks to tell whether it still runs"
-        hint = "wait until it ends; if it has ended, --overwrite goes on"
+        hint = "wait until it ends; if it has ended, --resume --overwrite goes on"
     return Diagnostic("busy", f"{record.output}: another run is writing it ({by})", hint)
 
 
@@ -531,7 +542,8 @@ def other_plan_problems(destination: Destination, changes: Iterable[str]) -> Ite
     """Yield the problems of a run that would make finished parts of another plan useless."""
     parts = shorten(map(str, destination.finished_parts), 3)
     text = f"{destination.record.output}: part {parts} of another plan is written there"
-    hint = "give all parts the same options, ckpttool finalize the others, or --overwrite them"
+    hint = "give all parts the same source, step and options; ckpttool finalize marks those "
+    hint += "complete if they are all there; --overwrite gives them up"
     for change in changes:
         yield Diagnostic("parts", f"{text}: {change}", hint)
 

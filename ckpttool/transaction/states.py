@@ -382,6 +382,9 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
     destination = look(Record.of(output))
     if destination.state in {State.RUNNING, State.STOPPED}:
         return unfinished_problem(destination, output)
+    if destination.state is State.NONE and destination.damaged:  # which nobody may read
+        text = f"{output}: whether a run has ended here cannot be known: {destination.damaged[0]}"
+        return Diagnostic("unfinished", text, "run it as a user who may read that")
     return None
 
 
@@ -427,7 +430,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
         yield Diagnostic("leftover", text, where=str(record.home))
     half = [name for name in plan.outputs if is_there(f"{record.folder / name}{PARTIAL}")]
-    if half:
+    if half and destination.state is State.STOPPED:
         yield Diagnostic("leftover", f"{output}: half-written: {shorten(half, 3)}")
 
 
