@@ -119,7 +119,9 @@ def read_ranks(folder: Path) -> dict[int, dict[str, Entry]]:
     """Return ``{rank: {name: Entry}}`` of a folder of ``rank_N`` folders with one file each."""
     ranks = {}
     for rank_folder in folder.glob("rank_*"):
-        (path,) = (p for p in rank_folder.iterdir() if p.suffix != ".json")  # a manifest
+        (path,) = (
+            p for p in rank_folder.iterdir() if p.is_file() and p.suffix != ".json"
+        )  # a manifest
         ranks[int(rank_folder.name.removeprefix("rank_"))] = read(path)
     return ranks
 

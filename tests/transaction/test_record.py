@@ -216,11 +216,14 @@ def test_temporary_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
 def test_a_temporary_file_that_another_run_writes_is_not_removed(tmp_path):
     out = tmp_path / "out"
     kill(Transaction.open(*plan_to(out)))
+    planned = plan_to(out)
     path = out / "rank_0" / "checkpoint_0.ckpt.partial"
     path.parent.mkdir()
     with path.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        transaction = Transaction.open(*plan_to(out))
+        with pytest.raises(ckpttool.PlanError, match="another run is writing it"):
+            plan_to(out)
+        transaction = Transaction.open(*planned)
         assert path.exists()
         transaction.abandon()
     assert path.exists()
