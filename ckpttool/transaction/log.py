@@ -147,13 +147,15 @@ class Log:
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
-            if text.startswith(ENTRY):
-                last = _path_in(path, start, text)
-                log.outputs[last] = LoggedOutput(path, start, stop)
-                continue
-            line = JsonObject.parse(path, text)
+            is_output = text.startswith(ENTRY)
+            line = JsonObject.parse(path, _without_tensors(text) if is_output else text)
             if log.writer is None and "process" not in line.entries:
                 raise FormatError(str(path), 0, "no log of ckpttool: it does not begin with a run")
+            if is_output:
+                line.number("rank")
+                last = line.file("path")
+                log.outputs[last] = LoggedOutput(path, start, stop)
+                continue
             if "process" in line.entries:
                 log.writer = Writer.parse(line)
             elif "stamp" in line.entries:
@@ -165,13 +167,10 @@ class Log:
         return log
 
 
-def _path_in(log: Path, start: int, text: bytes) -> str:
-    """Return the path of the output in a line, without a look at its tensors."""
-    head = text.partition(b', "tensors": ')[0] + b"}"
-    try:
-        return JsonObject.parse(log, head).file("path")
-    except FormatError as error:
-        raise FormatError(str(log), start, NOT_AS_WRITTEN) from error
+def _without_tensors(text: bytes) -> bytes:
+    """Return the text of an output's line up to its tensors, of which there may be many."""
+    head, tensors, _ = text.partition(b', "tensors": ')
+    return head + b"}" if tensors else text
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

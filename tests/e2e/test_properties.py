@@ -294,7 +294,14 @@ def test_every_engine_and_every_size_of_bands_writes_the_same_bytes(new_folder, 
         out = reshard(
             source, move.src, move.dst, folder / f"{len(outcomes)}", format, engine, options
         )
-        outcomes.append({path.relative_to(out): path.read_bytes() for path in out.rglob("*.*")})
+        files = (path for path in out.rglob("*.*") if path.is_file())
+        outcomes.append(
+            {
+                path.relative_to(out): path.read_bytes()
+                for path in files
+                if path.name != "stamps.json"
+            }
+        )
     assert len(outcomes[0]) == len(move.dst.ranks) + 1  # and the manifest
     assert all(outcome == outcomes[0] for outcome in outcomes[1:])
 

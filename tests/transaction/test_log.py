@@ -29,16 +29,16 @@ def entry_of(name, rank=0):
     return OutputEntry(rank, name, "ckpt", 4, TENSORS)
 
 
-def open_log(path, is_resumed=False):
+def open_log(path):
     """Go on behind the last whole line, as a run does."""
     kept = Log.read(path).nbytes if path.exists() else 0
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    return LogWriter(path, fd, kept, is_resumed=is_resumed)
+    return LogWriter(path, fd, kept)
 
 
-def write(path, *names, is_resumed=False, is_done=False):
+def write(path, *names, is_done=False):
     """Write outputs, and the lines of them."""
-    log = open_log(path, is_resumed)
+    log = open_log(path)
     for rank, name in enumerate(names):
         log.add(entry_text(entry_of(name, rank)))
         (path.parent / name).write_text("data")
@@ -59,7 +59,6 @@ def test_a_log_tells_of_its_writer_and_of_outputs_with_their_stamps(path):
     assert log.nbytes == path.stat().st_size
     for rank, (name, output) in enumerate(log.outputs.items()):
         assert output.stamp == stamp_at(path.parent / name)
-        assert output.is_current
         assert output.read_line() == entry_text(entry_of(name, rank))
         assert output.read_entry() == entry_of(name, rank)
 
@@ -68,8 +67,7 @@ def test_the_lines_are_those_that_the_documentation_shows(path):
     write(path, "a", is_done=True)
     lines = [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
     run, output, stamp, done = map(json.loads, lines)
-    assert run.keys() == {"run", "process", "host", "time"}
-    assert run["run"] == "anew"
+    assert run.keys() == {"process", "host", "time"}
     assert lines[1] == entry_text(entry_of("a"))
     assert output["path"] == "a"
     assert stamp == {"stamp": "a", **stamp_at(path.parent / "a")._asdict()}
@@ -122,7 +120,7 @@ def test_a_resumed_writer_cuts_off_a_torn_last_line(path, more):
     with path.open("ab") as file:
         file.write(more)
     assert Log.read(path).nbytes == whole
-    write(path, "b", is_resumed=True)
+    write(path, "b")
     assert list(Log.read(path).outputs) == ["a", "b"]
     assert more not in (b"\0", b"x" * 5000) or more not in path.read_bytes()
 
@@ -137,29 +135,25 @@ def test_lines_behind_a_damaged_one_make_it_an_error(path):
     assert (caught.value.path, caught.value.offset) == (str(path), size)
 
 
-def test_what_stands_before_the_last_run_anew_is_known_and_not_current(path):
+def test_what_an_earlier_run_completed_stays_known_until_it_is_replaced(path):
+    """Else a run that is started by mistake costs all that was complete."""
     write(path, "a", "b", is_done=True)
-    write(path, "b", is_resumed=True)
+    write(path, "b")
     log = Log.read(path)
-    assert list(log.current) == ["a", "b"]
+    assert list(log.outputs) == ["a", "b"]
     assert not log.is_done  # the run that goes on is not
-    write(path, "b", is_done=True)
-    log = Log.read(path)
-    assert log.outputs.keys() == {"a", "b"}
-    assert list(log.current) == ["b"]
-    assert log.is_done
     write(path)
     log = Log.read(path)
-    assert log.outputs.keys() == {"a", "b"}
-    assert log.current == {}
-    assert not log.is_done
+    assert all(one.stamp == stamp_at(path.parent / name) for name, one in log.outputs.items())
+    write(path, is_done=True)
+    assert Log.read(path).is_done
 
 
 def test_the_last_line_of_an_output_counts(path):
     write(path, "a")
     before = Log.read(path).outputs["a"]
     (path.parent / "a").unlink()
-    write(path, "a", is_resumed=True)
+    write(path, "a")
     after = Log.read(path).outputs["a"]
     assert after.start > before.stop
     assert after.stamp == stamp_at(path.parent / "a")
@@ -215,7 +209,7 @@ def test_no_log_is_told_apart_from_a_damaged_one(path):
         Log.read(path)
 
 
-RUN = '{"run": "anew", "process": 1, "host": "h", "time": "t"}'
+RUN = '{"process": 1, "host": "h", "time": "t"}'
 STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
 
 
@@ -227,16 +221,20 @@ STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
         (["{}"], "no log of ckpttool"),
         (['{"done": true}'], "no log of ckpttool"),
         (['{"rank": 0, "path": "a"}'], "no log of ckpttool"),
-        (['{"run": "anew"}'], "process: expected a count"),
-        (['{"run": "anew", "process": 1, "host": 2, "time": "t"}'], "host: expected a string"),
-        ([RUN.replace('"anew"', "1")], "run: expected a string"),
+        (['{"process": "1"}'], "process: expected a count"),
+        (['{"process": 1, "host": 2, "time": "t"}'], "host: expected a string"),
         ([RUN, '{"rank": "1", "path": "a"}'], "rank: expected a count"),
         ([RUN, '{"rank": 0, "path": "../x"}'], "path: expected a path below the folder"),
         ([RUN, '{"rank": 0, "path": "/etc/x"}'], "path: expected a path below the folder"),
         (
             [RUN, entry_text(entry_of("a")), f'{{"stamp": "../a", {STAMP}}}'],
-            "stamp: expected a path below the folder",
+            "stamp: expected the output in the line before",
         ),
+        (
+            [RUN, entry_text(entry_of("a")), f'{{"stamp": "b", {STAMP}}}'],
+            "stamp: expected the output in the line before",
+        ),
+        ([RUN, f'{{"stamp": "a", {STAMP}}}'], "stamp: expected the output in the line before"),
         ([RUN, entry_text(entry_of("a")), '{"stamp": "a"}'], "nbytes: expected an integer"),
     ],
 )
