@@ -127,7 +127,7 @@ class SmallSet:
 
         def is_noted() -> bool:
             texts = (path.read_text() for path in self.record.glob("*.log"))
-            text = "".join(one.rpartition('{"run": "anew"')[2] for one in texts)
+            text = "".join(one.rpartition('{"process": ')[2] for one in texts)
             return all(line in text for line in lines)
 
         wait_until(is_noted, f"{names} in a log")
