@@ -31,4 +31,10 @@ def test_the_cases_of_many_small_things_run(tmp_path):
     done = subprocess.run([sys.executable, str(BENCH), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     cases = [one["case"] for one in json.loads((tmp_path / "bench.json").read_text())["summaries"]]
-    assert cases == ["merge, 8 ranks x 20 tensors", "reshard, 8 -> 16 ranks"]
+    assert cases == [
+        "merge, 8 ranks x 20 tensors",
+        "reshard, 8 -> 16 ranks",
+        "look, finished set of 16",
+        "look, stopped set of 16",
+        "resume, finished set of 16",
+    ]

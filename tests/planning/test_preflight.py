@@ -62,7 +62,7 @@ def test_outputs_that_are_all_inputs_are_told_together_and_before_what_exists(
     assert "--overwrite" not in message(result)
 
 
-def test_what_is_wrong_is_told_before_that_an_output_exists(tmp_path, monkeypatch):
+def test_what_is_wrong_is_told_rather_than_that_an_output_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = GOLDEN / "reshard_8_to_4"
     words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
@@ -70,10 +70,8 @@ def test_what_is_wrong_is_told_before_that_an_output_exists(tmp_path, monkeypatc
     run_well(*words)
     Path("out/rank_1/checkpoint_1.h5").write_text("changed")
     result = run(*words, "--resume")
-    first, second, third = result.stderr.splitlines()
-    assert first == "ckpttool: 2 problems:"
-    assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in second
-    assert "4 outputs exist already" in third
+    (said,) = result.stderr.splitlines()
+    assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in said
 
 
 # --------------------------------------------------------------------------------- room on the disk

@@ -108,11 +108,16 @@ def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(pl
         ("out/rank_3", 0o755, None, RESHARD),
         ("up", 0o700, None, MERGE.replace("out", "up/out")),
         ("up", 0o700, None, RESHARD.replace("out", "up/out")),
-        ("out/ckpttool.json.journal", 0o600, "x", RESHARD),
-        ("out/ckpttool.json.journal", 0o644, "x", f"{RESHARD} --resume"),
-        ("out/ckpttool.json.journal", 0o644, "", f"{RESHARD} --part 1/2"),
-        ("out/merged.ckpt.ckpttool.json.journal", 0o644, "x", MERGE),
-        ("out/.ckpttool-part-1-of-2.json.journal", 0o600, "x", RESHARD),
+        ("out/.ckpttool", 0o755, None, RESHARD),
+        ("out/.ckpttool", 0o755, None, f"{RESHARD} --resume"),
+        ("out/.ckpttool", 0o700, None, f"{RESHARD} --part 1/2"),
+        ("out/.merged.ckpt.ckpttool", 0o755, None, MERGE),
+        ("out/.ckpttool/lock", 0o644, "", RESHARD),
+        ("out/.ckpttool/lock", 0o600, "", f"{RESHARD} --part 1/2"),
+        ("out/.ckpttool/plan.json", 0o600, "x", RESHARD),
+        ("out/.ckpttool/whole.log", 0o600, "x", RESHARD),
+        ("out/.ckpttool/whole.log", 0o644, "", f"{RESHARD} --resume"),
+        ("out/.ckpttool/1-of-2.log", 0o600, "", f"{RESHARD} --part 1/2"),
         ("out/merged.ckpt.partial", 0o600, "x", MERGE),
         ("out/merged.ckpt.partial", 0o600, "x", f"{MERGE} --resume"),
         ("out/merged.ckpt.partial", 0o644, "x", MERGE),
@@ -145,13 +150,13 @@ def test_what_only_its_owner_may_replace_in_a_sticky_folder_is_named(place):
 
 @pytest.mark.interpreter
 @ROOT_ONLY
-def test_records_of_parts_of_another_user_are_named_by_commit(place):
+def test_logs_of_parts_of_another_user_are_named_by_finalize(place):
     for part in ("1/2", "2/2"):
         assert run_without_rights(f"{RESHARD} --part {part}", place).returncode == 0
-    give_away(place / "out/.ckpttool-part-1-of-2.json", 0o600)
-    result = run_without_rights("commit out", place)
-    assert not mentions(result.stderr, f"out/.ckpttool-part-1-of-2.json: {DENIED}")
-    assert result.returncode == 1
+    give_away(place / "out/.ckpttool/1-of-2.log", 0o600)
+    result = run_without_rights("finalize out", place)
+    assert not mentions(result.stderr, f"out/.ckpttool/1-of-2.log: {DENIED}")
+    assert result.returncode == 5
     assert not (place / "out/ckpttool.json").exists()
 
 
