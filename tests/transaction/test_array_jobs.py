@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import permutations
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Lock, get_ident
 
 import pytest
 
+import ckpttool
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
 ME = f"process {os.getpid()} on {socket.gethostname()}"
 OVERWRITE = ("--overwrite",)
 RESUME = ("--resume",)
+FLOCK, ONE_AT_A_TIME = fcntl.flock, Lock()
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -90,6 +97,49 @@ def test_parts_of_one_plan_run_side_by_side(job):
     with while_filling(job.outputs[2], lambda: job.run("--part", "2/2")) as seen:
         run_parts(job, "1/2")
     assert seen[0].exit_code == 0, message(seen[0])
+    finalize(job)
+    is_whole(job)
+
+
+def flock_of_nfs(fd, kind):
+    """Lock as flock(2) does on NFS, where who is refused an exclusive lock keeps the shared one."""
+    with ONE_AT_A_TIME:
+        has_shared = " READ " in Path(f"/proc/self/fdinfo/{fd}").read_text()
+        try:
+            FLOCK(fd, kind)
+        except BlockingIOError:
+            if has_shared:
+                FLOCK(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            raise
+
+
+@pytest.mark.parametrize("flock", [FLOCK, flock_of_nfs])
+def test_many_parts_begin_at_once(job, monkeypatch, flock):
+    """Else of an array job that a scheduler starts as one, some parts fail by chance.
+
+    All of them come to their first shared lock before any goes on.
+    """
+    strategy = ckpttool.read_strategy([str(job.strategy)])
+    source, start, shared = ckpttool.scan(str(job.source)), Barrier(16), Barrier(16)
+    waiting = set()
+
+    def flock_together(fd, kind):
+        flock(fd, kind)
+        if kind & fcntl.LOCK_SH and get_ident() in waiting:
+            waiting.remove(get_ident())
+            with suppress(BrokenBarrierError):
+                shared.wait(2)
+
+    def run_part(number):
+        options = ckpttool.OutputOptions("ckpt", part=(number, 16))
+        planned = ckpttool.plan_split(source, strategy, str(job.out), output_options=options)
+        start.wait(60)
+        waiting.add(get_ident())
+        ckpttool.execute(*planned)
+
+    monkeypatch.setattr(fcntl, "flock", flock_together)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(run_part, range(1, 17)))
     finalize(job)
     is_whole(job)
 

@@ -369,3 +369,31 @@ def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
         with filled_outputs() as filled:
             small.run_well("--part", f"{number}/2", "--resume")
         assert len(filled) == 2 - kept
+
+
+@pytest.mark.parametrize("touch", [None, os.utime])
+@pytest.mark.parametrize(
+    ("state", "more", "kept"),
+    [
+        ("killed, half-written file left", (), 2),
+        ("killed, half-written file left", ("--overwrite",), 2),
+        ("killed, half-written file left", ("--part", "1/2"), 2),
+        ("part 1/2 killed", (), 1),
+        ("part 1/2 killed", ("--part", "1/2"), 1),
+        ("all parts done", ("--overwrite",), 4),
+        ("this command", ("--overwrite",), 4),
+    ],
+)
+def test_a_run_that_ends_before_it_replaces_anything_costs_nothing(
+    tmp_path, state, more, kept, touch
+):
+    """Else an option that was forgotten, and Ctrl-C at once, cost hours of work."""
+    small = SmallSet(tmp_path)
+    STATES[state](small)
+    touch(small.outputs[0]) if touch else None
+    with while_filling(small.outputs[0], lambda: fail(None)):
+        assert small.run(*more).exit_code == 6
+    with filled_outputs() as filled:
+        small.run_well("--resume")
+    assert len(filled) == 4 - kept
+    assert small.read() == small.wanted()
