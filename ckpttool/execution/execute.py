@@ -43,8 +43,8 @@ from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
 
 
-def _describe_cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
-    """Return the cause of an error: the system's message if it has a number, else its own.
+def _describe_cause(path: str, error: CkptToolError | OSError | BrokenExecutor) -> str:
+    """Return why ``path`` could not be written: the system's message, if it has a number.
 
     The message of libhdf5 would hide that of the system.
     """
@@ -52,8 +52,8 @@ def _describe_cause(error: CkptToolError | OSError | BrokenExecutor) -> str:
         return f"another run is writing this output ({error.filename} is in use): wait for its end"
     if isinstance(error, OSError) and error.errno:
         what = describe_os_error(OSError(error.errno, os.strerror(error.errno)))
-        has_name = isinstance(error.filename, str) and not error.filename.endswith(PARTIAL)
-        return f"{error.filename}: {what}" if has_name else what
+        name = str(error.filename or path).removesuffix(PARTIAL)
+        return what if name == path else f"{name}: {what}"
     if isinstance(error, BrokenExecutor):
         return WORKER_DIED
     return str(error)
@@ -198,8 +198,8 @@ def execute(
     try:
         transaction = run.transaction = Transaction.open(plan, assignment)
     except OSError as error:
-        cause = _describe_cause(error) + _advise(())
-        raise ExecutionError(str(Path(plan.target.manifest_path)), cause) from error
+        path = str(Path(plan.target.manifest_path))
+        raise ExecutionError(path, _describe_cause(path, error) + _advise(())) from error
     for note in transaction.notes:
         on_note(note)
     try:
@@ -219,9 +219,10 @@ def execute(
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             changes = transaction.describe_source_changes()
             done = [] if changes else [written.path for written in run.written_by_rank()]
-            advice = changes or _advise(run.written)
-            cause = "; ".join((_describe_cause(error) + advice, *notes_of(error)))
-            raise ExecutionError(transaction.writing or run.current, cause, done) from error
+            advice = f"; {changes}" if changes else _advise(run.written)
+            path = transaction.writing or run.current
+            cause = "; ".join((_describe_cause(path, error) + advice, *notes_of(error)))
+            raise ExecutionError(path, cause, done) from error
         raise
     return run.written_by_rank()
 

@@ -24,7 +24,7 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
-from ckpttool.transaction.parts import files_of_others
+from ckpttool.transaction.outputs import files_of_others
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
 
 

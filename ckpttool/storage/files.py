@@ -44,7 +44,21 @@ class TakenError(OSError):
     """Another run has locked a file, or has replaced it with its own."""
 
 
-def lock(path: Path, fd: int, is_shared: bool = False) -> int:
+def try_lock(path: Path, fd: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+    """Try to lock an open file; return whether that worked, None on a file system without locks."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in UNSUPPORTED:
+            return None
+        error.filename = str(path)
+        raise
+    return True
+
+
+def lock(path: Path, fd: int) -> int:
     """Lock an open file and return its descriptor; close it on failure.
 
     On a file system without locks, only the name of the file protects it.
@@ -55,13 +69,8 @@ def lock(path: Path, fd: int, is_shared: bool = False) -> int:
         Another run has locked or replaced the file.
     """
     try:
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TakenError(error.errno, "another run is writing it", str(path)) from error
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
+        if try_lock(path, fd) is False:
+            raise TakenError(errno.EWOULDBLOCK, "another run is writing it", str(path))
         require_name(path, fd)
     except BaseException:
         os.close(fd)
@@ -188,7 +197,7 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
     TakenError
         Another run is writing it.
     OSError
-        It cannot be written.
+        It cannot be written; the error names it.
     """
     partial = Path(path + PARTIAL)
     make_folder(partial.parent)
@@ -202,6 +211,8 @@ def write_document(path: str, data: bytes | Iterable[str]) -> None:
             partial.replace(path)
         except BaseException as error:
             clean_up(error, lambda: partial.unlink(missing_ok=True))
+            if isinstance(error, OSError):
+                error.filename = path
             raise
     sync_folder(partial.parent)
 
@@ -251,7 +262,7 @@ def is_within(folder: Path, name: str) -> bool:
 def remove_stale(folder: Path, name: str) -> None:
     """Remove the temporary file of a killed run, unless another run is writing it.
 
-    The name comes from a journal, which anybody may have written.  A file outside the folder is
+    The name comes from a plan, which anybody may have written.  A file outside the folder is
     therefore not removed; a run that writes there replaces it.
     """
     path = folder / name

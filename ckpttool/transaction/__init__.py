@@ -1,1 +1,1 @@
-"""Complete or resumable sets of outputs: manifest, journal, resuming, array jobs."""
+"""Sets of outputs that are complete or can be resumed: states, record of a run, manifest."""

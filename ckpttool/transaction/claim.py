@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from contextlib import suppress
 from itertools import count
@@ -268,20 +267,21 @@ def _has_something_to_resume(record: Record) -> bool:
 
 
 def remove_leftovers(record: Record) -> None:
-    """Remove the logs and plan that a crash left beside a finished set, unless a run is there."""
-    if not (os.access(record.home, os.W_OK) and record.leftovers()):
+    """Remove the logs and plan that a crash left beside a finished set, unless a run is there.
+
+    If that fails, they stay: the set is complete all the same.
+    """
+    if not record.leftovers():
         return
-    try:
+    with suppress(OSError):
         lock = FileLock(record.lock)
-    except HeldError:
-        return
-    try:
-        if is_there(record.manifest):
-            with suppress(FileNotFoundError, FormatError):
-                remove_half_written(record, RecordedPlan.read(record.plan))
-            forget_run(record)
-    finally:
-        lock.release()
+        try:
+            if is_there(record.manifest):
+                with suppress(FileNotFoundError, FormatError):
+                    remove_half_written(record, RecordedPlan.read(record.plan))
+                forget_run(record)
+        finally:
+            lock.release()
 
 
 def remove_half_written(record: Record, plan: RecordedPlan) -> None:

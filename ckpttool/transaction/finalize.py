@@ -23,8 +23,7 @@ from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
-from ckpttool.transaction.outputs import find_unchanged, size_problems
-from ckpttool.transaction.parts import files_of_others
+from ckpttool.transaction.outputs import files_of_others, find_unchanged, size_problems
 from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import access_problems
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
@@ -157,7 +156,7 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     path = record.manifest
     if not path.exists():
         reason = "no parts in it; a run with --part K/N leaves its log when it is done"
-        other = find_other_set(record.folder)
+        other = _find_other_set(record.folder)
         if other is not None:
             reason = f"only parts of single files: name one of them, such as {other}"
         raise PlanError([Diagnostic("parts", f"{folder}: {reason}")])
@@ -221,7 +220,7 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
         yield Diagnostic("stale", text, "it stays, and is taken for a part of it: move it away")
 
 
-def find_other_set(folder: Path) -> Path | None:
+def _find_other_set(folder: Path) -> Path | None:
     """Return a single file in a folder that has parts; None if there is none."""
     for home in sorted(folder.glob(f".*.{Path(MANIFEST).stem}")):
         if (home / "plan.json").exists():

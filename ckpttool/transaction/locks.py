@@ -17,7 +17,7 @@ import os
 import time
 from pathlib import Path
 
-from ckpttool.storage.files import UNSUPPORTED, is_open_as, make_folder
+from ckpttool.storage.files import is_open_as, make_folder, try_lock
 
 OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 TRIES, PAUSE_SECONDS = 6, 0.05  # others hold a lock for a moment, to look or to begin
@@ -41,22 +41,10 @@ def is_held(path: Path) -> bool | None:
             return False
         raise
     try:
-        return _is_refused(fd, fcntl.LOCK_SH)
+        is_free = try_lock(path, fd, fcntl.LOCK_SH)
     finally:
         os.close(fd)
-
-
-def _is_refused(fd: int, kind: int) -> bool | None:
-    """Try to lock an open file; return whether another run holds it, None without locks."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno in UNSUPPORTED:
-            return None
-        raise
-    return False
+    return None if is_free is None else not is_free
 
 
 class FileLock:
@@ -106,9 +94,9 @@ class FileLock:
         except FileNotFoundError:
             return False  # a run that leaves nothing has just removed the folder
         try:
-            is_refused = _is_refused(fd, kind)
-            if not is_refused and is_open_as(self.path, fd):
-                self.fd, self.works = fd, is_refused is not None
+            is_locked = try_lock(self.path, fd, kind)
+            if is_locked is not False and is_open_as(self.path, fd):
+                self.fd, self.works = fd, is_locked is not None
                 return True
         except BaseException:
             os.close(fd)

@@ -1,15 +1,16 @@
-"""Outputs compared with what a manifest or a log says of them: size, header, contents."""
+"""Outputs compared with what a manifest or a log says of them, and files that none tells of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import FormatError
-from ckpttool.formats import read_index
+from ckpttool.formats import FORMAT_NAMES, read_index, suffix_of
 from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.storage.checksums import verify_checksum
@@ -123,3 +124,21 @@ def _has_contents(
     if is_equal and "crc_num" in index.attrs:
         is_equal = wait_result(executor.submit(verify_checksum, index)) is None
     return is_equal
+
+
+def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+    """Return existing files that are named like outputs, but are not outputs of ``ranks``.
+
+    They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
+    ``rank``, whose name the others resemble.
+    """
+    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
+    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
+    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in sorted(folder.glob("rank_*")))
+    paths = (
+        folder / match[0] / f"{prefix}{match[1]}{ending}"
+        for match in matches
+        for ending in map(suffix_of, FORMAT_NAMES)
+        if match is not None and (int(match[1]) not in ranks or ending != suffix)
+    )
+    return sorted(str(path) for path in paths if path.exists())

@@ -7,12 +7,9 @@ size, in the same way in every run.
 from __future__ import annotations
 
 import heapq
-import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ckpttool.formats import FORMAT_NAMES, suffix_of
 from ckpttool.model.plan import Plan
 
 
@@ -54,21 +51,3 @@ def balance(sizes: Sequence[int], count: int) -> list[int]:
         nbytes, parts[i] = sums[0]
         heapq.heapreplace(sums, (nbytes + sizes[i], parts[i]))
     return parts
-
-
-def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
-    """Return existing files that are named like outputs, but are not outputs of ``ranks``.
-
-    They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
-    ``rank``, whose name the others resemble.
-    """
-    folder, suffix = Path(sample).parent.parent, Path(sample).suffix
-    prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
-    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in sorted(folder.glob("rank_*")))
-    paths = (
-        folder / match[0] / f"{prefix}{match[1]}{ending}"
-        for match in matches
-        for ending in map(suffix_of, FORMAT_NAMES)
-        if match is not None and (int(match[1]) not in ranks or ending != suffix)
-    )
-    return sorted(str(path) for path in paths if path.exists())

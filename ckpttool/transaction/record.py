@@ -24,7 +24,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.errors import ExecutionError, PlanError, VerifyError
@@ -33,13 +34,13 @@ from ckpttool.model.manifest import OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import shorten
-from ckpttool.storage.files import clean_up, remove_document, stamp_at, write_document
+from ckpttool.storage.files import PARTIAL, clean_up, remove_document, stamp_at, write_document
 from ckpttool.transaction.claim import Claim, forget_run, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, LogWriter
 from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import Assignment
-from ckpttool.transaction.sources import changed_inputs
+from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 
 MIXTURE = "what was made of it may be a mixture, so write all of it anew"
@@ -53,7 +54,7 @@ class Transaction:
     kept
         Ranks of the outputs that are not written again.
     writing
-        Path of the document that `finish` is writing, for errors; empty before.
+        Path of the document that `finish` writes or could not write; empty before.
     notes
         What is worth knowing of the destination, and only the lock has shown.
     """
@@ -89,8 +90,7 @@ class Transaction:
         if assignment.is_finished:
             remove_leftovers(assignment.run_outputs.record)
             return cls(plan, assignment, None)
-        changed = [Diagnostic("changed", text, "run again") for text in changed_inputs(plan)]
-        if changed:
+        if changed := changed_sources(plan.catalog):
             raise PlanError(changed)
         transaction = cls(plan, assignment, Claim(assignment))
         try:
@@ -184,16 +184,15 @@ class Transaction:
             A source file has changed during the run, so outputs may be a mixture.  Or somebody has
             changed an output.
         OSError
-            A document cannot be written; `writing` names it.
+            A document cannot be written; the error names it.
         """
         if self._claim is None:
             return
         record, outputs = self._record, self._outputs
         self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
         self._claim.require_record()
-        changed = list(changed_inputs(self._plan))
-        if changed:
-            raise ExecutionError(self.writing, f"{shorten(changed, 3)}; {MIXTURE}")
+        if changed := self._describe_source_changes():
+            raise ExecutionError(self.writing, changed)
         if outputs.part is not None:
             self._log.end()
         else:
@@ -208,26 +207,23 @@ class Transaction:
                 text = f"changed by somebody else since written: {shorten(damaged, 3)}; "
                 text += "--resume --overwrite writes that again, and keeps the others"
                 raise ExecutionError(damaged[0], text)
-            finish_set(
-                record,
-                outputs.provenance,
-                outputs.documents,
-                entries.values(),
-                stamps,
-                self._name_document,
-            )
+            try:
+                finish_set(record, outputs.provenance, outputs.documents, entries.values(), stamps)
+            except OSError as error:
+                self.writing = (error.filename or self.writing).removesuffix(PARTIAL)
+                raise
         self._claim.release()
 
-    def _name_document(self, path: Path) -> None:
-        self.writing = str(path)
+    def _describe_source_changes(self) -> str:
+        changed = changed_sources(self._plan.catalog)
+        return f"{shorten((one.message for one in changed), 3)}; {MIXTURE}" if changed else ""
 
     def describe_source_changes(self) -> str:
         """Return text for the message of a failed run: the changes of its sources, if any."""
         try:
-            changed = list(changed_inputs(self._plan))
+            return self._describe_source_changes()
         except OSError:  # the sources cannot be read, which the failure itself reports
             return ""
-        return f"; {shorten(changed, 3)}; {MIXTURE}" if changed else ""
 
     def abandon(self) -> None:
         """End an incomplete run; the record stays if there is something to resume."""
@@ -241,7 +237,6 @@ def finish_set(
     documents: Iterable[Document],
     entries: Collection[LoggedOutput],
     stamps: Mapping[str, FileStamp],
-    on_document: Callable[[Path], None] = lambda path: None,
 ) -> None:
     """Write what says that a set is complete, and remove its logs and plan.
 
@@ -255,8 +250,6 @@ def finish_set(
         Its outputs in the order of their ranks.
     stamps
         Stamps of the outputs, from `find_unchanged`.
-    on_document
-        Called with the path of each document before it is written.
 
     Raises
     ------
@@ -269,11 +262,9 @@ def finish_set(
 
     *_, seal = manifest_text()
     finished = FinishedStamps(provenance, digest_in(seal), stamps)
-    on_document(record.stamps)
     write_document(str(record.stamps), sealed_text(finished.head(), finished.lines()))
     for document in documents:
-        on_document(Path(document.path))
         write_document(document.path, document.data)
-    on_document(record.manifest)
     write_document(str(record.manifest), manifest_text())
-    forget_run(record)
+    with suppress(OSError):  # the set is complete; the next run removes them
+        forget_run(record)

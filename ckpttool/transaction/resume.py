@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError
-from ckpttool.formats.local import read_file
+from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, Provenance, differences
 from ckpttool.model.plan import Document, Plan
@@ -248,7 +248,7 @@ def inspect_previous_run(
         return assignment
     if closed := list(access_problems(record, [record.log(outputs.part)])):
         diagnostics.add(*closed)
-        return assignment
+        return _without_other_problems(assignment, outputs)
     destination = look(record)
     assignment = replace(assignment, destination=destination)
     diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
@@ -282,42 +282,53 @@ def _inspect_stopped(
     """Return what a run keeps and may replace where others have not ended."""
     if destination.plan is None:
         return assignment
-    record = outputs.record
-    changes = list(differences(outputs.provenance, destination.plan.provenance))
-    if changes and assignment.overwrites and (parts := destination.finished_parts):
-        text = f"{record.output}: part {shorten(map(str, parts), 3)} of another plan is given up"
-        diagnostics.add(Diagnostic("resumed", text))
-    if changes and not assignment.overwrites:
-        if destination.finished_parts:
-            diagnostics.add(*other_plan_problems(destination, changes))
-        elif assignment.is_resumed:
-            diagnostics.add(*resume_problems(record.plan, changes))
     logged = destination.logged()
     logs = [logged, *(log.outputs for log in destination.previous)]
     chosen = choose_entries(outputs.folder, logs)
     stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
     is_read = assignment.is_resumed or not assignment.overwrites
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
-    complete = {n: intact[n] for n in intact if not changes and chosen[n] is logged.get(n)}
     done = {name for log in destination.finished_parts.values() for name in log.outputs}
-    is_done = not changes and outputs.part in destination.finished_parts
-    is_done = is_done and len(complete) == len(outputs.outputs)
+    replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
+    documents = {str(Path(one.path)) for one in outputs.own_documents if is_written(one)}
+    paths = documents.union(str(outputs.folder / name) for name in replaceable)
+    assignment = replace(assignment, replaceable=frozenset(paths))
+    if changes := list(differences(outputs.provenance, destination.plan.provenance)):
+        diagnostics.add(*_inspect_other_plan(destination, assignment, changes, len(intact)))
+        return assignment
+    complete = {name: intact[name] for name in intact if chosen[name] is logged.get(name)}
+    is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
     if is_done and not assignment.is_resumed and not assignment.overwrites:
-        diagnostics.add(_already_written(outputs, record.log(outputs.part)))
+        diagnostics.add(_already_written(outputs, outputs.record.log(outputs.part)))
         return _without_other_problems(assignment, outputs)
     has_begun = outputs.part is None or outputs.part in destination.parts
     if has_begun and not is_done:
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
-    replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
-    documents = (str(Path(one.path)) for one in outputs.own_documents if is_written(one))
-    return replace(
-        assignment,
-        kept=complete if assignment.is_resumed else {},
-        replaceable=frozenset(
-            {str(outputs.folder / name) for name in replaceable}.union(documents)
-        ),
-        is_finished=is_done and assignment.is_resumed,
-    )
+    if not assignment.is_resumed:
+        return assignment
+    return replace(assignment, kept=complete, is_finished=is_done)
+
+
+def _inspect_other_plan(
+    destination: Destination, assignment: Assignment, changes: Sequence[str], intact: int
+) -> Iterator[Diagnostic]:
+    """Yield what becomes of a stopped run of another plan, which left ``intact`` outputs."""
+    record, parts = destination.record, shorten(map(str, destination.finished_parts), 3)
+    if assignment.overwrites:
+        if parts:
+            text = f"{record.output}: part {parts} of another plan is given up"
+            yield Diagnostic("resumed", text)
+    elif parts:
+        hint = "give all parts the same source, step and options; ckpttool finalize marks those "
+        hint += "complete if they are all there; --overwrite gives them up"
+        text = f"{record.output}: part {parts} of another plan is written there"
+        for change in changes:
+            yield Diagnostic("parts", f"{text}: {change}", hint)
+    elif assignment.is_resumed:
+        yield from resume_problems(record.plan, changes)
+    elif intact:
+        text = f"{record.output}: a run of another plan did not end; {count(intact, 'output')} "
+        yield Diagnostic("resumed", f"{text}that it left complete are replaced")
 
 
 def _inspect_finished(
@@ -344,7 +355,8 @@ def _inspect_finished(
     assignment = replace(assignment, replaces_itself=not problems)
     if outputs.part is not None and assignment.overwrites:
         text = f"{record.output}: complete; this run takes it apart, so run the other parts again"
-        diagnostics.add(Diagnostic("resumed", text, "with --resume, which keeps what is there"))
+        hint = "" if problems else "with --resume, which keeps what is there"
+        diagnostics.add(Diagnostic("resumed", text, hint))
     if assignment.is_resumed and not problems:
         return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
     if assignment.overwrites:
@@ -446,17 +458,26 @@ def is_written(document: Document) -> bool:
         return False
 
 
-def access_problems(record: Record, logs: Iterable[Path]) -> Iterator[Diagnostic]:
+def access_problems(record: Record, logs: Collection[Path]) -> Iterator[Diagnostic]:
     """Yield why this user cannot write the record, and these logs in it."""
-    files = (record.lock, record.plan, record.stamps, *logs)
-    for path, kind in ((record.home, stat.S_ISDIR), *((file, stat.S_ISREG) for file in files)):
-        if is_there(path) and not kind(path.lstat().st_mode):
-            text = f"{path}: is in the way of the record of the run"
-            yield Diagnostic("destination", text, "move it away")
-            return
-        mode = os.R_OK | os.W_OK | (os.X_OK if path == record.home else 0)
-        if problem := access_problem(path, mode):
-            yield Diagnostic("destination", problem)
+    if not is_there(record.home):
+        return
+    if not stat.S_ISDIR(record.home.lstat().st_mode):
+        yield _in_the_way(record.home)
+    elif problem := access_problem(record.home, os.R_OK | os.W_OK | os.X_OK):
+        yield Diagnostic("destination", problem)
+    else:
+        written = {record.lock, record.plan, record.stamps, *logs}
+        for path in list_folder(record.home):
+            if is_there(path) and not _is_file(path):
+                yield _in_the_way(path)
+            elif path in written and (problem := access_problem(path, os.R_OK | os.W_OK)):
+                yield Diagnostic("destination", problem)
+
+
+def _in_the_way(path: Path) -> Diagnostic:
+    text = f"{path}: is in the way of the record of the run"
+    return Diagnostic("destination", text, "move it away")
 
 
 def _foreign_partials(
@@ -536,16 +557,6 @@ def beside_problems(destination: Destination, changes: Iterable[str]) -> Iterato
     text = f"{destination.record.plan}: a part of another plan is being written there ({by})"
     for change in changes:
         yield Diagnostic("busy", f"{text}: {change}", "wait until it ends, or write elsewhere")
-
-
-def other_plan_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
-    """Yield the problems of a run that would make finished parts of another plan useless."""
-    parts = shorten(map(str, destination.finished_parts), 3)
-    text = f"{destination.record.output}: part {parts} of another plan is written there"
-    hint = "give all parts the same source, step and options; ckpttool finalize marks those "
-    hint += "complete if they are all there; --overwrite gives them up"
-    for change in changes:
-        yield Diagnostic("parts", f"{text}: {change}", hint)
 
 
 def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
-from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, format_ranks
 
 
@@ -112,13 +111,13 @@ def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple(options.items())
 
 
-def changed_inputs(plan: Plan) -> Iterator[str]:
-    """Yield a message for each source file that has changed since its header was read."""
-    yield from _changes(plan.catalog.stamps)
+def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
+    """Return the problem of each file that has changed since its header was read."""
+    return [Diagnostic("changed", text, "run again") for one in catalogs for text in _changes(one)]
 
 
-def _changes(files: Mapping[str, FileStamp | None]) -> Iterator[str]:
-    for path, stamp in files.items():
+def _changes(catalog: Catalog) -> Iterator[str]:
+    for path, stamp in catalog.stamps.items():
         try:
             now = stat_file(path)
         except FileNotFoundError:
@@ -144,26 +143,15 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     try:
         yield
     except (CkptToolError, OSError) as error:
-        _refuse_changed_sources(*catalogs, cause=error)
-        if isinstance(error, FileNotFoundError):
-            raise PlanError(
-                [Diagnostic("changed", f"{error.filename}: is gone since this began", "run again")]
-            ) from error
+        changed = changed_sources(*catalogs)
+        if not changed and isinstance(error, FileNotFoundError):
+            text = f"{error.filename}: is gone since this began"
+            changed = [Diagnostic("changed", text, "run again")]
+        if changed:
+            raise PlanError(changed) from error
         raise
-    _refuse_changed_sources(*catalogs)
-
-
-def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
-    """Return the problem of each file that has changed since its header was read."""
-    stamps = {path: stamp for one in catalogs for path, stamp in one.stamps.items() if stamp}
-    return [Diagnostic("changed", text, "run again") for text in _changes(stamps)]
-
-
-def _refuse_changed_sources(*catalogs: Catalog, cause: Exception | None = None) -> None:
-    """Raise `PlanError` if files have changed since their headers were read."""
-    changed = changed_sources(*catalogs)
-    if changed:
-        raise PlanError(changed) from cause
+    if changed := changed_sources(*catalogs):
+        raise PlanError(changed)
 
 
 def _describe_strategy(path: str, data: bytes) -> StrategyFile:

@@ -51,7 +51,7 @@ from ckpttool.transaction.log import Log, LoggedOutput, Writer
 from ckpttool.transaction.manifest import SealedFile
 from ckpttool.transaction.parts import Part
 
-PART_LOG = re.compile(r"(\d{1,9})-of-(\d{1,9})\.log")
+LOG = re.compile(r"whole\.log|(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.log|previous-\d+\.log")
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
@@ -123,8 +123,10 @@ class Record:
     @staticmethod
     def part_of(log: Path) -> Part | None:
         """Return the part that a log is of, by its name; None for that of a whole run."""
-        found = PART_LOG.fullmatch(log.name)
-        return None if found is None else Part(int(found[1]), int(found[2]))
+        found = LOG.fullmatch(log.name)
+        if found is None or found["number"] is None:
+            return None
+        return Part(int(found["number"]), int(found["count"]))
 
     def logs(self) -> list[Path]:
         """Return the logs of the plan that is there."""
@@ -135,14 +137,14 @@ class Record:
         return [path for path in self._logs() if path.name.startswith(PREVIOUS)]
 
     def _logs(self) -> list[Path]:
-        return [path for path in self.leftovers() if path.suffix == ".log"]
+        return [path for path in self.leftovers() if LOG.fullmatch(path.name)]
 
     def leftovers(self) -> list[Path]:
         """Return the files that a finished set does not have: logs, plans, half-written files."""
         is_readable = self.home.is_dir() and os.access(self.home, os.R_OK | os.X_OK)
         found = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
-        return [path for path in found if path.suffix == ".log" or path.name.startswith(names)]
+        return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
 
     def earlier_records(self) -> list[Path]:
         """Return the journals and records of parts that an earlier version left of a run."""

@@ -383,14 +383,14 @@ def test_a_document_of_the_record_that_cannot_be_written_ends_the_run(
     tmp_path, monkeypatch, break_call, name
 ):
     break_call("fsync", errno.ENOSPC, f"{name}.partial")
-    expected = "not written: No space left on device (the disk is full)"
+    reason = "No space left on device (the disk is full)"
     if name == STAMPS:
-        expected = f"{name}: {expected}"
-        fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
+        fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", f"{name}: not written: {reason}", 4)
         return
     result = run(*ordered_words(tmp_path / "out"))
     assert result.exit_code == 6
-    assert expected in message(result)
+    assert f"{MANIFEST}: not written: " in message(result)
+    assert f"{name}: {reason}" in message(result)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

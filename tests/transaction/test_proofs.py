@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -32,9 +34,9 @@ class Small:
         self.strategy = ckpttool.read_strategy([str(folder / "s.json")])
         self.catalog = ckpttool.scan(str(folder / "m.ckpt"))
 
-    def write(self, *parts, resume=False):
+    def write(self, *parts, **how):
         for part in parts or (None,):
-            options = ckpttool.OutputOptions("ckpt", resume=resume, part=part)
+            options = ckpttool.OutputOptions("ckpt", part=part, **how)
             ckpttool.execute(
                 *ckpttool.plan_split(
                     self.catalog, self.strategy, str(self.out), output_options=options
@@ -213,7 +215,7 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
         (PLAN, PARTS, Small.commit, IN_THE_WAY),
         (PLAN, PARTS, Small.resume_part, IN_THE_WAY),
         (PART_LOG, PARTS, Small.commit, IN_THE_WAY),
-        (PART_LOG, PARTS, Small.resume, "is a pipe or a device, and no file"),
+        (PART_LOG, PARTS, Small.resume, IN_THE_WAY),
         (PART_LOG, PARTS, Small.resume_part, IN_THE_WAY),
     ],
 )
@@ -226,3 +228,58 @@ def test_a_pipe_in_the_place_of_a_file_of_ours_is_not_waited_for(small, name, pa
         act(small)
     assert f"{path}: " in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1-of-2.log",
+        "previous-1.log",
+        "lock",
+        "plan.json",
+        "plan.json.partial",
+        "stamps.json.partial",
+    ],
+)
+def test_what_is_no_file_in_the_record_is_named_before_the_first_byte(small, name, kind):
+    path = small.out / RECORD / name
+    path.parent.mkdir(parents=True)
+    path.mkdir() if kind == "folder" else path.symlink_to("elsewhere")
+    for overwrite in (False, True):
+        with pytest.raises(PlanError, match=IN_THE_WAY) as caught:
+            small.write(overwrite=overwrite)
+        assert f"{path}: {IN_THE_WAY}; move it away" in str(caught.value)
+    assert [one.name for one in small.out.iterdir()] == [RECORD]
+
+
+def test_a_file_of_another_name_in_the_record_is_left_alone(small):
+    path = small.out / RECORD / "notes.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("theirs")
+    small.write()
+    small.write(overwrite=True)
+    small.verify()
+    assert path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("parts", [(), PARTS])
+def test_a_plan_that_cannot_be_removed_makes_no_finished_set_unfinished(small, parts, monkeypatch):
+    """In a sticky folder of another user, for example."""
+    unlink = Path.unlink
+
+    def fail(path, **how):
+        if path.name == "plan.json":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        small.write(*parts)
+        if parts:
+            small.commit()
+        small.commit()
+    small.verify()
+    assert (small.out / PLAN).exists()
+    small.resume()
+    assert not (small.out / PLAN).exists()
