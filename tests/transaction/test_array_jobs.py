@@ -177,6 +177,20 @@ def test_a_part_that_is_requeued_after_its_end_keeps_what_it_wrote(job):
     is_whole(job)
 
 
+def test_a_part_with_overwrite_says_that_it_takes_a_finished_set_apart(job):
+    """Else a job that a scheduler repeats undoes the set, and no command makes it whole again."""
+    run_parts(job, "1/2", "2/2")
+    finalize(job)
+    text = message(job.run_well("--part", "1/2", *OVERWRITE))
+    assert "complete; this run takes it apart, so run the other parts again; with --resume" in text
+    refused(run("finalize", job.out), "--part 2/2")
+    with filled_outputs() as filled:
+        run_parts(job, "2/2", more=RESUME)
+    assert filled == []
+    finalize(job)
+    is_whole(job)
+
+
 def test_finalize_is_refused_while_a_part_runs(job):
     """Else a set is called whole that a part is still writing."""
     run_parts(job, "1/2", "2/2")
@@ -235,7 +249,9 @@ def test_a_job_that_may_overwrite_takes_the_folder_over(job):
     """Else nobody gets out of a wrong path; each part of the job has the option."""
     other = SmallSet(job.folder, "other")
     run_parts(job, "1/2", "2/2")
-    run_parts(other, "2/2", more=OVERWRITE)
+    refused(other.run("--part", "2/2"), "--overwrite gives them up")
+    text = message(other.run_well("--part", "2/2", *OVERWRITE))
+    assert "part 1/2, 2/2 of another plan is given up" in text
     refused(run("finalize", job.out), "--part 1/2")
     refused(job.run("--part", "1/2"), "--overwrite")
     run_parts(other, "1/2", more=OVERWRITE)

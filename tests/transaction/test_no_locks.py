@@ -24,6 +24,7 @@ from tests.support.manifests import reseal
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
 ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
+RESUMED = ("--resume", "--overwrite")
 WARNING = "this file system has no locks"
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -115,17 +116,20 @@ def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living
     result = small.run(*more)
     assert result.exit_code == 5, message(result)
     assert f"process {process} on {host} since {begun}" in message(result)
-    assert re.search("no locks.*--overwrite goes on", message(result))
+    assert re.search("no locks.*; if it has ended, --resume --overwrite goes on", message(result))
     assert files_of(small) == before
     for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
         assert f"process {process} on {host}" in message(run(*words))
         assert run(*words).exit_code == (1 if words[0] == "verify" else 5)
 
 
-def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living):
-    """Else nobody gets out, after a node that does not come back."""
+@pytest.mark.parametrize(("more", "count"), [(("--overwrite",), 4), (RESUMED, 2)])
+def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living, more, count):
+    """Else nobody gets out, after a node that does not come back, or loses what it completed."""
     stop_as(small, *living)
-    assert WARNING in message(small.run_well("--overwrite"))
+    with filled_outputs() as filled:
+        assert WARNING in message(small.run_well(*more))
+    assert len(filled) == count
     assert small.read() == small.wanted()
 
 
