@@ -36,11 +36,12 @@ The document holds no times, hosts or keys, so equal inputs give equal documents
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
+from ckpttool.model.wording import shorten
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
@@ -180,16 +181,15 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     """Yield a message for each change from ``other`` to ``mine``."""
     if mine.version != other.version:
         yield f"ckpttool {other.version} wrote that, this is {mine.version}"
-    theirs = {file.path: file for file in other.inputs}
-    for file in mine.inputs:
-        before = theirs.pop(file.path, None)
-        if before is None:
-            yield f"{file.path}: was not an input"
-        elif before.nbytes != file.nbytes:
-            yield f"{file.path}: had {before.nbytes} bytes, has {file.nbytes}"
-        elif before != file:
-            yield f"{file.path}: was written to since"
-    yield from (f"{path}: was an input, and is none any more" for path in theirs)
+    now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
+    both = [path for path in now if path in was and now[path] != was[path]]
+    resized = [path for path in both if now[path].nbytes != was[path].nbytes]
+    changed = [path for path in both if now[path].nbytes == was[path].nbytes]
+    new, gone = [path for path in now if path not in was], [path for path in was if path not in now]
+    yield from _tell(new, "was not an input", "were not inputs")
+    yield from _tell(resized, "was of another size", "were of another size")
+    yield from _tell(changed, "was written to since", "were written to since")
+    yield from _tell(gone, "was an input, and is not any more", "were inputs, and are not any more")
     ours = {(file.path, file.sha256) for file in mine.strategies}
     known = {(file.path, file.sha256) for file in other.strategies}
     named = {path for path, _ in known}
@@ -200,8 +200,14 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
         if path not in {path for path, _ in ours}:
             yield f"{path}: the strategy was given, and is not any more"
     if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
-        now, was = dict(mine.options), dict(other.options)
-        names = [name for name in now if was.get(name, now[name]) != now[name]]
+        given, before = dict(mine.options), dict(other.options)
+        names = [name for name in given if before.get(name, given[name]) != given[name]]
         rest = "what decides the contents, such as --unlisted, --not-in-target or --optimizer-shard"
-        changes = ", ".join(f"{now[name]} in place of {was[name]}" for name in names)
+        changes = ", ".join(f"{given[name]} in place of {before[name]}" for name in names)
         yield f"other options were given: {changes or rest}"
+
+
+def _tell(paths: Sequence[str], one: str, many: str) -> Iterator[str]:
+    """Yield what has become of files, if there are any."""
+    if paths:
+        yield f"{shorten(paths, 3)}: {one if len(paths) == 1 else many}"

@@ -248,7 +248,7 @@ def _plan_and_check(
         diagnostics=found,
     )
     diagnostics.extend(found)
-    diagnostics.add(*assignment.notes)
+    diagnostics.add(*(assignment.notes if assignment is not None else ()))
     diagnostics.failures[:0] = checksum_errors
     if catalog.errors():  # first, since what else is wrong may follow from them
         diagnostics.failures.insert(0, PlanError(catalog.errors()))
@@ -257,6 +257,7 @@ def _plan_and_check(
         raise PlanError([*changed, *found.errors])
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
+    assert assignment is not None, "there is a plan"
     return plan, assignment
 
 

@@ -252,8 +252,10 @@ def preflight(
     policy: DestinationPolicy,
     executor: Executor,
     diagnostics: Diagnostics,
-) -> Assignment:
+) -> Assignment | None:
     """Inspect the destination, and find everything that prevents a run from writing there.
+
+    Return what the run writes and keeps; None without a plan.
 
     Parameters
     ----------
@@ -274,12 +276,13 @@ def preflight(
     diagnostics
         Collects problems, and errors of files that cannot be read.
     """
-    found = Assignment(tuple(target.paths) if policy.part is None else ())
-    if plan is not None:  # only a plan decides which outputs belong to a part
-        found = Assignment.of(plan, policy)
-    target = target.limited_to(found.ranks)
+    found = None if plan is None else Assignment.of(plan, policy)
+    if found is not None:
+        target = target.limited_to(found.ranks)
+    elif policy.part is not None:  # only a plan decides which outputs belong to a part
+        target = target.limited_to(())
     blocked = _blocked(target, inputs, documents)
-    if plan is not None and not blocked:
+    if plan is not None and found is not None and not blocked:
         seen = Diagnostics()
         try:
             found = inspect_previous_run(found, policy, executor, seen)
@@ -292,8 +295,9 @@ def preflight(
             hint = "it stays, and is taken for a part of this set: move it away"
             seen.add(Diagnostic("stale", stale, hint))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
+    replaceable = frozenset() if found is None else found.replaceable
     problems = _destination_problems(
-        source, target, blocked, policy.overwrite, documents, found.replaceable
+        source, target, blocked, policy.overwrite, documents, replaceable
     )
     diagnostics.add(*problems)
     return found

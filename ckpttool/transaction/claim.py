@@ -64,7 +64,7 @@ class Claim:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._outputs = outputs = assignment.run_outputs
+        self._outputs = outputs = assignment.outputs
         self._record = record = outputs.record
         self._lock: FileLock | None = None
         self._log_lock: FileLock | None = None
@@ -161,7 +161,11 @@ class Claim:
         assert self._lock is not None, "it is held alone"
         record, found = self._record, self._read_plan()
         changes = [] if found is None else self._changes_since(found)
-        if changes and found != self._assignment.seen_plan and not self._assignment.overwrites:
+        if (
+            changes
+            and found != self._assignment.destination.plan
+            and not self._assignment.overwrites
+        ):
             raise PlanError(tuple(beside_problems(look(record, is_locked=True), changes)))
         if changes or found is None:
             for path in record.logs():

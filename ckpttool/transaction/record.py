@@ -62,7 +62,7 @@ class Transaction:
     def __init__(self, plan: Plan, assignment: Assignment, claim: Claim | None) -> None:
         self._plan = plan
         self._claim = claim
-        self._outputs = assignment.run_outputs
+        self._outputs = assignment.outputs
         self._record = self._outputs.record
         self._entries: dict[str, LoggedOutput] = {}
         self._stamps: dict[str, FileStamp] = dict(assignment.kept)
@@ -88,7 +88,7 @@ class Transaction:
             A file cannot be read or created.
         """
         if assignment.is_finished:
-            remove_leftovers(assignment.run_outputs.record)
+            remove_leftovers(assignment.outputs.record)
             return cls(plan, assignment, None)
         if changed := changed_sources(plan.catalog):
             raise PlanError(changed)
@@ -105,9 +105,8 @@ class Transaction:
 
     def _list_finished(self, assignment: Assignment) -> None:
         """Append the entries of a finished set to the log: its manifest is about to go."""
-        destination = assignment.destination
-        assert destination is not None, "the set was found there"
-        stamps = destination.stamps.outputs if destination.stamps is not None else {}
+        finished = assignment.destination.stamps
+        stamps = finished.outputs if finished is not None else {}
         for entry in ManifestFile.read(self._record.manifest).outputs():
             self._log.add(entry_text(entry), is_durable=False)
             if stamp := self._stamps.get(entry.path, stamps.get(entry.path)):

@@ -76,6 +76,10 @@ class Assignment:
 
     Attributes
     ----------
+    outputs
+        Where the outputs lie.
+    destination
+        What lies there, as seen without a lock.
     ranks
         Ranks of the outputs.
     part
@@ -84,10 +88,6 @@ class Assignment:
         Whether outputs that an earlier run of the same plan completed are kept.
     overwrites
         Whether files of other runs may be replaced.
-    destination
-        What lies there, as seen without a lock; None if nobody has looked.
-    outputs
-        Where the outputs lie; None without a plan.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -103,12 +103,12 @@ class Assignment:
         What is worth knowing of all that.
     """
 
+    outputs: RunOutputs
+    destination: Destination
     ranks: tuple[int, ...]
     part: Part | None = None
     is_resumed: bool = False
     overwrites: bool = False
-    destination: Destination | None = None
-    outputs: RunOutputs | None = None
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -127,29 +127,14 @@ class Assignment:
             text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
             notes.append(Diagnostic("part", text))
         outputs = RunOutputs.of(plan, ranks, part)
+        nothing = Destination(outputs.record, State.NONE)
         return cls(
-            ranks, part, policy.resume, policy.overwrite, outputs=outputs, notes=tuple(notes)
+            outputs, nothing, ranks, part, policy.resume, policy.overwrite, notes=tuple(notes)
         )
-
-    @property
-    def run_outputs(self) -> RunOutputs:
-        """Where the outputs lie."""
-        assert self.outputs is not None, "it is of a plan"
-        return self.outputs
-
-    @property
-    def state(self) -> State:
-        """The state of the destination."""
-        return State.NONE if self.destination is None else self.destination.state
-
-    @property
-    def seen_plan(self) -> RecordedPlan | None:
-        """The plan in the record of the destination."""
-        return None if self.destination is None else self.destination.plan
 
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        outputs = self.run_outputs
+        outputs = self.outputs
         logged = look(outputs.record).logged()
         stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
         return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
@@ -241,7 +226,7 @@ def inspect_previous_run(
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
-    outputs = assignment.run_outputs
+    outputs = assignment.outputs
     record, seen = outputs.record, None if policy.overwrite else outputs.stamps()
     assignment = replace(assignment, seen=seen)
     if not outputs.folder.is_dir():

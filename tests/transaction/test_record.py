@@ -52,7 +52,7 @@ def complete_first(transaction, plan):
 def test_a_run_passes_from_none_over_running_to_complete(tmp_path):
     out = tmp_path / "out"
     plan, assignment = plan_to(out)
-    assert assignment.state is state_of(out) is State.NONE
+    assert assignment.destination.state is state_of(out) is State.NONE
     transaction = Transaction.open(plan, assignment)
     assert state_of(out) is State.RUNNING
     transaction.abandon()
@@ -85,7 +85,7 @@ def test_a_run_that_ends_early_is_stopped_and_keeps_what_is_complete(tmp_path, p
     assert state_of(out) is State.STOPPED
     assert assignment.count_complete() == 1
     plan, assignment = plan_to(out, part=part, resume=True)
-    assert assignment.state is State.STOPPED
+    assert assignment.destination.state is State.STOPPED
     assert len(assignment.kept) == 1
     transaction = Transaction.open(plan, assignment)
     assert transaction.kept == {assignment.ranks[0]}
@@ -98,7 +98,7 @@ def test_a_complete_set_is_kept_whole_and_neither_locked_nor_touched(tmp_path):
     ckpttool.execute(*plan_to(out))
     before = {path: stamp_at(path) for path in tmp_path.rglob("*")}
     plan, assignment = plan_to(out, resume=True)
-    assert assignment.state is State.COMPLETE
+    assert assignment.destination.state is State.COMPLETE
     assert len(assignment.kept) == len(assignment.ranks)
     transaction = Transaction.open(plan, assignment)
     assert transaction.kept == {*assignment.ranks}

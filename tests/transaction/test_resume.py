@@ -198,7 +198,8 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         times.append((str(saved.st_ctime_ns), str(path.stat().st_ctime_ns)))
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert "src/rank_0/checkpoint-2_10.ckpt: was written to since" in message(result)
+    assert "src/rank_0/checkpoint-2_10.ckpt, " in message(result)
+    assert " and 5 more: were written to since; " in message(result)
     assert everything_in(out) == before
     reseal(out / STAMPS, *times)
     for _ in range(2):
