@@ -25,11 +25,11 @@ def first_input(nbytes=10, **changes):
 
 CHANGES = [
     ({"version": "2.0"}, "ckpttool 1.0 wrote that, this is 2.0"),
-    (first_input(nbytes=11), "src/a.ckpt: had 10 bytes, has 11"),
+    (first_input(nbytes=11), "src/a.ckpt: was of another size"),
     (first_input(mtime_ns=7), "src/a.ckpt: was written to since"),
     (first_input(ctime_ns=7), "src/a.ckpt: was written to since"),
     (first_input(inode=7), "src/a.ckpt: was written to since"),
-    ({"inputs": INPUTS[:1]}, "src/b.ckpt: was an input, and is none any more"),
+    ({"inputs": INPUTS[:1]}, "src/b.ckpt: was an input, and is not any more"),
     ({"inputs": (*INPUTS, InputFile("c", 1, STAMP))}, "c: was not an input"),
     ({"strategies": (StrategyFile("s.ckpt", 7, "13"),)}, "s.ckpt: the strategy has changed"),
     ({"strategies": ()}, "s.ckpt: the strategy was given, and is not any more"),
@@ -46,6 +46,20 @@ def test_what_has_changed_is_named(change, words):
     assert not list(differences(ORIGIN, ORIGIN))
     for plan in ("plan",) if "version" in change else ("plan", "other"):
         assert list(differences(replace(ORIGIN, **change, plan=plan), ORIGIN)) == [words]
+
+
+def test_a_source_that_was_moved_or_saved_again_is_named_in_one_line():
+    """Else 1,024 ranks make 2,048 lines of one fact."""
+    inputs = [InputFile(f"src/{n}", 10, STAMP) for n in range(5)]
+    moved = [replace(one, path=f"new{one.path}") for one in inputs]
+    saved = [replace(one, stamp=STAMP._replace(inode=2)) for one in inputs]
+    before = replace(ORIGIN, inputs=tuple(inputs))
+    assert list(differences(replace(before, inputs=tuple(moved)), before)) == [
+        "newsrc/0, newsrc/1, newsrc/2 and 2 more: were not inputs",
+        "src/0, src/1, src/2 and 2 more: were inputs, and are not any more",
+    ]
+    (found,) = differences(replace(before, inputs=tuple(saved)), before)
+    assert found == "src/0, src/1, src/2 and 2 more: were written to since"
 
 
 def test_options_do_not_make_another_run_but_say_which_is_another():
