@@ -426,7 +426,8 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         return
     for log in islice(logs, MOST):
         complete = shorten(sorted(log.outputs), 3) or "nothing"
-        text = f"{log.path}: of {log.writer}{_describe_aim(plan)}; complete: {complete}"
+        by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
+        text = f"{log.path}: of {by}{_describe_aim(plan)}; complete: {complete}"
         yield Diagnostic("leftover", text)
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
@@ -441,8 +442,9 @@ def _describe_aim(plan: RecordedPlan) -> str:
     provenance = plan.provenance
     words = [text for _, text in provenance.options if not text.startswith("no ")]
     step = f"step {provenance.step}, " if provenance.step else ""
-    files = count(len(provenance.inputs), "input file")
-    return f" ({step}{files}; to be written: {', '.join(words)})"
+    inputs = shorten((file.path for file in provenance.inputs), 1)
+    read = shorten((inputs, *(file.path for file in provenance.strategies)))
+    return f" ({step}from {read}; to be written: {', '.join(words)})"
 
 
 def is_earlier_record(name: str) -> bool:

@@ -646,7 +646,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     unfinished, leftover = document["notes"]
     assert unfinished == {"kind": "unfinished", "text": said}
     assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: of process ")
-    aim = "(step 2_10, 8 input files; to be written: --format ckpt, 1 file)"
+    aim = "and 7 more, src_strategy.ckpt; to be written: --format ckpt, 1 file)"
     assert leftover["text"].endswith(f" {aim}; complete: m[1].ckpt")
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
@@ -763,8 +763,8 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     else:
         run_with_signal(signal.SIGKILL, *ordered_words(out), "-j", "1")
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
-    said = " (step 2_10, 8 input files; to be written: --format ckpt, ranks 0-3, --prefix "
-    said += f"checkpoint_); complete: {names[0] if rank else 'nothing'}"
+    said = " and 7 more, src_strategy.ckpt, dst_strategy.ckpt; to be written: --format ckpt, "
+    said += f"ranks 0-3, --prefix checkpoint_); complete: {names[0] if rank else 'nothing'}"
     for command in ("inspect", "verify"):
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
         (text,) = [note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")]

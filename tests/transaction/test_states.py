@@ -459,7 +459,8 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
     (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
     first, second = describe_record(out)
     names = ", ".join(sorted(look(record_of(out)).logged()))
-    assert first.text.startswith(f"{out / LOG}: of {THIS} (step 2_10, 8 input files; ")
+    assert first.text.startswith(f"{out / LOG}: of {THIS} since ")
+    assert " (step 2_10, from src/rank_0/checkpoint-2_10.ckpt and 7 more, " in first.text
     assert first.text.endswith(f"; complete: {names}")
     assert second.text == f"{out}: half-written: rank_3/checkpoint_3.ckpt"
 
