@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -148,7 +149,7 @@ class Claim:
     def _read_plan(self, path: Path | None = None) -> RecordedPlan | None:
         """Return the plan that is there, unless it is damaged and may be replaced."""
         try:
-            return RecordedPlan.read(path or self._record.plan)
+            return RecordedPlan.read(path or self._record.find_plan())
         except FileNotFoundError:
             return None
         except FormatError:
@@ -167,29 +168,44 @@ class Claim:
             and not self._assignment.overwrites
         ):
             raise PlanError(tuple(beside_problems(look(record, is_locked=True), changes)))
-        if changes or found is None:
-            for path in record.logs():
-                self._set_aside(path)
-            if found is not None:
-                remove_half_written(record, found)
+        is_new = found is None or bool(changes)
         self._plan = plan = self._outputs.plan()
+        text = sealed_text(plan.head(), plan.lines())
         if not self._lock.works:
-            self._write_without_locks(found, plan)
-        elif changes or found is None:
-            write_document(str(record.plan), sealed_text(plan.head(), plan.lines()))
+            self._write_without_locks(found, text, is_new)
+        elif is_new:
+            self._set_logs_aside(found)
+            write_document(str(record.plan), text)
 
-    def _write_without_locks(self, found: RecordedPlan | None, plan: RecordedPlan) -> None:
-        """Write the plan; raise `HeldError` if another run has done so meanwhile."""
-        path = self._record.plan
+    def _write_without_locks(
+        self, found: RecordedPlan | None, text: Iterator[str], is_new: bool
+    ) -> None:
+        """Write the plan; raise `HeldError` if another run has done so meanwhile.
+
+        Only one run can rename the plan that was found, and only one can make a new one.
+        """
+        path = self._record.find_plan()
         try:
             if is_there(path):
-                aside = path.rename(name_attempt(str(path)))
+                aside = path.rename(name_attempt(str(self._record.plan)))
                 if self._read_plan(aside) != found:
                     aside.rename(path)
                     raise FileExistsError
-            create_document(path, sealed_text(plan.head(), plan.lines()))
+                if is_new:
+                    self._set_logs_aside(found)
+                create_document(self._record.plan, text)
+            else:
+                create_document(path, text)
+                self._set_logs_aside(None)
         except (FileExistsError, FileNotFoundError) as error:
             raise HeldError(errno.EEXIST, "another run was faster", str(path)) from error
+
+    def _set_logs_aside(self, found: RecordedPlan | None) -> None:
+        """Set the logs of another plan aside, and remove the files that it left half-written."""
+        for path in self._record.logs():
+            self._set_aside(path)
+        if found is not None:
+            remove_half_written(self._record, found)
 
     def _set_aside(self, path: Path) -> None:
         """Rename a log of another plan; remove it if none of its outputs is there."""
@@ -295,8 +311,8 @@ def remove_half_written(record: Record, plan: RecordedPlan) -> None:
 
 
 def forget_run(record: Record) -> None:
-    """Remove the logs and the plan; of a set that is not finished, the whole record."""
-    for path in record.leftovers():
+    """Remove the logs and then the plan; of a set that is not finished, the whole record."""
+    for path in (*record.logs(), *record.leftovers()):
         path.unlink(missing_ok=True)
     if is_there(record.manifest):
         sync_folder(record.home)

@@ -51,9 +51,11 @@ def finalize(folder: str) -> Manifest:
     destination = look(record)
     if destination.state is State.RUNNING:
         raise PlanError([_busy(folder, destination)])
+    if destination.state is not State.COMPLETE and (
+        problems := list(access_problems(record, record.logs()))
+    ):
+        raise PlanError(problems)
     if destination.state is State.STOPPED:
-        if problems := list(access_problems(record, record.logs())):
-            raise PlanError(problems)
         try:
             lock = FileLock(record.lock)
         except HeldError as error:

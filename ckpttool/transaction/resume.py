@@ -286,8 +286,8 @@ def _inspect_stopped(
     if is_done and not assignment.is_resumed and not assignment.overwrites:
         diagnostics.add(_already_written(outputs, outputs.record.log(outputs.part)))
         return _without_other_problems(assignment, outputs)
-    has_begun = outputs.part is None or outputs.part in destination.parts
-    if has_begun and not is_done:
+    stopped = destination.parts.keys() - destination.finished_parts.keys()
+    if outputs.part is None or outputs.part in stopped:
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     if not assignment.is_resumed:
         return assignment
@@ -477,10 +477,9 @@ def _foreign_partials(
             continue
         other = None if name in known else _plan_that_lists(path)
         if is_held(path):
-            by = "a run of another part" if name in known else "a run of another set"
-            by = by if other is None else f"see {other}"
-            text = f"{path}: another run is writing it ({by})"
-            yield Diagnostic("busy", text, "wait until it ends")
+            by = " (a run of another part)" if name in known else ""
+            by = by if other is None else f" (see {other})"
+            yield Diagnostic("busy", f"{path}: another run is writing it{by}", "wait until it ends")
         elif name not in known and not may_replace:
             left.setdefault(other, []).append(str(path))
     for other, paths in left.items():

@@ -27,6 +27,7 @@ NONE      nothing is claimed
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -38,7 +39,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnreadableError, describe_os_error
 from ckpttool.formats.local import list_folder
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, Provenance
@@ -55,6 +56,7 @@ LOG = re.compile(r"whole\.log|(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.log|pre
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
+RENAMED_PLAN = re.compile(r"plan\.json\.[0-9a-f]{16}")
 PREVIOUS = "previous-"  # begins the names of logs of other plans
 MOST = 3  # logs that are described; an array job may leave thousands
 
@@ -115,6 +117,17 @@ class Record:
     def stamps(self) -> Path:
         """The stamps of a finished set."""
         return self.home / "stamps.json"
+
+    def find_plan(self) -> Path:
+        """Return the plan that is there.
+
+        Without locks a run renames the plan of another before it makes its own; a crash in between
+        leaves it so.
+        """
+        if is_there(self.plan):
+            return self.plan
+        renamed = (path for path in self.leftovers() if RENAMED_PLAN.fullmatch(path.name))
+        return next(renamed, self.plan)
 
     def log(self, part: Part | None) -> Path:
         """Return the path of the log of a whole run, or of a part."""
@@ -186,13 +199,12 @@ class RecordedPlan:
             It does not exist.
         """
         file = SealedFile.read(path)
-        (writer,) = file.head.objects("by")
         documents = (
             Document(one.file("path"), one.data("data"), one.text("kind"))
             for one in file.head.objects("documents")
         )
         outputs = {line.file("path"): line.number("rank") for line in file.lines()}
-        return cls(Writer.parse(writer), file.head.provenance(), outputs, tuple(documents))
+        return cls(Writer.parse(file.head), file.head.provenance(), outputs, tuple(documents))
 
     def head(self) -> Mapping[str, object]:
         """Return the entries of the first line of the document."""
@@ -202,7 +214,7 @@ class RecordedPlan:
         ]
         return {
             **self.provenance.head_with_stamps(),
-            "by": [self.writer.entries()],
+            **self.writer.entries(),
             "documents": documents,
         }
 
@@ -323,8 +335,13 @@ def look(record: Record, *, is_locked: bool = False) -> Destination:
 
     If the caller has locked the record (``is_locked``), nobody is looked for who has.
     """
+    if record.home.is_dir() and not os.access(record.home, os.R_OK | os.X_OK):
+        state = State.COMPLETE if is_there(record.manifest) else State.NONE
+        reason = describe_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        closed = UnreadableError(str(record.home), None, reason)
+        return Destination(record, state, damaged=(closed,))
     damaged: list[FormatError] = []
-    plan = _read(RecordedPlan, record.plan, damaged)
+    plan = _read(RecordedPlan, record.find_plan(), damaged)
     stamps = _read(FinishedStamps, record.stamps, damaged)
     logs, previous = (
         tuple(_read_logs(paths, damaged)) for paths in (record.logs(), record.previous_logs())
@@ -335,7 +352,7 @@ def look(record: Record, *, is_locked: bool = False) -> Destination:
         state = State.COMPLETE
     elif running:
         state = State.RUNNING
-    elif is_there(record.plan):
+    elif is_there(record.find_plan()):
         state = State.STOPPED
     return Destination(record, state, plan, logs, previous, running, stamps, tuple(damaged))
 
@@ -417,7 +434,8 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     record = Record.of(output)
     destination = look(record)
     for error in destination.damaged:
-        yield Diagnostic("leftover", str(error), "--overwrite writes all anew")
+        hint = "" if error.path == str(record.home) else "--overwrite writes all anew"
+        yield Diagnostic("leftover", str(error), hint)
     if found := record.earlier_records():
         text = f"{shorten(map(str, found), 3)}: left over from a run of an earlier ckpttool"
         yield Diagnostic("leftover", text, "write all anew with --overwrite, then remove it")

@@ -60,13 +60,12 @@ def stop_as(small, host, process):
     small.stop()
     plan = small.record / "plan.json"
     head = json.loads(plan.read_text().splitlines()[0] + "]}")
-    (by,) = head["by"]
     reseal(
         plan,
-        (f'"process": {by["process"]}, ', f'"process": {process}, '),
-        (f'"host": "{by["host"]}"', f'"host": "{host}"'),
+        (f'"process": {head["process"]}, ', f'"process": {process}, '),
+        (f'"host": "{head["host"]}"', f'"host": "{host}"'),
     )
-    return by["time"]
+    return head["time"]
 
 
 def dead_process():
