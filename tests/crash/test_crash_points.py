@@ -233,6 +233,8 @@ SCENARIOS = {
         part_of_another_plan, lambda runs: runs.run(part=(2, 2)), part=(2, 2), overwrite=True
     ),
     "without locks": Scenario(lambda runs: None, run_without_locks),
+    "resume without locks": Scenario(Runs.stop, run_without_locks),
+    "another plan without locks": Scenario(lambda runs: runs.stop(OTHER), run_without_locks),
     "failing": Scenario(lambda runs: None, lambda runs: runs.fail(2)),
     "failing at once": Scenario(lambda runs: None, lambda runs: runs.fail(0)),
 }
