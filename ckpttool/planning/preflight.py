@@ -296,6 +296,8 @@ def preflight(
             seen.add(Diagnostic("stale", stale, hint))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     replaceable = frozenset() if found is None else found.replaceable
+    if policy.part is not None:
+        documents = ()  # `finalize` writes them
     problems = _destination_problems(
         source, target, blocked, policy.overwrite, documents, replaceable
     )

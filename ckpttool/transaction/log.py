@@ -2,13 +2,14 @@
 
 A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
 
-    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z"} 5c5f1d2e
+    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z", "plan": "4b1c..."} 5c5f1d2e
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
     {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
     {"done": true} 3d2f2d6a
 
 ``process``
-    A run begins to write the log.
+    A run begins to write the log.  All lines up to the next one of this kind are of its plan:
+    `Provenance.digest`.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
@@ -85,6 +86,8 @@ class LoggedOutput:
     ----------
     log, start, stop
         The file, and the bytes of the output's line.
+    plan
+        The plan of the run that wrote it.
     stamp
         The stamp of the output under its final name; None if the log does not have it.
     """
@@ -92,6 +95,7 @@ class LoggedOutput:
     log: Path
     start: int
     stop: int
+    plan: str
     stamp: FileStamp | None = None
 
     def read_line(self) -> str:
@@ -117,8 +121,8 @@ class Log:
     ----------
     path
         The file.
-    writer
-        Who wrote it last.
+    writer, plan
+        Who wrote it last, and the plan of that run.
     outputs
         The outputs by path, relative to the manifest.
     is_done
@@ -136,9 +140,14 @@ class Log:
 
     path: Path
     writer: Writer | None = None
+    plan: str = ""
     outputs: dict[str, LoggedOutput] = field(default_factory=dict)
     is_done: bool = False
     nbytes: int = 0
+
+    def listed(self, plan: str | None) -> dict[str, LoggedOutput]:
+        """Return the outputs that the log lists for a plan; all of them for None."""
+        return {name: out for name, out in self.outputs.items() if plan in (None, out.plan)}
 
     @classmethod
     def read(cls, path: Path) -> Log:
@@ -154,10 +163,10 @@ class Log:
             if is_output:
                 line.number("rank")
                 last = line.file("path")
-                log.outputs[last] = LoggedOutput(path, start, stop)
+                log.outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 continue
             if "process" in line.entries:
-                log.writer = Writer.parse(line)
+                log.writer, log.plan = Writer.parse(line), line.text("plan")
             elif "stamp" in line.entries:
                 if last is None or line.text("stamp") != last:
                     raise line.wrong("stamp", "the output in the line before")
@@ -210,6 +219,8 @@ class LogWriter:
         The log, and its descriptor.
     kept
         How many of its bytes are kept: all whole lines.
+    plan
+        The plan of the run.
 
     Attributes
     ----------
@@ -222,18 +233,19 @@ class LogWriter:
         The log cannot be written.
     """
 
-    def __init__(self, path: Path, fd: int, kept: int) -> None:
+    def __init__(self, path: Path, fd: int, kept: int, plan: str) -> None:
         self.path = path
         self._fd = fd
+        self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        self._append(json.dumps(Writer.this().entries()))
+        self._append(json.dumps({**Writer.this().entries(), "plan": plan}))
 
     def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""
         start = self._end
         self._append(line, is_durable=is_durable)
-        return LoggedOutput(self.path, start, self._end)
+        return LoggedOutput(self.path, start, self._end, self._plan)
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""
