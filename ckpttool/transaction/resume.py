@@ -402,7 +402,7 @@ def _inspect_outputs(
     if changed and not assignment.overwrites:
         text = f"{shorten(changed, 3)}: not what {manifest.path} says was written; has it been "
         text += "changed?"
-        hint = "--overwrite writes it again"
+        hint = "--resume --overwrite writes it again, and keeps the others"
         diagnostics.add(Diagnostic("destination", text, hint))
         return _without_other_problems(assignment, outputs)
     if missing and kept:

@@ -435,7 +435,9 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     for log in islice(logs, MOST):
         complete = shorten(sorted(log.listed(log.plan)), 3) or "nothing"
         by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
-        text = f"{log.path}: of {by}{_describe_aim(plan)}; complete: {complete}"
+        is_of_plan = log.plan == plan.provenance.digest
+        aim = _describe_aim(plan) if is_of_plan else ", of another plan"
+        text = f"{log.path}: of {by}{aim}; complete: {complete}"
         yield Diagnostic("leftover", text)
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
