@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,12 +113,12 @@ class Claim:
             raise PlanError(tuple(beside_problems(destination, changes)))
         self._plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
+        left = found.files if changes and found is not None else ()
         if not self._has_locks:
-            self._write_without_locks(found, text)
+            self._write_without_locks(found, text, left)
         elif changes or found is None:
+            remove_half_written(record, left)
             write_document(str(record.plan), text)
-        if changes and found is not None:
-            remove_half_written(record, found.files)
         if assignment.overwrites and outputs.part is None:
             for error in destination.damaged:
                 if Path(error.path) in record.logs():
@@ -135,10 +135,13 @@ class Claim:
         text += "so only the plan there keeps others away"
         self.notes = (Diagnostic("no_locks", text, hint),)
 
-    def _write_without_locks(self, found: RecordedPlan | None, text: Iterable[str]) -> None:
+    def _write_without_locks(
+        self, found: RecordedPlan | None, text: Iterable[str], left: Collection[str]
+    ) -> None:
         """Write the plan; raise `PlanError` if another run has done so meanwhile.
 
-        Only one run can rename the plan that was found, and only one can make a new one.
+        Only one run can rename the plan that was found, and only one can make a new one.  It
+        removes what the other one ``left`` half-written.
         """
         path = self._record.plan
         try:
@@ -147,6 +150,7 @@ class Claim:
                 if _read_plan(aside) != found:
                     aside.rename(path)
                     raise FileExistsError
+                remove_half_written(self._record, left)
                 aside.unlink()
             create_document(path, text)
         except (FileExistsError, FileNotFoundError) as error:
@@ -196,7 +200,7 @@ class Claim:
             found = look(record)
             for log in found.logs:
                 is_own = self._log_lock is not None and log.path == self._log_lock.path
-                if is_own and self._has_log() and not log.outputs:
+                if is_own and self._has_log() and not any(log.plans.values()):
                     log.path.unlink()
             self.release()
             if not (self._is_of_others(found) or _has_something_to_resume(found)):

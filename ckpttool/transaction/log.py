@@ -29,7 +29,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
@@ -123,8 +123,8 @@ class Log:
         The file.
     writer, plan
         Who wrote it last, and the plan of that run.
-    outputs
-        The outputs by path, relative to the manifest.
+    plans
+        The outputs by plan, and then by path, relative to the manifest.
     is_done
         Whether the last writer has written its part.
     nbytes
@@ -141,18 +141,20 @@ class Log:
     path: Path
     writer: Writer | None = None
     plan: str = ""
-    outputs: dict[str, LoggedOutput] = field(default_factory=dict)
+    plans: dict[str, dict[str, LoggedOutput]] = field(default_factory=dict)
     is_done: bool = False
     nbytes: int = 0
 
-    def listed(self, plan: str | None) -> dict[str, LoggedOutput]:
-        """Return the outputs that the log lists for a plan; all of them for None."""
-        return {name: out for name, out in self.outputs.items() if plan in (None, out.plan)}
+    @property
+    def outputs(self) -> Mapping[str, LoggedOutput]:
+        """The outputs of the plan of the last run."""
+        return self.plans.get(self.plan, {})
 
     @classmethod
     def read(cls, path: Path) -> Log:
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
+        outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
@@ -163,14 +165,15 @@ class Log:
             if is_output:
                 line.number("rank")
                 last = line.file("path")
-                log.outputs[last] = LoggedOutput(path, start, stop, log.plan)
+                outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 continue
             if "process" in line.entries:
                 log.writer, log.plan = Writer.parse(line), line.text("plan")
+                outputs = log.plans.setdefault(log.plan, {})
             elif "stamp" in line.entries:
                 if last is None or line.text("stamp") != last:
                     raise line.wrong("stamp", "the output in the line before")
-                log.outputs[last] = replace(log.outputs[last], stamp=line.stamp())
+                outputs[last] = replace(outputs[last], stamp=line.stamp())
             log.is_done = "done" in line.entries
             last = None
         return log

@@ -272,7 +272,7 @@ def _inspect_stopped(
     stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
     is_read = assignment.is_resumed or not assignment.overwrites
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
-    done = {n for log in destination.finished_parts.values() for n in log.listed(log.plan)}
+    done = {n for log in destination.finished_parts.values() for n in log.outputs}
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
     documents = {str(Path(one.path)) for one in outputs.own_documents if is_written(one)}
     paths = documents.union(str(outputs.folder / name) for name in replaceable)
@@ -470,9 +470,9 @@ def _foreign_partials(
     outputs: RunOutputs, destination: Destination, may_replace: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problems of temporary files that are not of this set."""
-    known = set(destination.plan.outputs if destination.plan is not None else ())
-    if any(log.plan == outputs.provenance.digest for log in destination.logs):
-        known |= outputs.whole.keys()
+    plan = destination.plan
+    known = outputs.whole if destination.state is State.STOPPED else {}  # if its plan is gone
+    known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
     for name in sorted(outputs.outputs):
         path = Path(f"{outputs.folder / name}{PARTIAL}")

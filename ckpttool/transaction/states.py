@@ -298,7 +298,9 @@ class Destination:
 
     def logged(self, plan: str | None = None) -> dict[str, LoggedOutput]:
         """Return the outputs that logs list, for a plan (`Provenance.digest`) or for any."""
-        return choose_entries(self.record.folder, (log.listed(plan) for log in self.logs))
+        plans = (item for log in self.logs for item in log.plans.items())
+        listed = (outputs for digest, outputs in plans if plan in (None, digest))
+        return choose_entries(self.record.folder, listed)
 
 
 def choose_entries(
@@ -433,7 +435,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     if destination.state is State.COMPLETE or plan is None:
         return
     for log in islice(logs, MOST):
-        complete = shorten(sorted(log.listed(log.plan)), 3) or "nothing"
+        complete = shorten(sorted(log.outputs), 3) or "nothing"
         by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
         is_of_plan = log.plan == plan.provenance.digest
         aim = _describe_aim(plan) if is_of_plan else ", of another plan"
