@@ -83,7 +83,7 @@ class Claim:
                 self._log_lock = FileLock(record.log(outputs.part))
             finally:
                 lock.release()
-            remove_half_written(record, outputs.outputs if outputs.part else outputs.whole)
+            remove_half_written(record, outputs.outputs)
             self.log = self._open_log(self._log_lock)
         except BaseException as error:
             clean_up(error, self.abandon)
