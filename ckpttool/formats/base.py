@@ -61,7 +61,8 @@ class Format(Protocol):
         """Write a new file with a complete header, strings included, and no contents yet.
 
         `refusals` must have yielded nothing.  A ``"crc_num"`` in ``attrs``, of any value, reserves
-        space for a checksum; `seal` fills it.  The index then has the attribute, too.
+        space for a checksum; `seal` fills it.  The index then has the attribute, too.  A format
+        omits the other attributes that it has no room for.
 
         Parameters
         ----------

@@ -21,8 +21,9 @@ The type of a dataset is a datatype message of its header:
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
 Attributes of the root group whose names begin with ``ckpttool.`` say how the file was made; see
-`ckpttool.planning.plans`.  They are strings of the same type.  Other attributes are not read, and
-none is read whose length varies: libhdf5 can hang on the heap of such strings in a damaged file.
+`ckpttool.planning.plans`.  They are strings of the same type, written first and in the order of
+their names.  No other attribute of a group is read, and no string of variable length: libhdf5 can
+hang on the heap of such strings in a damaged file.
 
 A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
 hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.

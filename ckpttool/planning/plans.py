@@ -171,7 +171,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         paths,
         ranks=len(strategy.ranks),
         sharding=strategy,
-        attrs=_header_attrs(options.crc),
+        attrs=header_attrs(options.crc),
         not_in_target=options.not_in_target,
     )
 
@@ -182,13 +182,9 @@ def _refuse_url(path: str) -> None:
         raise PlanError([Diagnostic("destination", f"{path}: {url}")])
 
 
-def _header_attrs(crc: bool, format: str = "", *, is_merged: bool = False) -> dict[str, str]:
-    """Return the attributes of every header: with ``crc`` an empty checksum, and a mark.
-
-    Merged safetensors have the mark that all loaders accept; see `ckpttool.formats.safetensors`.
-    """
-    mark = {"format": "pt"} if is_merged and format == "safetensors" else {}
-    return {**mark, **({"crc_num": ""} if crc else {})}
+def header_attrs(crc: bool) -> dict[str, str]:
+    """Return the attributes of every output's header: an empty checksum with ``crc``."""
+    return {"crc_num": ""} if crc else {}
 
 
 def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, str]:
@@ -213,7 +209,7 @@ def _hash_strategy(sharding: Sharding) -> str | None:
     if not isinstance(sharding, Strategy) or not sharding.files:
         return None
     state = hashlib.sha256()
-    for path in sharding.files:
+    for path in dict.fromkeys(sharding.files):
         state.update(read_file(path))
     return f"sha256:{state.hexdigest()}"
 
@@ -368,7 +364,9 @@ def plan_merge(
     output = output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
     format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    attrs = _header_attrs(output.crc, format, is_merged=True)
+    attrs = header_attrs(output.crc)
+    if format == "safetensors":
+        attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
     target, numbered = Target(format, {0: path}, attrs=attrs), None
     if output.max_shard_bytes is not None:
         numbered = ShardedOutput(path, format, output.max_shard_bytes, attrs)
