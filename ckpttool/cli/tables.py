@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import (
@@ -182,6 +183,16 @@ def print_merged(catalog: MergedCatalog, document: Json) -> None:
             )
         ),
     )
+    for file in [*catalog.files.values()][:1]:  # the others say the same; none may be readable
+        _print_provenance(file.attrs)
+
+
+def _print_provenance(attrs: Mapping[str, str]) -> None:
+    """Print how ckpttool made a file, if the file says so."""
+    version, source, step = (attrs.get(PROVENANCE + key) for key in ("version", "source", "step"))
+    if version is not None:
+        of_step = "" if step is None else f", step {step}"
+        echo(printable(f"made by ckpttool {version} from {source}{of_step}"))
 
 
 def print_checkpoint(catalog: Catalog, document: Json) -> None:

@@ -11,6 +11,8 @@ from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
 # file, which damage can make huge.
 MAX_TEXT_BYTES = 64 << 20
 
+PROVENANCE = "ckpttool."  # begins the name of each attribute that says how a file was made
+
 # Bytes, an extent of the file, or a number of zero bytes.
 ChecksumInput: TypeAlias = bytes | Extent | int
 
@@ -49,7 +51,7 @@ class Format(Protocol):
         """
         ...
 
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the size in bytes of the file that `create` makes, or somewhat less."""
         ...
 
@@ -59,7 +61,8 @@ class Format(Protocol):
         """Write a new file with a complete header, strings included, and no contents yet.
 
         `refusals` must have yielded nothing.  A ``"crc_num"`` in ``attrs``, of any value, reserves
-        space for a checksum; `seal` fills it.  The index then has the attribute, too.
+        space for a checksum; `seal` fills it.  The index then has the attribute, too.  A format
+        omits the other attributes that it has no room for.
 
         Parameters
         ----------

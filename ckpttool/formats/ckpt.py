@@ -168,7 +168,7 @@ class Ckpt:
             self._cache.store(self.name, reader, end, tensors, {})
         return tensors, stop
 
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the size of the file that `create` makes of these tensors."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)

@@ -20,6 +20,11 @@ The type of a dataset is a datatype message of its header:
   ``dtype``: the name of the type, a scalar string of fixed length.
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
+Attributes of the root group whose names begin with ``ckpttool.`` say how the file was made; see
+`ckpttool.planning.plans`.  They are strings of the same type, written first and in the order of
+their names.  No other attribute of a group is read, and no string of variable length: libhdf5 can
+hang on the heap of such strings in a damaged file.
+
 A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
 hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.
 libhdf5 reads the headers; only strings are read from the contents.
@@ -43,7 +48,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import MAX_TEXT_BYTES
+from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
 from ckpttool.formats.local import demand_same
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -59,7 +64,7 @@ MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
 _SIGNATURE_BYTES = 8
-_DTYPE_ATTRIBUTE = b"dtype"
+_DTYPE_ATTRIBUTE = "dtype"
 _NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
 _CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
 _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
@@ -114,10 +119,9 @@ class Hdf5:
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
-        tensors, nbytes = _read_datasets(file, self._on_object)
-        return FileIndex((file,), self.name, nbytes, tensors)
+        return _read_file(file, self._on_object)
 
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the least size of the file that `create` makes, in bytes."""
         return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
 
@@ -128,6 +132,10 @@ class Hdf5:
         stored: dict[str, StoredTensor] = {}
         groups: set[str] = set()
         with _as_os_error(file.path), h5py.File(_new_file(fd)) as opened:
+            root = h5g.open(opened.id, b"/")
+            for name, text in sorted(attrs.items()):
+                if name.startswith(PROVENANCE):
+                    _write_attribute(root, name, text)
             for meta in tensors:
                 _create_groups(opened.id, meta.name, groups)
                 dataset = _create_dataset(opened.id, meta)
@@ -178,11 +186,23 @@ def _fixed_string(nbytes: int) -> h5t.TypeID:
     return kind
 
 
-def _write_dtype(dataset: h5d.DatasetID, dtype: str) -> None:
-    """Write the element type of a dataset of bytes into its attribute."""
-    kind = _fixed_string(len(dtype))
-    attribute = h5a.create(dataset, _DTYPE_ATTRIBUTE, kind, h5s.create(h5s.SCALAR))
-    attribute.write(np.array(dtype.encode()), kind)
+def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, text: str) -> None:
+    """Write an attribute of a dataset or a group, a string of fixed length that is not empty."""
+    data = np.array(text.encode())
+    kind = _fixed_string(data.itemsize)
+    attribute = h5a.create(owner, name.encode(), kind, h5s.create(h5s.SCALAR))
+    attribute.write(data, kind)
+
+
+def _read_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str) -> str | None:
+    """Return the text of an existing attribute; None if it is not a string of fixed length."""
+    attribute = h5a.open(owner, name.encode())
+    kind = attribute.get_type()
+    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
+        return None
+    data = np.empty((), f"S{kind.get_size()}")
+    attribute.read(data, kind)
+    return str(data.item().decode(errors="replace"))
 
 
 def _dtypes_by_size() -> dict[int, list[tuple[h5t.TypeID, str]]]:
@@ -207,21 +227,20 @@ def _find_dtype(kind: h5t.TypeID, dataset: h5d.DatasetID) -> str | None:
 
 
 def _read_dtype(dataset: h5d.DatasetID) -> str | None:
-    """Return the element type that the attribute of a dataset of bytes names, or None.
-
-    Read only a string of fixed length, as `create` writes it: libhdf5 can hang on the heap of
-    strings of variable length in a damaged file.
-    """
-    if not h5a.exists(dataset, _DTYPE_ATTRIBUTE):
+    """Return the element type that the attribute of a dataset of bytes names, or None."""
+    if not h5a.exists(dataset, _DTYPE_ATTRIBUTE.encode()):
         return None
-    attribute = h5a.open(dataset, _DTYPE_ATTRIBUTE)
-    kind = attribute.get_type()
-    if not isinstance(kind, h5t.TypeStringID) or kind.is_variable_str() or attribute.shape != ():
-        return None
-    data = np.empty((), f"S{kind.get_size()}")
-    attribute.read(data, kind)
-    named = data.item().decode(errors="replace")
+    named = _read_attribute(dataset, _DTYPE_ATTRIBUTE)
     return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
+
+
+def _read_provenance(root: h5g.GroupID) -> dict[str, str]:
+    """Return name and text of the attributes of the root group that say how the file was made."""
+    names: list[bytes] = []
+    h5a.iterate(root, names.append)
+    ours = [name.decode(errors="replace") for name in names if name.startswith(PROVENANCE.encode())]
+    texts = {name: _read_attribute(root, name) for name in ours}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _unsupported_type_reason(kind: h5t.TypeID) -> str:
@@ -243,10 +262,8 @@ def _unsupported_type_reason(kind: h5t.TypeID) -> str:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def _read_datasets(
-    file: StoredFile, on_object: Callable[[], None]
-) -> tuple[dict[str, StoredTensor], int]:
-    """Return the tensors of a file by name, and the size of the file.
+def _read_file(file: StoredFile, on_object: Callable[[], None]) -> FileIndex:
+    """Return the header of a file.
 
     Parameters
     ----------
@@ -265,11 +282,13 @@ def _read_datasets(
     """
     path, tensors = file.path, {}
     with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+        root = h5g.open(opened.id, b"/")
         stamp = demand_same(file, opened.id.get_vfd_handle())
         base = opened.userblock_size
         contents = []
         places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
-        for name, dataset in _walk_file(path, h5g.open(opened.id, b"/")):
+        attrs = _read_provenance(root)
+        for name, dataset in _walk_file(path, root):
             on_object()
             tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
             header = base + h5o.get_info(dataset).addr
@@ -283,7 +302,7 @@ def _read_datasets(
             if offset is not None and nbytes:
                 contents.append((offset, offset + nbytes, name))
     refuse_shared_bytes(path, [*places.values(), *contents])
-    return tensors, stamp.nbytes
+    return FileIndex((file,), Hdf5.name, stamp.nbytes, tensors, attrs)
 
 
 def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
@@ -439,7 +458,7 @@ def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
     hdf5 = DTYPES[meta.dtype].hdf5
     dataset = h5d.create(file, meta.name.encode(), _TYPES[hdf5], space, options, lcpl=links)
     if hdf5 == "bytes":
-        _write_dtype(dataset, meta.dtype)
+        _write_attribute(dataset, _DTYPE_ATTRIBUTE, meta.dtype)
     return dataset
 
 

@@ -14,14 +14,19 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
 * Contents MUST lie back to back, without gaps, overlaps or bytes behind the last (the standard).
 * MindSpore's own reader also wants the header to list the tensors in the order of their offsets.
   Written files do: larger element types first, then by name, as the safetensors library sorts.
-* MindSpore marks its files ``"format": "ms"``; ``attrs`` may put another mark in its place.  An
-  ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  A tensor called ``format``
-  displaces the mark: MindSpore would take the mark for that tensor's type.
+* ``"format"`` of the metadata is a mark.  It is ``"ms"`` unless ``attrs`` has another: MindSpore
+  marks all its files so.  Its loaders ignore the mark, and ``unified_safetensors`` copies it, with
+  all metadata, from the files of ranks into its own.  Merged files are marked ``"pt"``: Hugging
+  Face's loaders refuse ``"ms"``, and metadata without a mark.
+* Names that begin with ``ckpttool.`` say how the file was made; see `ckpttool.planning.plans`.
+* An ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  MindSpore takes every
+  entry with the name of a tensor for that tensor's type.  So an entry of ``attrs`` with the name
+  of a tensor is not written.
 * ``crc_num`` of the metadata is a checksum, in decimal: the CRC-32 of the names (UTF-8) in sorted
   order, each with its contents behind it.  An integer without axes counts as that many zero bytes,
   by an oversight in MindSpore (``bytes(5)``).  MindSpore cannot save a negative one; here its bytes
   count.
-* ``attrs`` has ``crc_num`` and ``remove_redundancy``.
+* ``attrs`` of a file that is read is its metadata without the entries of tensors.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
 
 Limits: a header of at most 100,000,000 bytes, as in the safetensors library; names are unique.
@@ -71,7 +76,7 @@ class Safetensors:
     def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
         """Yield a message for each tensor that the format cannot hold."""
         for meta in tensors:
-            if meta.name in attrs and meta.name != "format":
+            if meta.name == "crc_num" and "crc_num" in attrs:
                 yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
             if meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
                 yield (
@@ -106,11 +111,10 @@ class Safetensors:
         attrs = {key: value for key, value in attrs.items() if key not in tensors}
         return FileIndex((file,), self.name, size, tensors, attrs)
 
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> int:
+    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the size in bytes of the file that `create` makes, with its checksum if any."""
-        known = {"crc_num": ""} if "crc_num" in attrs else {}
         return (
-            8 + len(_make_header(_ordered(tensors), known)) + sum(meta.nbytes for meta in tensors)
+            8 + len(_make_header(_ordered(tensors), attrs)) + sum(meta.nbytes for meta in tensors)
         )
 
     def create(
@@ -167,10 +171,10 @@ def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
 def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> bytes:
     """Return the JSON of a header, padded so that contents begin at a multiple of 8."""
     metadata = {"format": "ms", **attrs}
-    if any(meta.name == "format" for meta in ordered):
-        del metadata["format"]
-    metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
     metadata |= {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
+    for meta in ordered:
+        metadata.pop(meta.name, None)
+    metadata |= {meta.name: "Int4" for meta in ordered if meta.dtype == "Int4"}
     header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))}
     at = 0
     for meta in ordered:

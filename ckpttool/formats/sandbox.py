@@ -15,7 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from threading import Event, Lock
 from types import TracebackType
@@ -96,7 +96,7 @@ class Sandbox:
         OSError
             The file cannot be opened or read.
         """
-        nbytes, rows = self.run(read_hdf5, file, "libhdf5", "HDF5")
+        nbytes, attrs, rows = self.run(read_hdf5, file, "libhdf5", "HDF5")
         tensors = {
             name: StoredTensor(
                 TensorMeta(name, dtype, shape, text),
@@ -105,7 +105,7 @@ class Sandbox:
             )
             for name, dtype, shape, text, extents in rows
         }
-        return FileIndex((file,), "hdf5", nbytes, tensors)
+        return FileIndex((file,), "hdf5", nbytes, tensors, attrs)
 
     def run(
         self,
@@ -222,8 +222,8 @@ def set_cpu_limit(seconds: float = CPU_SECONDS) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def read_hdf5(file: StoredFile) -> tuple[int, list[_Row]]:
-    """Return the size and the tensors of an HDF5 file; each object may take `CPU_SECONDS`.
+def read_hdf5(file: StoredFile) -> tuple[int, Mapping[str, str], list[_Row]]:
+    """Return size, attributes and tensors of an HDF5 file; each object may take `CPU_SECONDS`.
 
     The tensors are tuples: pickling a `FileIndex` takes a quarter of the time of reading it.
     """
@@ -240,4 +240,4 @@ def read_hdf5(file: StoredFile) -> tuple[int, list[_Row]]:
         )
         for tensor in index.tensors.values()
     ]
-    return index.nbytes, rows
+    return index.nbytes, index.attrs, rows

@@ -26,8 +26,7 @@ A JSON object in UTF-8, of any indentation::
   to ranks whose strategy lists them.
 
 Both indexes are written with the same content, so either loader finds all tensors in the same
-files.  Names are sorted, and the indentation is two.  Shard files in safetensors are marked
-``"format": "pt"``: MindSpore's loaders ignore the mark, and Hugging Face's refuse ``"ms"``.
+files.  Names are sorted, and the indentation is two.
 
 Limits: an index of at most 100,000,000 bytes.
 
@@ -56,7 +55,6 @@ MAP_NAME = "param_name_map.json"
 _INDEX_SUFFIX = ".index.json"
 COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 MAX_INDEX_BYTES = 100_000_000  # as the header of a safetensors file; stops hostile ones
-SHARD_FILE_ATTRS = {"format": "pt"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,8 @@ class Target:
     sharding
         The layouts of rank files; `Merged` if full tensors are written.
     attrs
-        Attributes of every header, as formats take them; ``"crc_num"`` for a checksum.
+        Attributes of every header, as formats take them: ``"crc_num"`` for a checksum, and the mark
+        of safetensors files.  `Plan.provenance` has more.
     is_numbered
         Whether the output is a folder of numbered files.
     not_in_target
@@ -301,6 +302,8 @@ class Plan:
         The tensors that the target strategy does not list.
     strategies
         The files that the strategies were read from.
+    provenance
+        The attributes that say how the outputs were made.
     """
 
     catalog: Catalog
@@ -310,6 +313,12 @@ class Plan:
     not_listed: NotListed = field(default_factory=NotListed)
     documents: tuple[Document, ...] = field(default=())
     strategies: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def attrs(self) -> Mapping[str, str]:
+        """The attributes of every header: those of the target, and the provenance."""
+        return {**self.target.attrs, **self.provenance}
 
     def limited_to(self, ranks: Iterable[int]) -> Plan:
         """Return the plan of only the outputs of ``ranks``, in the same order."""
@@ -351,6 +360,7 @@ class Plan:
         """Yield the output files of ``ranks``, in their order."""
         layouts, entries = self._distinct_layouts()
         metas = {rank: header for ranks, header in self.headers.items() for rank in ranks}
+        attrs = self.attrs
         for rank in ranks:
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
@@ -363,7 +373,7 @@ class Plan:
                 OutputTensor(meta, region, terms)
                 for meta, (region, terms) in zip(metas[rank], stored, strict=True)
             )
-            yield OutputFile(rank, path, self.target.format, tensors, self.target.attrs)
+            yield OutputFile(rank, path, self.target.format, tensors, attrs)
 
     def _distinct_layouts(
         self,

@@ -206,8 +206,9 @@ class FileIndex:
     tensors
         Name to tensor, in the order of the file.
     attrs
-        What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``.
-        ``"crc_num"`` is MindSpore's checksum wherever there is one.
+        What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``,
+        how ckpttool made an HDF5 file.  ``"crc_num"`` is MindSpore's checksum wherever there is
+        one.
     """
 
     files: tuple[StoredFile, ...]

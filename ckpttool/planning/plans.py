@@ -7,6 +7,8 @@ and of the destination.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Collection
 from concurrent.futures import Executor
@@ -14,14 +16,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import get_args
 
+from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
-from ckpttool.formats.local import is_visible, why_not_a_path
+from ckpttool.formats.base import PROVENANCE
+from ckpttool.formats.local import is_visible, read_file, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
 from ckpttool.planning.missing import find_incomplete_files
@@ -183,6 +187,33 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
+def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, str]:
+    """Return the attributes that say how the outputs of a run are made.
+
+    They name no folder above the source, no host and no time, so equal inputs give equal outputs.
+    A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
+    """
+    name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
+    found = {
+        "version": __version__,
+        "source": name.decode(errors="replace"),
+        "step": catalog.step,
+        "src_strategy": _hash_strategy(src),
+        "dst_strategy": _hash_strategy(dst),
+    }
+    return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
+
+
+def _hash_strategy(sharding: Sharding) -> str | None:
+    """Return the hash of the files that a strategy was read from; None for other kinds."""
+    if not isinstance(sharding, Strategy) or not sharding.files:
+        return None
+    state = hashlib.sha256()
+    for path in dict.fromkeys(sharding.files):
+        state.update(read_file(path))
+    return f"sha256:{state.hexdigest()}"
+
+
 def _plan_and_check(
     catalog: Catalog,
     strategy: Strategy | Merged | None,
@@ -223,6 +254,9 @@ def _plan_and_check(
             raise refusal
         resolved = resolve(catalog, strategy, options, executor, diagnostics)
         plan = targets.plan(resolved, target, diagnostics)
+        if plan is not None:
+            provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
+            plan = replace(plan, provenance=provenance)
         if plan is not None and extension is not None:
             plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:
@@ -330,9 +364,12 @@ def plan_merge(
     output = output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
     format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
-    target, numbered = Target(format, {0: path}, attrs=header_attrs(output.crc)), None
+    attrs = header_attrs(output.crc)
+    if format == "safetensors":
+        attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
+    target, numbered = Target(format, {0: path}, attrs=attrs), None
     if output.max_shard_bytes is not None:
-        numbered = ShardedOutput(path, format, output.max_shard_bytes, header_attrs(output.crc))
+        numbered = ShardedOutput(path, format, output.max_shard_bytes, attrs)
         target = numbered.target()
     return _plan_and_check(
         catalog,

@@ -37,11 +37,12 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     need: dict[Path, int] = defaultdict(int)
     sizes: dict[int, int] = {}
     replaced = 0
+    attrs = plan.attrs
     for ranks, metas in plan.headers.items():
-        refusals = list(format.refusals(metas, plan.target.attrs))
+        refusals = list(format.refusals(metas, attrs))
         refused |= dict.fromkeys(refusals)
         dtypes |= {meta.dtype for meta in metas}
-        nbytes = 0 if refusals else format.file_bytes(metas, plan.target.attrs)
+        nbytes = 0 if refusals else format.file_bytes(metas, attrs)
         sizes |= dict.fromkeys(ranks, nbytes)
     for rank, path in plan.target.paths.items():
         folder = Path(path).absolute()
@@ -55,7 +56,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
         found.add(Diagnostic("format", text))
-    has_checksum = "crc_num" in plan.target.attrs
+    has_checksum = "crc_num" in attrs
     if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
         found.add(Diagnostic("format", f"{text}fails", "load these without crc_check"))

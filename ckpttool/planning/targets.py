@@ -20,7 +20,6 @@ from pathlib import Path
 from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.weight_index import (
-    SHARD_FILE_ATTRS,
     index_names,
     index_text,
     is_index_name,
@@ -362,7 +361,7 @@ class ShardedOutput:
     limit
         Maximum bytes of tensors in each file.
     attrs
-        Further attributes of every header.
+        Attributes of every header.
     """
 
     folder: str
@@ -377,8 +376,8 @@ class ShardedOutput:
 
     def target(self) -> Target:
         """Return a target of one file, which `complete` spreads over numbered files."""
-        attrs = {**SHARD_FILE_ATTRS, **self.attrs}
-        return Target(self.format, {0: self._path(None, 0)}, attrs=attrs, is_numbered=True)
+        paths = {0: self._path(None, 0)}
+        return Target(self.format, paths, attrs=self.attrs, is_numbered=True)
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
         """Return the plan of `target` spread over numbered files, with their indexes."""

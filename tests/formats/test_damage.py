@@ -54,14 +54,15 @@ def index_of(path, data, read=read_index):
 
 
 def small_hdf5(folder):
-    """An HDF5 file of less than 3 KiB with tensors, a string, an attribute and a group."""
+    """An HDF5 file of less than 3 KiB with tensors, a string, attributes and a group."""
     tensors = [
         TensorMeta("a/w", "Float32", (2, 3)),
         TensorMeta("b", "BFloat16", (4,)),
         TensorMeta("s", "str", (), "text"),
         TensorMeta("q", "Int4", (3,)),
     ]
-    create_file(get_format("hdf5"), folder / "small.h5", tensors, {})
+    attrs = {"ckpttool.source": "checkpoint"}
+    create_file(get_format("hdf5"), folder / "small.h5", tensors, attrs)
     return (folder / "small.h5").read_bytes()
 
 

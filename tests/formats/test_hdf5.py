@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ckpttool.formats.hdf5 import MAX_PATH_COMPONENT_BYTES, Hdf5
+from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import create_file
 from tests.support.file_bytes import metas, write_contents
@@ -201,6 +202,21 @@ def test_h5dump_prints_strings_and_the_attribute(h5dump, tmp_path):
     assert '"epoch 5"' in text
     assert "H5T_CSET_UTF8" in text
     assert '"Int4"' in text
+
+
+def test_h5dump_and_h5py_read_how_the_file_was_made(h5dump, tmp_path):
+    attrs = {"ckpttool.source": "Ränge", "ckpttool.version": "0.1.0", "format": "pt"}
+    created = create_file(FORMAT, str(tmp_path / "net.h5"), [TensorMeta("w", "Int8", (2,))], attrs)
+    del attrs["format"]  # it is of safetensors
+    text = h5dump("-A", created.path)
+    assert text.count("ATTRIBUTE") == 2
+    assert 'ATTRIBUTE "ckpttool.source"' in text
+    assert '(0): "0.1.0"' in text
+    with h5py.File(created.path) as file:
+        assert {name: what.decode() for name, what in file.attrs.items()} == attrs
+    assert FORMAT.read_index(created.file).attrs == attrs
+    with Sandbox() as sandbox:
+        assert sandbox.read_index(created.file).attrs == attrs
 
 
 # ------------------------------------------------------------------------ same bytes, few reads

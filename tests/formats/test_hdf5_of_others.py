@@ -117,6 +117,17 @@ def test_an_attribute_that_names_no_type_is_no_harm(read, value):
     assert read(fill).tensors["w"].meta.dtype == "UInt8"
 
 
+@pytest.mark.parametrize("value", ["of any length", 5, [1, 2], h5py.Empty("S3"), [b"a", b"b"]])
+def test_attributes_of_the_file_are_no_harm(read, value):
+    def fill(file):
+        file["w"] = VALUES
+        file.attrs["ckpttool.source"] = value
+        file.attrs["crc_num"] = np.bytes_(b"5")
+        file.attrs["ckpttool.step"] = np.bytes_(b"2_10")
+
+    assert read(fill).attrs == {"ckpttool.step": "2_10"}
+
+
 def test_an_attribute_of_fixed_length_names_the_type(read):
     def fill(file):
         file["w"] = np.zeros(3, np.uint8)

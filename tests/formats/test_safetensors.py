@@ -121,6 +121,19 @@ def test_a_tensor_called_format_displaces_the_mark(tmp_path):
     assert list(read(index.path).tensors) == ["format"]
 
 
+def test_an_attribute_with_the_name_of_a_tensor_is_not_written(tmp_path):
+    tensors = [TensorMeta("ckpttool.step", "Int4", (2,)), TensorMeta("ckpttool.source", "Int8", ())]
+    attrs = {f"ckpttool.{key}": "x" for key in ("step", "source", "version")}
+    index = create_file(FORMAT, str(tmp_path / "net.safetensors"), tensors, attrs)
+    assert header_of(index.path)["__metadata__"] == {
+        "ckpttool.step": "Int4",
+        "ckpttool.version": "x",
+        "format": "ms",
+    }
+    assert index.nbytes == FORMAT.file_bytes(tensors, attrs)
+    assert read(index.path).attrs == {"ckpttool.version": "x", "format": "ms"}
+
+
 @pytest.mark.parametrize("dtype", ["Complex128", "HiFloat8", "random_op"])
 def test_types_without_a_word_are_refused_with_the_way_round(dtype):
     (refusal,) = FORMAT.refusals([TensorMeta("w", dtype, (1,)), TensorMeta("v", "Int8", (1,))])

@@ -55,3 +55,11 @@ def test_the_digest_tells_names_types_and_terms():
     plans = [plan, *(with_transfer(plan, **change) for change in others)]
     assert len({plan_digest(one) for one in plans}) == len(plans)
     assert plan_digest(with_transfer(plan)) == plan_digest(plan)
+
+
+def test_hosts_may_mount_the_source_under_other_names():
+    plan = merge_in_memory(full_tensors(w=(2, 4)))
+    named = replace(plan, provenance={"ckpttool.source": "elsewhere"})
+    assert plan_digest(named) == plan_digest(plan)
+    (output,) = named
+    assert output.attrs == {**plan.target.attrs, "ckpttool.source": "elsewhere"}

@@ -110,7 +110,9 @@ WITH_TEXT = [*METAS, TensorMeta("note", "str", (), "zwölf Ränge")]
 WITH_MANY = [TensorMeta(f"layers.{i}.w", "Int8", (i,)) for i in range(300)]
 
 
-@pytest.mark.parametrize("attrs", [{}, {"crc_num": ""}])
+@pytest.mark.parametrize(
+    "attrs", [{}, {"crc_num": ""}, {"format": "pt", "ckpttool.source": "Ränge"}]
+)
 @pytest.mark.parametrize("metas", [METAS, WITH_TEXT, WITH_MANY, []])
 @pytest.mark.parametrize("name", ["ckpt", "safetensors", "hdf5"])
 def test_the_size_of_a_file_is_known_before_it_is_made(tmp_path, name, metas, attrs):

@@ -233,17 +233,25 @@ def write_ckpt(path: Path, tensors: dict[str, Entry]) -> None:
 # ------------------------------------------------------------------------------ .safetensors
 
 
-def read_safetensors(path: Path) -> dict[str, Entry]:
-    """Read a ``.safetensors`` file, with MindSpore's note of an Int4 tensor."""
+def split_safetensors(path: Path) -> tuple[dict[str, str], list[tuple[str, dict]], bytes]:
+    """Return the metadata of a ``.safetensors`` file, its other entries in order, and its contents.
+
+    Of a file of ours and one of MindSpore with the same tensors only the metadata differs.
+    """
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
-    notes = header.pop("__metadata__", {})
+    return header.pop("__metadata__", {}), list(header.items()), data[start:]
+
+
+def read_safetensors(path: Path) -> dict[str, Entry]:
+    """Read a ``.safetensors`` file, with MindSpore's note of an Int4 tensor."""
+    notes, entries, data = split_safetensors(path)
     tensors = {}
-    for name, item in header.items():
+    for name, item in entries:
         begin, end = item["data_offsets"]
         dtype = "Int4" if notes.get(name) == "Int4" else SAFETENSORS_TYPES[item["dtype"]]
-        tensors[name] = Entry(dtype, tuple(item["shape"]), data[start + begin : start + end])
+        tensors[name] = Entry(dtype, tuple(item["shape"]), data[begin:end])
     return tensors
 
 

@@ -8,10 +8,12 @@ import re
 
 import pytest
 
+import ckpttool
 from ckpttool.model.tensors import map_component_names
 from tests.e2e.interop.cases import SEED
 from tests.e2e.interop.client import ROOT, MindSporeError
 from tests.e2e.interop.saved import as_digests
+from tests.support.checkpoints import write_file
 from tests.support.commands import run_well
 from tests.support.readers import read
 
@@ -69,6 +71,24 @@ def test_safetensors_with_every_type_is_written_again_byte_for_byte(mindspore, t
     assert as_digests(mindspore.ask("load", path=again)) == as_digests(
         mindspore.ask("load", path=saved)
     )
+
+
+def test_provenance_is_metadata_and_never_the_type_of_a_tensor(mindspore, tmp_path):
+    """MindSpore takes an entry of the metadata with the name of a tensor for that tensor's type."""
+    names = ("ckpttool.source", "format", "w")
+    tensors = {name: ["int8", (2,), f"010{n}"] for n, name in enumerate(names)}
+    saved, out = tmp_path / "saved.ckpt", tmp_path / "merged.safetensors"
+    mindspore.ask("save_values", tensors=tensors, out=saved)
+    run_well("merge", saved, "-o", out)
+    assert mindspore.ask("load", path=out) == mindspore.ask("load", path=saved)
+    assert mindspore.ask("metadata", path=out) == {"ckpttool.version": ckpttool.__version__}
+    write_file(out, read(saved), "safetensors", {"ckpttool.source": "saved"})
+    assert mindspore.ask("load", path=out) == mindspore.ask("load", path=saved)
+    entry = next(iter(read(saved).values()))
+    write_file(out, {"v": entry}, "safetensors", {"u": "saved"})
+    out.write_bytes(out.read_bytes().replace(b'"u":"saved"', b'"v":"saved"'))
+    with pytest.raises(MindSporeError, match="KeyError: 'saved'"):
+        mindspore.ask("load", path=out)
 
 
 @pytest.mark.parametrize("between", ["merged.h5", "merged.safetensors"])

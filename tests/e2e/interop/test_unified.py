@@ -9,7 +9,7 @@ from tests.e2e.interop.saved import GRADIENTS, STATISTICS
 from tests.oracle import OracleLayout, take
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import differences, digests
-from tests.support.readers import read, read_ranks
+from tests.support.readers import read, read_ranks, split_safetensors
 
 SIZE = ["--max-shard-size", "300B"]
 UNIFIED = [("adamw", "tensor_2x4"), ("adamw", "data_4"), ("adamw", "shard_2_4x2")]
@@ -37,7 +37,7 @@ def test_merge_of_mindspores_unified_folder_is_merge_of_the_ranks(cut, unify, tm
     gradients = {name for name in cut.full if name.startswith(GRADIENTS)}
     if not gradients:  # slices of rank 0, which MindSpore keeps as they are
         assert result.exit_code == 0
-        assert one.read_bytes() == all_.read_bytes()
+        assert split_safetensors(one)[1:] == split_safetensors(all_)[1:]
         return
     assert result.exit_code == 5
     assert f"{GRADIENTS}layers.0" in message(result)

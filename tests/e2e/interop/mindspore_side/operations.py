@@ -186,6 +186,12 @@ def open_as_hugging_face(folder):
     return found
 
 
+def metadata(path):
+    """The metadata of a file, as the safetensors library reads it."""
+    with safetensors.safe_open(path, framework="np") as opened:
+        return opened.metadata()
+
+
 def parameters_list(parameters):
     """Parameters as ``save_checkpoint`` takes them."""
     return [{"name": one.name, "data": one} for one in parameters]

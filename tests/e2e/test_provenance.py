@@ -1,0 +1,194 @@
+"""What outputs say of how they were made: on the command line, in every format with room for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.formats.base import PROVENANCE
+from tests.support.commands import run_well
+from tests.support.corpus import GOLDEN
+from tests.support.file_bytes import record
+from tests.support.readers import read
+
+CASE = GOLDEN / "reshard_8_to_4"
+SUFFIXES = [".h5", ".safetensors"]
+WITH_ROOM = [("hdf5", ".h5"), ("safetensors", ".safetensors")]
+
+
+@pytest.fixture
+def case(tmp_path):
+    """A copy of the case in a folder of its own."""
+    return Path(shutil.copytree(CASE, tmp_path / "first" / "case"))
+
+
+def attrs(path):
+    return ckpttool.read_index(str(path)).attrs
+
+
+def provenance(path):
+    """What a file says of how it was made, without the common beginning of the names."""
+    found = attrs(path).items()
+    return {key.removeprefix(PROVENANCE): text for key, text in found if key.startswith(PROVENANCE)}
+
+
+def hash_of(*paths):
+    return f"sha256:{hashlib.sha256(b''.join(path.read_bytes() for path in paths)).hexdigest()}"
+
+
+def merge(case, out, *words):
+    run_well("merge", case / "src", "-s", case / "src_strategy.ckpt", "-o", out, *words)
+    return out
+
+
+def reshard(case, out, format):
+    strategies = ["-s", case / "src_strategy.ckpt", "-d", case / "dst_strategy.ckpt"]
+    run_well("reshard", case / "src", *strategies, "-o", out, "--format", format)
+    return out
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_merged_file_says_how_it_was_made(case, tmp_path, suffix):
+    assert provenance(merge(case, tmp_path / f"merged{suffix}")) == {
+        "version": ckpttool.__version__,
+        "source": "src",
+        "step": "2_10",
+        "src_strategy": hash_of(case / "src_strategy.ckpt"),
+    }
+
+
+@pytest.mark.parametrize(("format", "suffix"), WITH_ROOM)
+def test_every_rank_file_names_both_strategies(case, tmp_path, format, suffix):
+    files = sorted(reshard(case, tmp_path / "new", format).rglob(f"*{suffix}"))
+    assert len(files) == 4
+    for file in files:
+        assert provenance(file) == {
+            "version": ckpttool.__version__,
+            "source": "src",
+            "step": "2_10",
+            "src_strategy": hash_of(case / "src_strategy.ckpt"),
+            "dst_strategy": hash_of(case / "dst_strategy.ckpt"),
+        }
+
+
+def test_numbered_files_say_the_same(case, tmp_path):
+    merge(case, tmp_path / "model", "--max-shard-size", "5KB")
+    files = sorted((tmp_path / "model").glob("*.safetensors"))
+    assert len(files) > 2
+    assert len({tuple(provenance(file).items()) for file in files}) == 1
+    assert provenance(files[0])["source"] == "src"
+
+
+def test_the_hash_of_several_strategy_files_is_that_of_their_bytes_in_order(tmp_path):
+    case = GOLDEN / "json_strategy_pipeline"
+    files = sorted((case / "src_stage_strategies").iterdir())
+    assert len(files) == 2
+    words = ["-s", case / "src_stage_strategies", "-o", tmp_path / "merged.h5"]
+    run_well("merge", case / "src", *words)
+    assert provenance(tmp_path / "merged.h5")["src_strategy"] == hash_of(*files)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_made_from_a_merged_file_tells_of_the_last_run_only(case, tmp_path, suffix):
+    full = merge(case, tmp_path / f"merged{suffix}")
+    run_well("merge", full, "-o", tmp_path / f"again{suffix}")
+    assert provenance(tmp_path / f"again{suffix}") == {
+        "version": ckpttool.__version__,
+        "source": full.name,
+    }
+    words = ["-d", case / "dst_strategy.ckpt", "-o", tmp_path / "cut", "--format", "hdf5"]
+    run_well("split", full, *words)
+    assert provenance(tmp_path / "cut" / "rank_3" / "checkpoint_3.h5") == {
+        "version": ckpttool.__version__,
+        "source": full.name,
+        "dst_strategy": hash_of(case / "dst_strategy.ckpt"),
+    }
+    run_well("diff", full, tmp_path / f"again{suffix}")
+    run_well("verify", tmp_path / f"again{suffix}")
+
+
+def test_ckpt_has_no_room_for_it(case, tmp_path):
+    assert attrs(merge(case, tmp_path / "merged.ckpt")) == {}
+
+
+def test_merged_safetensors_have_the_mark_of_pytorch_and_rank_files_that_of_mindspore(
+    case, tmp_path
+):
+    assert attrs(merge(case, tmp_path / "merged.safetensors"))["format"] == "pt"
+    for file in reshard(case, tmp_path / "new", "safetensors").rglob("*.safetensors"):
+        assert attrs(file)["format"] == "ms"
+    assert "format" not in attrs(merge(case, tmp_path / "merged.h5"))
+
+
+def contents(folder, suffix):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob(f"*{suffix}"))
+    }
+
+
+@pytest.mark.parametrize(("format", "suffix"), WITH_ROOM)
+def test_the_same_input_gives_the_same_bytes_wherever_it_lies(
+    case, tmp_path, monkeypatch, format, suffix
+):
+    moved = Path(shutil.copytree(case, tmp_path / "second" / "deeper" / "case"))
+    for place in (case, moved):
+        merge(place, place.parent / "out" / f"merged{suffix}", "--engine", "threads:2")
+        reshard(place, place.parent / "out" / "new", format)
+    want = contents(case.parent / "out", suffix)
+    assert len(want) == 5
+    assert contents(moved.parent / "out", suffix) == want
+    monkeypatch.chdir(case / "src")  # a relative name of the folder itself
+    run_well("merge", ".", "-s", "../src_strategy.ckpt", "-o", tmp_path / f"here{suffix}")
+    assert (tmp_path / f"here{suffix}").read_bytes() == want[Path(f"merged{suffix}")]
+
+
+def test_no_output_names_a_folder_of_this_machine(case, tmp_path):
+    out = tmp_path / "out"
+    for suffix in (*SUFFIXES, ".ckpt"):
+        merge(case, out / f"merged{suffix}")
+    merge(case, out / "model", "--max-shard-size", "5KB")
+    for format in ("hdf5", "ckpt", "safetensors"):
+        reshard(case, out / format, format)
+    files = [path for path in out.rglob("*") if path.suffix in (*SUFFIXES, ".ckpt", ".json")]
+    assert len(files) > 20
+    for file in files:
+        for folder in (tmp_path, GOLDEN, Path.home()):
+            assert os.fsencode(folder) + b"/" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_folder_whose_name_is_not_utf8_does_no_harm(tmp_path, suffix):
+    folder = tmp_path / os.fsdecode(b"\x1b[31mm\xfcller")
+    (folder / "rank_0").mkdir(parents=True)
+    (folder / "rank_0" / "net.ckpt").write_bytes(record("w"))
+    run_well("merge", folder, "--replicated", "-o", tmp_path / f"merged{suffix}")
+    assert (
+        provenance(tmp_path / f"merged{suffix}")["source"]
+        == "\x1b[31mm\N{REPLACEMENT CHARACTER}ller"
+    )
+    shown = run_well("inspect", tmp_path / f"merged{suffix}").stdout
+    assert "\x1b" not in shown
+    assert "[31mm\N{REPLACEMENT CHARACTER}ller" in shown
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_tensors_may_have_names_of_provenance(tmp_path, suffix):
+    names = ["ckpttool.source", "ckpttool.version", "format", "w"]
+    (tmp_path / "net.ckpt").write_bytes(b"".join(map(record, names)))
+    out = tmp_path / f"merged{suffix}"
+    run_well("merge", tmp_path / "net.ckpt", "-o", out)
+    assert read(out) == read(tmp_path / "net.ckpt")
+    if suffix == ".safetensors":  # MindSpore takes an entry with the name of a tensor for its type
+        assert attrs(out) == {}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_inspect_says_how_a_file_was_made(case, tmp_path, suffix):
+    out = merge(case, tmp_path / f"merged{suffix}")
+    last = run_well("inspect", out).stdout.splitlines()[-1]
+    assert last == f"made by ckpttool {ckpttool.__version__} from src, step 2_10"
