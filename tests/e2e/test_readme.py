@@ -257,5 +257,5 @@ def test_the_codes_that_the_readme_names_are_findings_of_verify():
 
 def test_the_files_that_the_readme_links_to_are_there():
     links = {link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link}
-    assert "docs/codes.md" in links
+    assert "docs/reference/messages.md" in links
     assert [link for link in links if not (ROOT / link).is_file()] == []
