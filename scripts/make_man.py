@@ -27,7 +27,7 @@ FILES = {
 
 def escape(text: str) -> str:
     """Return a text that roff prints as it is."""
-    text = re.sub(r"\s+", " ", text).strip().replace("\\", r"\e").replace("-", r"\-")
+    text = text.replace("\\", r"\e").replace("-", r"\-")
     return "\\&" + text if text[:1] in (".", "'") else text
 
 
@@ -39,7 +39,9 @@ def quote(text: str) -> str:
 def sentences(text: str) -> Iterator[str]:
     """Yield the lines of a paragraph; a sentence begins on a line of its own."""
     for sentence in re.split(r"(?<=[.?:])\s\s+", text.strip()):
-        yield from map(escape, textwrap.wrap(sentence, 70, break_on_hyphens=False))
+        yield from map(
+            escape, textwrap.wrap(" ".join(sentence.split()), 70, break_on_hyphens=False)
+        )
 
 
 def describe_option(param: click.Option, ctx: click.Context) -> Iterator[str]:
@@ -67,7 +69,7 @@ def describe_command(name: str, group: click.Context) -> Iterator[str]:
         yield ".Pp"
         yield from sentences(paragraph)
     yield ".Bd -literal -offset indent"
-    yield escape(example)
+    yield from map(escape, example.splitlines())
     yield ".Ed"
     yield ".Bl -tag -width Ds"
     for options in command.options_by_heading(ctx).values():

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
+    ckpttool reshard checkpoint/ -s strategy.ckpt \\
+        -d new_strategy.ckpt -o new/ --format ckpt
 
     Write the files of other ranks, DIR/rank_R/PREFIXR.ckpt, from those of any number of ranks.
     SRC is a folder of rank folders; no merged file is made on the way.
