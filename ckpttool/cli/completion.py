@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
     `ckpttool help completion` says where to put it.
     """,
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion script of a shell."""
     found = get_completion_class(shell)

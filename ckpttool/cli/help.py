@@ -117,8 +117,8 @@ def print_topics() -> None:
     echo("Topics:\n")
     for topic, page in topics.items():
         echo(f"  {topic:{width}}   {title_of(page)}")
-    echo("\nckpttool help NAME prints a topic, the entry of a message or an option, or the help of")
-    echo("a command, as in: ckpttool help damaged, ckpttool help --unlisted, ckpttool help merge")
+    echo("\n`ckpttool help NAME` prints a topic, or what a message, an option or a command")
+    echo("means: `ckpttool help damaged`, `ckpttool help --unlisted`, `ckpttool help merge`.")
 
 
 def print_all_about(name: str, group: click.Context) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-d", "--dst-strategy"),
-        "merge writes full tensors and has no target; `ckpttool reshard` has one.",
+        "it writes full tensors and has no target.  Use reshard.",
     ),
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5

@@ -185,10 +185,11 @@ class GroupedCommand(click.Command):
         try:
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name not in self.misplaced:
+            if (reason := self._explain_unknown(error.option_name, ctx)) is None:
                 raise
-            reason = self.misplaced[error.option_name]
-            raise click.UsageError(f"No option {error.option_name}: {reason}", ctx) from error
+            raise click.UsageError(
+                f"{self.name} has no {error.option_name}: {reason}", ctx
+            ) from error
         if extra and not ctx.resilient_parsing:
             from ckpttool.model.wording import count, shorten
 
@@ -199,6 +200,15 @@ class GroupedCommand(click.Command):
                 f"{names}: name a folder, not the files in it."
             )
         return extra
+
+    def _explain_unknown(self, flag: str, ctx: click.Context) -> str | None:
+        """Return what to use in the place of an option, or which commands have it, or None."""
+        group = ctx.parent.command if ctx.parent is not None else None
+        if flag in self.misplaced or ctx.parent is None or not isinstance(group, click.Group):
+            return self.misplaced.get(flag)
+        found = ((name, group.get_command(ctx.parent, name)) for name in group.list_commands(ctx))
+        having = [name for name, one in found if one and any(flag in p.opts for p in one.params)]
+        return f"it is an option of {', '.join(having)}." if having else None
 
 
 def option(*flags: str, **settings: Any) -> Parameter:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        "SRC is merged and needs no strategy; name the strategy of the target with -d.",
+        "SRC is merged and needs no strategy.  Name the target's strategy with -d.",
     ),
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt

@@ -123,10 +123,12 @@ def test_an_alias_is_not_repeated_in_errors():
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("merge", SRC[0], "-d", SRC[2], "-o", "m.h5"), "No option -d: merge writes full tensors"),
-        (("split", SRC[0], "-s", SRC[2], "-o", "x"), "No option -s: SRC is merged"),
-        (("split", SRC[0], "--strategy", SRC[2], "-o", "x"), "the target with -d"),
+        (("merge", SRC[0], "-d", SRC[2], "-o", "m.h5"), "merge has no -d: it writes full tensors"),
+        (("split", SRC[0], "-s", SRC[2], "-o", "x"), "split has no -s: SRC is merged"),
+        (("split", SRC[0], "--strategy", SRC[2], "-o", "x"), "the target's strategy with -d"),
         (("merge", SRC[0], "--srcstrategy", SRC[2]), "--src-strategy"),
+        (("inspect", SRC[0], "--deep"), "inspect has no --deep: it is an option of verify."),
+        (("merge", SRC[0], "--rank=0"), "merge has no --rank: it is an option of split, reshard."),
         (
             ("verify", "a", "b", "c", "d", "e"),
             "4 paths too many: b, c, d and 1 more. verify takes SRC:",
