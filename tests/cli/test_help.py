@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_an_unknown_name_is_answered_with_near_ones():
     assert result.exit_code == 2
     assert "No page about 'damagd'; did you mean damaged" in message(result)
     assert "`ckpttool help` lists the topics" in message(run("help", "xyzzy"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
+    context = click.Context(main)
+    options = {name: {"-h", "--help"} for name in COMMANDS}
+    for name in COMMANDS:
+        options[name].update(*(one.opts for one in main.get_command(context, name).params))
+    every = set().union(*options.values(), {"-V", "--version"})
+    for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", path.read_text(encoding="utf-8")):
+        words = shlex.split(span) if span.startswith(("ckpttool ", "-")) else []
+        known = every
+        if words[:1] == ["ckpttool"] and words[1] not in ("-V", "COMMAND"):
+            assert words[1] in COMMANDS, span
+            known = every if words[1] == "help" else options[words[1]]
+        assert [one for one in words if re.match("--?[a-z]", one) and one not in known] == [], span
 
 
 def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
