@@ -57,8 +57,8 @@ def title_of(page: str) -> str:
 
 
 def print_markdown(text: str) -> None:
-    """Print a page as Markdown: laid out on a terminal, as it is in a pipe."""
-    if not sys.stdout.isatty():
+    """Print a page: laid out on a terminal, as it is in a pipe or in a locale without UTF-8."""
+    if not sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
         echo(text.rstrip("\n"))
         return
     from rich.console import Console

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -110,6 +111,15 @@ def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 40
     assert "**" not in "".join(lines)
+
+
+def test_without_utf8_a_terminal_gets_the_text_of_the_page(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    help_module.print_markdown("- **one**\n")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"- **one**\n"
 
 
 def test_what_the_group_names_as_a_topic_is_one():
