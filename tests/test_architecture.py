@@ -269,6 +269,8 @@ def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
         "reshard --help",
         "verify --help",
         "diff --help",
+        "help damaged",
+        "completion zsh",
         f"inspect {GOLDEN / 'append_dict_scalars' / 'src'}",
     ],
 )

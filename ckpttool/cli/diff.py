@@ -35,23 +35,14 @@ def _build_sides(**values: Any) -> Mapping[str, object]:
     }
 
 
-def _strategy(*flags: str, help: str) -> options.Parameter:
-    return options.option(*flags, type=options.EXISTING, multiple=True, metavar="FILE", help=help)
-
-
 sides = options.OptionGroup(
     options.SOURCE,
     _build_sides,
     {
         "a": options.argument(),
         "b": options.argument(),
-        "strategy": _strategy(
-            "-s",
-            "--strategy",
-            help="Strategy file of A, and of B if it has no other (see --replicated); a single "
-            "file needs none.  Again, or a folder, for several pipeline stages.",
-        ),
-        "b_strategy": _strategy("--b-strategy", help="Strategy file of B, if it is not that of A."),
+        "strategy": options.strategy("-s", "--src-strategy", of="A and B", aliases=("--strategy",)),
+        "b_strategy": options.strategy("--b-strategy", of="B", heading=options.STRATEGY),
         "step": options.source_options.parameters["step"],
         "b_step": options.option(
             "--b-step", metavar="STEP", help="Step of B, if it is not that of A."
@@ -70,10 +61,8 @@ sides = options.OptionGroup(
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 
-    Compare two checkpoints, tensor by tensor, whatever their layouts and formats are.  A and B are
-    folders of rank folders, or single files.  Of replicas the lowest rank's is compared, and of the
-    others samples are looked at; verify --deep compares all of them.  Exit code 0 if A and B are
-    equal, 1 if they or replicas differ, 2 and more if they could not be compared.
+    Compare two checkpoints tensor by tensor, under any layouts and formats.  A and B are folders of
+    rank folders, or merged.  Exit code 0: A and B are equal; 1: they or replicas differ.
     """,
 )
 @sides()
@@ -82,34 +71,32 @@ sides = options.OptionGroup(
     replicated=options.option(
         "--replicated",
         is_flag=True,
-        help="A folder without a strategy of its own (-s of A, --b-strategy of B) holds "
-        "everything on every rank.",
+        help="Every rank of a side without a strategy of its own holds all tensors in full.",
     ),
     unlisted=options.option(
         "--unlisted",
         type=click.Choice(["rank", "first", "drop"]),
+        metavar="HOW",
         default="rank",
         show_default=True,
-        help="A parameter that is not in the strategy and differs between ranks: compared rank "
-        "by rank, or only the lowest rank's, or not at all.",
+        help="Unlisted parameters that differ between ranks: rank, first or drop.",
     ),
 )
 @options.listed_under(
-    options.CHECKS,
+    options.SAFETY,
     "atol",
     "--atol",
     type=Number(),
     metavar="X",
-    help="Compare numbers, not bytes: |a - b| <= ATOL + RTOL * |b| is equal, and so are NaN and "
-    "NaN.  [default: 0]",
+    help="Compare numbers: |a - b| <= ATOL + RTOL * |b| is equal.  [default: bytes]",
 )
 @options.listed_under(
-    options.CHECKS,
+    options.SAFETY,
     "rtol",
     "--rtol",
     type=Number(),
     metavar="X",
-    help="See --atol.  [default: 0]",
+    help="RTOL of this formula.  [default: 0]",
 )
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)

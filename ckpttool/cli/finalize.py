@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool finalize new/
 
-    Look whether all parts that runs with --part K/N had to write to DIR are there, and mark the
-    set complete: DIR/ckpttool.json lists the files.  Of a single file name it in the place of DIR.
+    Check that all parts of a set (--part K/N) are written, and complete it: write DIR/ckpttool.json
+    and the indexes.  DIR is the folder of the outputs, or the one output file.
     """,
 )
 @click.argument("folder", metavar="DIR", type=options.EXISTING)

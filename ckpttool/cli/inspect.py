@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
-    Show what a checkpoint holds, from headers alone (with a strategy some pages of the tensors show
-    whether it is true).  SRC is a file or a folder with an index
-    (param_name_map.json, model.safetensors.index.json), whose tensors are listed, or a folder of
-    rank folders (or the output folder of a MindFormers run), whose ranks are listed, and with a
-    strategy the tensors, their full shapes and layouts.  A checkpoint that describes itself is
-    shown like this without one.  Group information, rank tables and graphs are shown as what they
-    are.
+    Show what a checkpoint holds, from headers alone.  With a strategy: the full shape and the
+    layout of every tensor.  SRC is a folder of rank folders, a file, or a folder with an index.
     """,
 )
 @options.source_options()

@@ -18,16 +18,18 @@ from ckpttool.errors import describe_os_error, notes_of
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
-# The help of each command.  The module of that name is imported only when the command is used, so
-# that --version and --help stay fast.
+# The question that each command answers.  The module of that name is imported only when the command
+# is used, so that --version and --help stay fast.
 COMMANDS = {
-    "inspect": "Show what a checkpoint holds, from headers alone.",
-    "merge": "Merge the files of all ranks into one.",
-    "split": "Cut an undivided checkpoint for the ranks of a strategy.",
-    "reshard": "Cut a checkpoint anew for another strategy.",
-    "verify": "Find what is wrong with a checkpoint.",
-    "diff": "Compare two checkpoints, tensor by tensor.",
-    "finalize": "Mark the outputs of several runs with --part complete.",
+    "inspect": "What is this checkpoint, and how is it sharded?",
+    "merge": "How do I get one file with the full tensors?",
+    "split": "How do I shard a merged checkpoint for the ranks of a strategy?",
+    "reshard": "How do I go on with other ranks, or another parallelism?",
+    "verify": "Is anything damaged, missing or different between replicas?",
+    "diff": "Are two checkpoints equal, under any layouts and formats?",
+    "finalize": "Are all parts of a set written (--part)?  If so, complete it.",
+    "help": "What does this message, option or topic mean?  Needs no network.",
+    "completion": "How does my shell complete commands and options?",
 }
 ALIASES = {"commit": "finalize"}
 
@@ -165,14 +167,19 @@ def _describe_error(error: Exception) -> tuple[tuple[str, ...], int]:
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
     Inspect, merge, split, reshard, verify and compare MindSpore distributed checkpoints, on any
-    machine, in a fixed amount of memory.  Reads .ckpt, .safetensors and HDF5.
+    machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.
 
     Exit codes: 0 done, 1 an input that cannot be opened (verify, diff: something was found), 2 bad
     command line, 3 a damaged or unreadable file, 4 an impossible strategy, 5 it cannot be done as
     asked (nothing was written), 6 writing failed, 7 what was written is not what should be, 130
     Ctrl-C.
     """,
+    epilog="""\b
+    ckpttool COMMAND --help   the options of a command
+    ckpttool help             the topics of the guide
+    ckpttool help TOPIC       a page of it, such as messages; needs no network
+    """,
 )
-@click.version_option(ckpttool.__version__, prog_name="ckpttool")
+@click.version_option(ckpttool.__version__, "-V", "--version", prog_name="ckpttool")
 def main() -> None:
     """Run the command line."""

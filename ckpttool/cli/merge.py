@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced=dict.fromkeys(
+        ("-d", "--dst-strategy"),
+        "it writes full tensors and has no target.  Use reshard.",
+    ),
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
 
-    Merge the files of all ranks into one file that holds every parameter undivided.  SRC is a
-    folder of rank folders, or one that describes itself (MindFormers' Checkpoint 2.0) and needs
-    no -s, or the output folder of a MindFormers run, whose strategies are found without -s; or
-    one file or a folder with an index (param_name_map.json, model.safetensors.index.json), which
-    is then converted to another format.
+    Write the full tensors of all ranks into one file.  SRC is a folder of rank folders.  A merged
+    checkpoint (a file, or a folder with an index) is converted to another format.
     """,
 )
 @options.source_options()
@@ -40,14 +41,15 @@ if TYPE_CHECKING:
     type=PathName(),
     required=True,
     metavar="OUT",
-    help="Output file; a folder with --max-shard-size.",
+    help="Output file; with --max-shard-size a folder.",
 )
 @options.output_options(
     *("max_shard_bytes", "crc", "part", "overwrite", "resume"),
     format=options.option(
         "--format",
         type=options.FORMAT_CHOICE,
-        help="Format of the output.  [default: by the ending of OUT, else hdf5]",
+        metavar="FORMAT",
+        help="hdf5, ckpt or safetensors.  [default: by the suffix of OUT, else hdf5]",
     ),
 )
 @options.run_options()

@@ -1,4 +1,6 @@
-"""Options that commands share: one object and one heading of ``--help`` for each group.
+"""Options that commands share: one object for each group, and the headings of ``--help``.
+
+A help text has two lines at most; ``docs/reference/options.md`` says the rest.
 
 The key of encrypted files comes from a file or standard input only.  Other users could read an
 argument or a variable of the environment, and shells keep them in histories.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -22,6 +25,7 @@ from ckpttool.cli.params import (
     PartOf,
     RankList,
     Size,
+    StrategyFile,
     StrategyName,
     WholeNumber,
 )
@@ -99,43 +103,121 @@ SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and heading
 
-SOURCE, RESOLVE, CHECKS = "Source options", "Resolve options", "Check options"
-OUTPUT, RUN, REPORT = "Output options", "Run options", "Report options"
+# Headings of --help, in its order.  EVERYDAY has the options that most people need, at most ten of
+# each command.
+SOURCE, OUTPUT, STRATEGY = "Source options", "Output options", "Strategy options"
+SPEED, SAFETY, DISPLAY = "Speed options", "Safety options", "Display options"
+HEADINGS = ("Everyday options", SOURCE, OUTPUT, STRATEGY, SPEED, SAFETY, DISPLAY)
+EVERYDAY = (
+    *("-s", "-d", "-o", "--format", "--step", "--replicated", "--deep"),
+    *("--overwrite", "--resume", "-j", "--json", "-h"),
+)
 
 FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
 EXISTING = Existing()
 
 
 class GroupedOption(click.Option):
-    """An option that ``--help`` lists under a heading."""
+    """An option that ``--help`` lists under a heading, without its aliases."""
 
-    def __init__(self, names: Sequence[str], *, heading: str, **settings: Any) -> None:
-        super().__init__(names, **settings)
+    def __init__(
+        self, names: Sequence[str], *, heading: str, aliases: Sequence[str] = (), **settings: Any
+    ) -> None:
+        super().__init__((*names, *aliases), **settings)
         self.heading = heading
+        self.aliases = aliases
+        if aliases:
+            self.help = f"{self.help}  Also {', '.join(aliases)}."
+
+    def _without_aliases(self) -> GroupedOption:
+        shown = copy(self)
+        shown.opts = [name for name in self.opts if name not in self.aliases]
+        return shown
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the names and the text of the option."""
+        return click.Option.get_help_record(self._without_aliases(), ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the names of the option, for errors."""
+        return click.Option.get_error_hint(self._without_aliases(), ctx)
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` lists the options of each group under a heading."""
+    """A command whose ``--help`` lists its options under headings, the everyday ones first.
+
+    ``misplaced`` says what to use in the place of options that other commands have.
+    """
+
+    def __init__(self, *args: Any, misplaced: Mapping[str, str] | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.misplaced = misplaced or {}
+
+    def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
+        """Return the options under each heading, in the order of ``--help``."""
+        found: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}
+        of_flag = {}
+        for param in self.get_params(ctx):
+            if not isinstance(param, click.Option):
+                continue
+            everyday = [flag for flag in param.opts if flag in EVERYDAY]
+            if everyday:
+                of_flag[everyday[0]] = param
+            else:
+                found[param.heading if isinstance(param, GroupedOption) else DISPLAY].append(param)
+        found[HEADINGS[0]] = [of_flag[flag] for flag in EVERYDAY if flag in of_flag]
+        return {heading: options for heading, options in found.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of each group, in columns of one width."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
-                heading = param.heading if isinstance(param, GroupedOption) else REPORT
-                groups.setdefault(heading, []).append(record)
-        names = (name for records in groups.values() for name, _ in records)
-        width = min(max(map(len, names)), 30)  # click's widest column
-        for heading, records in groups.items():
+        records = {
+            heading: [record for one in options if (record := one.get_help_record(ctx))]
+            for heading, options in self.options_by_heading(ctx).items()
+        }
+        width = max(len(name) for rows in records.values() for name, _ in rows)
+        for heading, rows in records.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), text) for name, text in records])
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; explain options of other commands, and paths that are too many."""
+        ctx.allow_extra_args = True  # click would print all of them
+        try:
+            extra = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (reason := self._explain_unknown(error.option_name, ctx)) is None:
+                raise
+            raise click.UsageError(
+                f"{self.name} has no {error.option_name}: {reason}", ctx
+            ) from error
+        if extra and not ctx.resilient_parsing:
+            from ckpttool.model.wording import count, shorten
+
+            wanted = [one for one in self.params if isinstance(one, click.Argument)]
+            names = " and ".join(one.human_readable_name for one in wanted)
+            ctx.fail(
+                f"{count(len(extra), 'path')} too many: {shorten(extra, 3)}.  {self.name} takes "
+                f"{names}: name a folder, not the files in it."
+            )
+        return extra
+
+    def _explain_unknown(self, flag: str, ctx: click.Context) -> str | None:
+        """Return what to use in the place of an option, or which commands have it, or None."""
+        group = ctx.parent.command if ctx.parent is not None else None
+        if flag in self.misplaced or ctx.parent is None or not isinstance(group, click.Group):
+            return self.misplaced.get(flag)
+        found = ((name, group.get_command(ctx.parent, name)) for name in group.list_commands(ctx))
+        having = [name for name, one in found if one and any(flag in p.opts for p in one.params)]
+        return f"it is an option of {', '.join(having)}." if having else None
 
 
 def option(*flags: str, **settings: Any) -> Parameter:
-    """Return an option for a group, which gives it its name and heading."""
+    """Return an option for a group, which gives it its name and heading.
+
+    The setting ``heading`` replaces the heading of the group.
+    """
     return lambda name, heading: click.option(
-        *flags, name, cls=GroupedOption, heading=heading, **settings
+        *flags, name, **{"cls": GroupedOption, "heading": heading, **settings}
     )
 
 
@@ -297,16 +379,15 @@ def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str
     return value
 
 
-def _strategy(letter: str, side: str, of: str, required: bool) -> Parameter:
+def strategy(*flags: str, of: str, **settings: Any) -> Parameter:
+    """Return an option for the strategy files of a side."""
     return option(
-        f"-{letter}",
-        f"--{side}-strategy",
-        type=EXISTING,
+        *flags,
+        type=StrategyFile(),
         multiple=True,
-        required=required,
         metavar="FILE",
-        help=f"Strategy file of the {of}, or a hand-written one (.yaml).  For several pipeline "
-        "stages, repeat the option, or name a folder.",
+        help=f"Strategy file of {of}; repeat it, or name a folder, for pipeline stages.",
+        **settings,
     )
 
 
@@ -315,82 +396,74 @@ source_options = OptionGroup(
     _build_source,
     {
         "src": argument(),
-        "strategy_files": _strategy("s", "src", "source", required=False),
+        "strategy_files": strategy("-s", "--src-strategy", of="SRC", aliases=("--strategy",)),
         "step": option(
             "--step",
             metavar="STEP",
-            help="Step to take, as in the file names: 10_1.  [default: the newest that every rank "
-            "has]",
+            help="Step to read, such as 10_1.  [default: the newest that every rank has]",
         ),
         "pattern": option(
             "--pattern",
             metavar="PATTERN",
-            help="Where the rank files are below SRC, such as 'node{rank}/CKP_1-4_32.ckpt'.",
+            help="Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.",
         ),
         "key": option(
             "--dec-key-file",
             metavar="FILE",
             callback=read_key,
-            help="File with the key of encrypted files, - for standard input: its 16, 24 or 32 "
-            "bytes, or hex: and its digits.",
+            help="File with the key of encrypted files; - is standard input.",
         ),
     },
 )
 
 resolve_options = OptionGroup(
-    RESOLVE,
+    STRATEGY,
     _build_resolve,
     {
         "replicated": option(
             "--replicated",
             is_flag=True,
-            help="Every rank holds all tensors in full (data parallel, integrated_save=True); "
-            "contents are compared.  If SRC is one rank's file, that file holds them.  Not with "
-            "-s.",
+            help="Every rank holds all tensors in full, so there is no strategy.",
         ),
         "unlisted": option(
             "--unlisted",
             type=click.Choice(["rank", "first", "drop"]),
-            help="What to do with a parameter that is not in the source strategy and differs "
-            "between ranks.  rank: target rank r takes that of source rank r modulo source ranks; "
-            "first: all take the lowest rank's; drop: leave it out.  It decides also on a tensor "
-            "in hyper_param that may be one rank's slice.  [default: an error]",
+            metavar="HOW",
+            help="Unlisted parameters that differ between ranks: rank, first or drop.  "
+            "[default: an error]",
         ),
         "trust_strategy": option(
             "--trust-strategy",
             is_flag=True,
-            help="Skip the samples of contents that show whether the strategy belongs to these "
-            "files.",
+            help="Do not compare the strategy with samples of the contents.",
         ),
         "optimizer_shard": option(
             "--optimizer-shard",
             type=WholeNumber(min=1),
             metavar="N",
-            help="An optimizer shard that the strategy hides: decides where contents do not tell "
-            "or fit several ways; 1 for none.  It is an error if they show another.  [default: an "
-            "error]",
+            help="Size of an optimizer shard that the strategy hides; 1 for none.",
         ),
         "strict": option(
             "--strict",
+            heading=SAFETY,
             is_flag=True,
-            help="Refuse on every warning: replicas that replace a missing or damaged rank, "
-            "layouts that are corrected, a strategy in doubt.",
+            help="Refuse to go on after any warning.",
         ),
         "check_replicas": option(
             "--check-replicas",
+            heading=SAFETY,
             is_flag=True,
-            help="Before anything is written, compare all replicas of all slices byte for byte.",
+            help="Compare all replicas byte for byte before anything is written.",
         ),
     },
 )
 
 crc = listed_under(
-    CHECKS,
+    SAFETY,
     "crc",
     "--crc",
     is_flag=True,
-    help="Verify the checksum of every file that has one, and the tags of encrypted ones; reads "
-    "them whole.",
+    help="Verify the checksums of all files, which reads them whole.",
 )
 
 output_options = OptionGroup(
@@ -400,66 +473,69 @@ output_options = OptionGroup(
         "format": option(
             "--format",
             type=FORMAT_CHOICE,
+            metavar="FORMAT",
             default="hdf5",
             show_default=True,
-            help="Format of the output.",
+            help="hdf5, ckpt or safetensors.",
         ),
         "prefix": option(
             "--prefix",
+            metavar="PREFIX",
             default="checkpoint_",
             show_default=True,
             callback=_check_prefix,
-            help="Output files are PREFIX<rank>.",
+            help="Name the output files PREFIX<rank>.",
         ),
         "ranks": option(
-            "--rank", type=RankList(), metavar="RANKS", help="Only these target ranks: 0,3-7."
+            "--rank",
+            type=RankList(),
+            metavar="RANKS",
+            help="Write only these target ranks, such as 0,3-7.",
         ),
         "not_in_target": option(
             "--not-in-target",
             type=click.Choice(["follow", "full", "drop"]),
+            metavar="HOW",
             default="follow",
             show_default=True,
-            help="What to do with a parameter that is not in the target strategy.  follow: cut "
-            "optimizer state like its parameter, write the rest in full to every rank; full: "
-            "write all in full; drop: leave out all but single values.",
+            help="What becomes of parameters outside the target strategy: follow, full or drop.",
         ),
         "strategy_path": option(
             "--write-strategy",
             type=StrategyName(),
             metavar="FILE",
-            help="Write the strategy of the output, too, for MindSpore's own tools: how it is "
-            "cut, all stages in one protobuf file.",
+            help="Write the strategy of the output to FILE, too.",
         ),
         "max_shard_bytes": option(
             "--max-shard-size",
             type=Size(),
             metavar="SIZE",
-            help="Write a folder OUT of numbered files with at most SIZE of tensors each (5GB, "
-            "500MB, 2GiB), and the indexes by which MindSpore and Hugging Face load it.",
+            help="Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
         ),
         "crc": option(
             "--crc",
+            heading=SAFETY,
             is_flag=True,
-            help="Verify the checksum of every source file that has one, before anything is "
-            "written, and store one in every output.",
+            help="Verify the checksums of SRC before writing, and store one in every output.",
         ),
         "part": option(
             "--part",
             type=PartOf(),
             metavar="K/N",
-            help="Write only the K-th of N parts of the output files, about equal in size, as in "
-            "a job array; ckpttool finalize looks whether all are there.",
+            help="Write only the K-th of N parts; finalize completes the set.",
         ),
         "overwrite": option(
             "--overwrite",
+            aliases=("--force",),
+            heading=SAFETY,
             is_flag=True,
-            help="Replace outputs that exist; files of other names stay.",
+            help="Replace outputs that exist.",
         ),
         "resume": option(
             "--resume",
+            heading=SAFETY,
             is_flag=True,
-            help="Go on where the same command was interrupted: outputs that it left complete are "
-            "kept. What has changed since (source, strategy, options) is an error.",
+            help="Keep the outputs that this command has completed before; write the rest.",
         ),
     },
 )
@@ -477,13 +553,13 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
         metavar="DIR",
         help="Folder for rank_0/, rank_1/, ...",
     )
-    strategy = _strategy("d", "dst", "target", required=True)("dst_strategy", OUTPUT)
+    dst_strategy = strategy("-d", "--dst-strategy", of="the target", required=True)
     added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes"}))
-    return folder(strategy(added(command)))
+    return folder(dst_strategy("dst_strategy", OUTPUT)(added(command)))
 
 
 run_options = OptionGroup(
-    RUN,
+    SPEED,
     _build_run,
     {
         "jobs": option(
@@ -491,20 +567,18 @@ run_options = OptionGroup(
             "--jobs",
             type=WholeNumber(min=1),
             metavar="N",
-            help="Threads: short for --engine threads:N.",
+            help="Number of threads: short for --engine threads:N.",
         ),
         "engine": option(
             "--engine",
             metavar="ENGINE",
-            help="Who does the work: threads[:N], processes[:N], a Dask cluster (dask:ADDRESS, "
-            "dask:SCHEDULER_FILE), or mpi.  [default: threads, one for each processor, at most 8]",
+            help="threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
         ),
         "max_memory_bytes": option(
             "--max-memory",
             type=Size(),
             metavar="SIZE",
-            help="Most memory to take, 200MiB: of all processes on this host, or of each worker "
-            "of a cluster.  [default: about 50 MB and 8 MiB for each worker]",
+            help="Most memory to use, such as 200MiB; on a cluster, of each worker.",
         ),
     },
 )
@@ -513,10 +587,10 @@ LIMIT = option(
     "--limit",
     type=WholeNumber(min=0),
     metavar="N",
-    help="List at most N of what was found.  [default: 50; with --json all]",
+    help="List at most N findings.  [default: 50; with --json all]",
 )
 report_options = OptionGroup(
-    REPORT,
+    DISPLAY,
     _build_report,
     {
         "as_json": option("--json", is_flag=True, help="Print one JSON document."),
@@ -556,7 +630,7 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     from ckpttool.planning import plans
 
     if path == "-":
-        raise click.UsageError("A checkpoint does not go to standard output; name a file.")
+        raise click.UsageError("Outputs do not go to standard output; name a file.")
     is_folder = output.max_shard_bytes is not None
     try:
         return replace(output, format=plans.choose_format(path, output.format, is_folder))

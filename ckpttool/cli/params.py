@@ -40,12 +40,14 @@ class PathName(click.Path):
 
         name = str(value)
         if not name:
-            self.fail("it is empty; is a variable not set that should be here?", param, ctx)
+            self.fail("the path is empty; is a variable unset?", param, ctx)
         if (reason := why_not_a_path(name)) is not None:
             self.fail(f"{name!r} is {reason}", param, ctx)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
-            text = f"{name!r} looks like an option; is a variable not set that should be here? "
-            self.fail(f"{text}A file of that name is './{name}'", param, ctx)
+            text = (
+                f"{name!r} looks like an option; is a variable unset?  Write a file of this name as"
+            )
+            self.fail(f"{text} './{name}'", param, ctx)
         path = super().convert(value, param, ctx)
         if (problem := self.find_problem(name)) is not None:
             self.fail(problem, param, ctx)
@@ -61,8 +63,8 @@ class OutputFolder(PathName):
 
     def find_problem(self, name: str) -> str | None:
         """Refuse ``-``."""
-        text = "a checkpoint does not go to standard output; name a folder (one of this name is"
-        return f"{text} './-')" if name == "-" else None
+        text = "outputs do not go to standard output; name a folder (one of this name is './-')"
+        return text if name == "-" else None
 
 
 class Existing(PathName):
@@ -82,6 +84,17 @@ class Existing(PathName):
                 raise
             return f"Path {name!r} {_explain_absence(Path(name))}"
         return None
+
+
+class StrategyFile(Existing):
+    """A strategy file, or a folder of them, on the command line."""
+
+    def find_problem(self, name: str) -> str | None:
+        """Refuse a path that does not exist; a number is perhaps a number of ranks."""
+        problem = super().find_problem(name)
+        if problem is not None and name.isdecimal():
+            return f"{name!r} is not a strategy file; `ckpttool help -d` shows one for {name} ranks"
+        return problem
 
 
 def _explain_absence(path: Path) -> str:
@@ -117,7 +130,7 @@ class Number(NumberType):
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            self.fail(f"{value!r} is no finite number from 0 on, such as 1e-3", param, ctx)
+            self.fail(f"{value!r} is not a finite number of at least 0; example: 1e-3", param, ctx)
         return number
 
 
@@ -135,7 +148,7 @@ class WholeNumber(WholeType):
         """Return the number."""
         match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
         if match is None or int(match[1]) < self.min:
-            self.fail(f"{str(value)!r} is no whole number from {self.min} on", param, ctx)
+            self.fail(f"{str(value)!r} is not a whole number of at least {self.min}", param, ctx)
         return int(match[1])
 
 
@@ -152,7 +165,7 @@ class RankList(RanksType):
         for part in value.split(","):
             match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
             if match is None or int(match[2] or match[1]) < int(match[1]):
-                text = f"{part!r} is no rank and no range of ranks; name them such as 0,3-7"
+                text = f"{part!r} is not a rank or a range of ranks; example: 0,3-7"
                 self.fail(text, param, ctx)
             ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
         return tuple(sorted(ranks))
@@ -170,8 +183,7 @@ class Size(SizeType):
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
         nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
         if not nbytes:
-            text = f"{value!r} is no size: a number of at most 9 digits, and a unit: B, kB, MB, GB "
-            text += "or TB (of 1000), or KiB, MiB, GiB or TiB (of 1024); such as 500MB or 2GiB"
+            text = f"{value!r} is not a size; examples: 500MB (of 1000), 2GiB (of 1024)"
             self.fail(text, param, ctx)
         return nbytes
 
@@ -187,7 +199,7 @@ class PartOf(PartType):
         """Return the number of the part, from 1 on, and the number of parts."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"{value!r} is no part of so many, such as 1/8, 2/8 to 8/8", param, ctx)
+            self.fail(f"{value!r} is not a part K/N with K from 1 to N; example: 2/8", param, ctx)
         return int(match[1]), int(match[2])
 
 

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
-    ckpttool reshard checkpoint/ -s strategy.ckpt -d new_strategy.ckpt -o new/ --format ckpt
+    ckpttool reshard checkpoint/ -s strategy.ckpt \\
+        -d new_strategy.ckpt -o new/ --format ckpt
 
-    Cut a checkpoint anew for another strategy, from any number of ranks to any other:
-    DIR/rank_R/PREFIXR.ckpt (.h5, .safetensors) for every rank R.  No merged file is made on the
-    way.  Of the output folder of a MindFormers run the strategies are found without -s; a
-    checkpoint that describes itself (MindFormers' Checkpoint 2.0) needs none.
+    Write the files of other ranks, DIR/rank_R/PREFIXR.ckpt, from those of any number of ranks.
+    SRC is a folder of rank folders; no merged file is made on the way.
     """,
 )
 @options.source_options()

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced=dict.fromkeys(
+        ("-s", "--src-strategy", "--strategy"),
+        "SRC is merged and needs no strategy.  Name the target's strategy with -d.",
+    ),
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt
 
-    Cut an undivided checkpoint for the ranks of a strategy: DIR/rank_R/PREFIXR.ckpt (.h5,
-    .safetensors) for every rank R.  SRC is one file, a folder with an index
-    (param_name_map.json, model.safetensors.index.json), or a folder with rank_0/ alone in it;
-    with --replicated also rank folders that each hold everything, and one rank's file of them.
+    Write the files of all ranks, DIR/rank_R/PREFIXR.ckpt, from a merged checkpoint.  SRC is a file,
+    or a folder with an index; with --replicated also a folder of rank folders.
     """,
 )
 @options.source_options("src", "step", "pattern", "key")

@@ -22,31 +22,30 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool verify checkpoint/ -s strategy.ckpt --deep
 
-    Find what is wrong with a checkpoint: files that are damaged, slices that nobody has, types and
-    shapes that do not agree, ranks of different steps; with --deep also replicas that differ, NaN,
-    Inf and weights that are all zero.  SRC is a folder of rank folders, or one file.  Exit code 0
-    if nothing is wrong, 1 if something is, 2 and more if it could not be verified.
+    Find what is wrong with a checkpoint: damaged files, missing slices, ranks that disagree; with
+    --deep also replicas that differ, NaN and Inf.  Exit code 0: nothing is wrong; 1: something is.
     """,
 )
 @options.source_options()
 @options.resolve_options("replicated")
 @options.listed_under(
-    options.CHECKS,
+    options.SAFETY,
     "deep",
     "--deep",
     is_flag=True,
-    help="Read all data, too, not only the headers.",
+    help="Read all data, not only headers; compare replicas.",
 )
 @options.crc
 @options.listed_under(
-    options.CHECKS,
+    options.SAFETY,
     "ignore",
     "--ignore",
     multiple=True,
     type=click.Choice(
         [code for code, severity in severities("verify").items() if severity == "warning"]
     ),
-    help="Warnings of this kind are no findings, only notes; may be given again.",
+    metavar="CODE",
+    help="Report warnings of this code as notes; repeat it for several codes.",
 )
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)

@@ -40,17 +40,13 @@ def choose_step(
     groups = _group_by_name(found, len(ranks))
     keys = [key for key in groups if wanted is None or matches_step(key, groups[key], wanted)]
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
-        have = shorten(sorted({_display_name(key, groups[key]) for key in keys or groups}), 8)
+        shown = _by_step(keys or groups)
+        names = list(dict.fromkeys(_display_name(key, groups[key]) for key in shown))
+        have = shorten(names, 8)
         if keys:
-            raise PlanError(
-                [
-                    Diagnostic(
-                        "source",
-                        f"{src}: --step {wanted} may be any of {have}",
-                        "give epoch and step",
-                    )
-                ]
-            )
+            text = f"{src}: --step {wanted} is ambiguous: {have}"
+            hint = f"give epoch and step, such as --step {names[-1]}"
+            raise PlanError([Diagnostic("source", text, hint)])
         are = f"is only {have}" if len(groups) == 1 else f"are {have}"
         has_steps = any(map(step_of, groups))
         text = f"{src}: no file of step {wanted}; there {are}"
@@ -83,15 +79,20 @@ def _step_order(key: str) -> Step:
     return step_of(key) or Step(-1, -1, False)
 
 
+def _by_step(keys: Iterable[str]) -> list[str]:
+    """Return the keys of groups in the order of their steps, which are compared as numbers."""
+    return sorted(keys, key=lambda key: (_step_order(key), key))
+
+
 def _incomplete_problem(
     src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]
 ) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
     absent = [
         f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
-        for key in keys
+        for key in _by_step(keys)
     ]
-    everywhere = [key for key in groups if len(groups[key]) == len(ranks)]
+    everywhere = [key for key in _by_step(groups) if len(groups[key]) == len(ranks)]
     text = f"{src}: {shorten(absent)}; "
     if everywhere:
         return Diagnostic("mixed_steps", f"{text}every rank has {shorten(everywhere)}")
@@ -122,7 +123,8 @@ def _record_notes(
     series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
     newer = []
     others = []
-    for key, files in chosen.items():
+    for key in _by_step(chosen):
+        files = chosen[key]
         if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
             others.append(files[min(files)].name)
         elif _step_order(key) > last:

@@ -48,7 +48,7 @@ CODES: Mapping[str, Code] = {
         "a file is not what its format says, or its tensors have bytes in common", "error"
     ),
     "unreadable": Code("the system cannot read a file", "error"),
-    "unsupported": Code("ckpttool cannot read a file", "error"),
+    "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
     "verified": Code("checksums or tags were verified and are right", "note"),
     "no_checksum": Code("files were saved without a checksum", "note"),

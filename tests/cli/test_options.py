@@ -40,27 +40,109 @@ def test_every_format_can_be_chosen():
     assert tuple(options.FORMAT_CHOICE.choices) == FORMAT_NAMES
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_of_a_command_is_in_one_group_of_its_help(name):
-    command = command_of(name)
-    params = [one for one in command.params if isinstance(one, click.Option)]
-    assert all(isinstance(one, options.GroupedOption) for one in params)
+def sections_of(name):
+    """The rows of each heading of a command's --help, at 80 columns."""
     text = run_well(name, "--help").stdout
-    sections = dict(
+    return dict(
         section.split(":\n", 1) for section in text.split("\n\n") if " options:\n" in section
     )
-    assert list(sections)[-1] == options.REPORT
-    for one in params:
-        row = re.compile(rf"^  (-\w, )?{one.opts[-1]}\b", re.MULTILINE)
-        listed = [heading for heading, rows in sections.items() if row.search(rows)]
-        assert listed == [one.heading], one.name
 
 
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_columns_of_all_groups_are_of_one_width(name):
-    lines = run_well(name, "--help").stdout.splitlines()
+def test_every_option_of_a_command_is_under_one_heading_of_its_help(name):
+    params = [one for one in command_of(name).params if isinstance(one, click.Option)]
+    assert all(isinstance(one, options.GroupedOption) for one in params)
+    sections = sections_of(name)
+    for one in params:
+        shown = [flag for flag in one.opts if flag not in one.aliases]
+        row = re.compile(rf"^  (-\w, )?{shown[-1]}\b", re.MULTILINE)
+        assert len([rows for rows in sections.values() if row.search(rows)]) == 1, one.name
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_headings_have_one_order_and_at_most_ten_options_come_first(name):
+    sections = sections_of(name)
+    assert list(sections) == [heading for heading in options.HEADINGS if heading in sections]
+    first = re.findall(r"^  -", sections[options.HEADINGS[0]], re.MULTILINE)
+    assert 1 <= len(first) <= 10
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_takes_at_most_two_lines_at_80_columns(name):
+    for rows in sections_of(name).values():
+        for row in re.split(r"\n(?=  -)", rows.rstrip("\n")):
+            assert row.count("\n") < 2, row
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_columns_of_all_headings_are_of_one_width(name):
+    lines = "".join(sections_of(name).values()).splitlines()
     rows = [re.match(r"(  -\S.{,30}?  +)\S", line) for line in lines]
     assert len({len(row[1]) for row in rows if row is not None}) == 1
+
+
+def test_an_option_of_every_day_is_one_of_some_command():
+    flags = {flag for name in COMMANDS for one in command_of(name).params for flag in one.opts}
+    assert {*options.EVERYDAY} - flags == {"-h"}
+
+
+def test_strategies_have_one_long_name_in_every_command_and_an_alias():
+    for name in COMMANDS:
+        found = [one.opts for one in command_of(name).params if "-s" in one.opts]
+        assert found in ([], [["-s", "--src-strategy", "--strategy"]]), name
+
+
+@pytest.mark.parametrize("flag", ["-s", "--src-strategy", "--strategy"])
+def test_each_name_of_a_strategy_does_the_same(tmp_path, flag):
+    run_well("merge", SRC[0], flag, SRC[2], "-o", tmp_path / "m.h5")
+    run_well("diff", SRC[0], tmp_path / "m.h5", flag, SRC[2])
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--force"])
+def test_an_output_is_replaced_by_either_name(tmp_path, flag):
+    run_well("merge", *SRC, "-o", tmp_path / "m.ckpt")
+    (tmp_path / "m.ckpt").write_bytes(b"")
+    run_well("merge", *SRC, "-o", tmp_path / "m.ckpt", flag)
+    assert (tmp_path / "m.ckpt").stat().st_size > 0
+
+
+def test_an_alias_is_not_repeated_in_errors():
+    result = run("merge", SRC[0], "--strategy", "nowhere", "-o", "m.h5")
+    assert "Invalid value for '-s' / '--src-strategy': Path 'nowhere'" in message(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("merge", SRC[0], "-d", SRC[2], "-o", "m.h5"), "merge has no -d: it writes full tensors"),
+        (("split", SRC[0], "-s", SRC[2], "-o", "x"), "split has no -s: SRC is merged"),
+        (("split", SRC[0], "--strategy", SRC[2], "-o", "x"), "the target's strategy with -d"),
+        (("merge", SRC[0], "--srcstrategy", SRC[2]), "--src-strategy"),
+        (("inspect", SRC[0], "--deep"), "inspect has no --deep: it is an option of verify."),
+        (("merge", SRC[0], "--rank=0"), "merge has no --rank: it is an option of split, reshard."),
+        (
+            ("verify", "a", "b", "c", "d", "e"),
+            "4 paths too many: b, c, d and 1 more. verify takes SRC:",
+        ),
+        (("diff", SRC[0], SRC[0], "c"), "1 path too many: c. diff takes A and B:"),
+    ],
+)
+def test_an_option_or_a_path_too_many_is_explained(tmp_path, monkeypatch, words, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    result = run(*words)
+    assert result.exit_code == 2
+    assert reason in message(result)
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 
 @pytest.mark.parametrize(

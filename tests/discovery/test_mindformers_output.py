@@ -401,7 +401,7 @@ def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
     catalog = scan(str(output))
     assert catalog.files[3].path.endswith("rank_3/llama_7b_rank_3_1-1_1.ckpt")
     (text,) = notes_of(output, "skipped")
-    names = [f"llama_7b_rank_0-{step}.ckpt" for step in ("1_10", "1_5", "2_3")]
+    names = [f"llama_7b_rank_0-{step}.ckpt" for step in ("1_5", "1_10", "2_3")]
     assert text.startswith(f"{', '.join(names)}: of another run than meta.json records")
 
 

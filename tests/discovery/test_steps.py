@@ -66,7 +66,11 @@ def test_a_step_is_chosen_in_several_spellings(make_run, wanted, taken, suffix):
 
 
 def test_a_number_that_several_steps_have_is_an_error(make_run):
-    fails(steps(make_run, "1_1", "10_1", "1_10"), "10_1, 1_1, 1_10; give epoch and step", step="1")
+    fails(
+        steps(make_run, "1_1", "10_1", "1_10"),
+        "1_1, 1_10, 10_1; give epoch and step, such as --step 10_1",
+        step="1",
+    )
 
 
 def test_steps_of_different_training_runs_are_not_compared(make_run):
@@ -89,13 +93,13 @@ def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
 
 
 def test_a_step_that_is_not_there_names_those_that_are(make_run):
-    fails(steps(make_run, "9_5", "10_2"), "no file of step 3_3; there are 10_2, 9_5", step="3_3")
+    fails(steps(make_run, "9_5", "10_2"), "no file of step 3_3; there are 9_5, 10_2", step="3_3")
 
 
 @pytest.mark.parametrize("step", ["9" * 5000, f"1_{'9' * 5000}"])
 def test_a_step_of_more_digits_than_python_reads_is_not_there(make_run, step):
     src = steps(make_run, "9_5", "10_2")
-    fails(src, f"no file of step {step}; there are 10_2, 9_5", step=step)
+    fails(src, f"no file of step {step}; there are 9_5, 10_2", step=step)
 
 
 def test_no_step_that_every_rank_has_names_the_ranks(make_run):

@@ -136,6 +136,7 @@ def forget_or_mistype(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "merge C -s SS.ckpt -o x.h5",
         "merge C --src-stratgy S.ckpt -o x.h5",
         "marge C -s S.ckpt -o x.h5",
+        "help damagd",
         "merge C -s S.ckpt -o x --format safetensor",
     ):
         shell.run(command)

@@ -689,14 +689,29 @@ def test_split_of_one_ranks_folder_or_of_all_says_what_to_do(tmp_path):
     [
         (
             ["diff", SMALL / "src", SMALL / "src", "--rtol", "x"],
-            "'x' is no finite number from 0",
+            "'x' is not a finite number of at least 0",
         ),
-        (["diff", SMALL / "src", SMALL / "src", "-j", "x"], "'x' is no whole number from 1 on"),
-        (["diff", SMALL / "src", SMALL / "src", "-j", "0"], "'0' is no whole number from 1 on"),
-        (["verify", SMALL / "src", "--limit", "-1"], "'-1' is no whole number from 0 on"),
-        (["merge", SMALL / "src", "-o", "x", "--max-memory", "9"], "or KiB, MiB, GiB or TiB (of"),
-        (["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"], "B, kB, MB, GB or TB (of"),
-        (["split", SMALL, "-d", SMALL, "-o", "x", "--rank", "0;3"], "name them such as 0,3-7"),
+        (
+            ["diff", SMALL / "src", SMALL / "src", "-j", "x"],
+            "'x' is not a whole number of at least 1",
+        ),
+        (
+            ["diff", SMALL / "src", SMALL / "src", "-j", "0"],
+            "'0' is not a whole number of at least 1",
+        ),
+        (["verify", SMALL / "src", "--limit", "-1"], "'-1' is not a whole number of at least 0"),
+        (
+            ["merge", SMALL / "src", "-o", "x", "--max-memory", "9"],
+            "'9' is not a size; examples: 500MB",
+        ),
+        (
+            ["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"],
+            "'1mb' is not a size; examples: 500MB",
+        ),
+        (
+            ["split", SMALL, "-d", SMALL, "-o", "x", "--rank", "0;3"],
+            "'0;3' is not a rank or a range of ranks; example: 0,3-7",
+        ),
     ],
 )
 def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
@@ -881,7 +896,7 @@ def test_an_empty_path_is_a_usage_error_and_not_the_folder_one_is_in(tmp_path, m
     monkeypatch.chdir(tmp_path)
     result = run(*words)
     assert result.exit_code == 2
-    assert "it is empty; is a variable not set that should be here?" in message(result)
+    assert "the path is empty; is a variable unset?" in message(result)
     assert not list(tmp_path.iterdir())
 
 
@@ -905,7 +920,7 @@ def test_an_option_in_the_place_of_a_path_is_a_usage_error(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     result = run(*words)
     assert result.exit_code == 2
-    said = f"'{taken}' looks like an option; is a variable not set that should be here?"
+    said = f"'{taken}' looks like an option; is a variable unset?"
     assert said in message(result)
     assert f"'./{taken}'" in message(result)
     assert not list(tmp_path.iterdir())

@@ -29,6 +29,7 @@ from tests.support.snapshots import SNAPSHOTS, Transcript, check_snapshot
 
 MAX_BYTES = 2 * 2**20  # of all snapshots
 COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff", "finalize")
+COMMANDS += ("help", "completion")
 ENCRYPTED = {"encrypted_cbc", "encrypted_gcm"}
 
 

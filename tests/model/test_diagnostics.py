@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import textwrap
 from pathlib import Path
 from typing import get_args
 
@@ -22,23 +24,38 @@ from ckpttool.model.diagnostics import (
 )
 from tests.support.snapshots import UPDATE
 
-PAGE = Path(__file__).parents[2] / "docs" / "codes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
+NAMES = {"convert": "merge, split, reshard"}
+
+
+def summary_of(name: str) -> str:
+    """The first sentences of a code's entry: its meaning, and its severity for every command."""
+    code = CODES[name]
+    by_severity: dict[str, list[str]] = {}
+    for command, severity in code.exceptions.items():
+        by_severity.setdefault(severity or "not reported", []).append(NAMES.get(command, command))
+    others = "".join(f"; {', '.join(of)}: {one}" for one, of in by_severity.items())
+    meaning = code.meaning[0].upper() + code.meaning[1:]
+    return f"**{meaning}.** Severity: {code.default}{others}."
 
 
 @pytest.mark.source
-def test_the_documentation_has_the_table_of_all_codes() -> None:
-    columns = [severities(command) for command in COMMANDS]
-    rows = [("code", "meaning", "merge, split, reshard", *COMMANDS[1:]), ("---",) * 6]
-    rows += [
-        (f"`{name}`", code.meaning, *(column[name] or "" for column in columns))
-        for name, code in CODES.items()
-    ]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    before, heading, found = PAGE.read_text(encoding="utf-8").partition("| code |")
+def test_the_documentation_has_an_entry_for_every_code() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, *entries = re.split(r"^(?=### )", page, flags=re.MULTILINE)
+    assert [entry.split("\n")[0] for entry in entries] == [f"### `{name}`" for name in CODES]
+    new = [before]
+    for name, entry in zip(CODES, entries, strict=True):
+        heading, summary, why, what_to_do, *rest = entry.rstrip("\n").split("\n\n")
+        assert why.startswith("**Why.** "), name
+        assert what_to_do.startswith("**What to do.** "), name
+        assert all(one.startswith("## ") for one in rest), name
+        text = textwrap.fill(summary_of(name), 100, break_long_words=False, break_on_hyphens=False)
+        if not os.environ.get(UPDATE):
+            assert summary == text
+        new.append("\n\n".join([heading, text, why, what_to_do, *rest]))
     if os.environ.get(UPDATE):
-        PAGE.write_text(before + table, encoding="utf-8")
-        return
-    assert heading + found == table
+        PAGE.write_text(before + "\n\n".join(new[1:]) + "\n", encoding="utf-8")
 
 
 def test_every_code_has_a_meaning_and_a_severity_for_every_command() -> None:

@@ -102,7 +102,7 @@ def test_a_committed_folder_is_read_as_any_other(tmp_path):
 def test_a_part_that_is_none_is_a_usage_error(tmp_path, value):
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", value)
     assert result.exit_code == 2
-    assert "is no part of so many, such as 1/8, 2/8 to 8/8" in message(result)
+    assert "is not a part K/N with K from 1 to N; example: 2/8" in message(result)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,139 @@
+"""``ckpttool help``: the pages of the guide, without a network.
+
+They are the Markdown files in ``docs/``, which the package contains (in the repository, by a link).
+A page is a topic by the name of its file.  An entry is a part of a page whose heading has nothing
+but names in code spans: the code of a message, or the names of an option.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+import ckpttool
+from ckpttool.cli import options
+from ckpttool.cli.tables import echo
+from ckpttool.formats.local import is_folder, list_folder, read_file
+
+PAGES = Path(ckpttool.__file__).parent / "docs"
+DEVELOPMENT = "development"  # the folder of pages for developers, which are no topics
+MAX_WIDTH = 100  # columns; longer lines are hard to read
+HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
+
+
+def read_topics() -> Mapping[str, str]:
+    """Return the text of each page by its name, sorted."""
+    inner = [one for one in list_folder(PAGES) if is_folder(one) and one.name != DEVELOPMENT]
+    paths = [path for folder in (PAGES, *inner) for path in list_folder(folder)]
+    pages = {path.stem: path for path in paths if path.suffix == ".md"}
+    return {name: read_file(pages[name]).decode("utf-8") for name in sorted(pages)}
+
+
+def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
+    r"""Yield the names and the text of each entry of a page.
+
+    Examples
+    --------
+    >>> page = "# Page\n\n### `code`\n\nText.\n\n### `-o`, `--output`\n\nMore.\n\n## End\n"
+    >>> [(names, text[-6:]) for names, text in find_entries(page)]
+    [(['code'], 'Text.\n'), (['-o', '--output'], 'More.\n')]
+    """
+    headings = list(HEADING.finditer(page))
+    ends = [*(one.start() for one in headings[1:]), len(page)]
+    for heading, end in zip(headings, ends, strict=True):
+        if re.fullmatch(r"`[\w-]+`(, `[\w-]+`)*", heading[2]):
+            yield re.findall(r"[\w-]+", heading[2]), page[heading.start() : end].rstrip() + "\n"
+
+
+def title_of(page: str) -> str:
+    """Return the first heading of a page."""
+    heading = HEADING.search(page)
+    return "" if heading is None else heading[2]
+
+
+def print_markdown(text: str) -> None:
+    """Print a page: laid out on a terminal, as it is in a pipe or in a locale without UTF-8."""
+    if not sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+        echo(text.rstrip("\n"))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.theme import Theme
+
+    size = shutil.get_terminal_size()
+    plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
+    console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
+    console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+
+
+def names_of(group: click.Context) -> list[str]:
+    """Return every name that has a page, an entry or a command, sorted."""
+    topics = read_topics()
+    entries = {one for page in topics.values() for names, _ in find_entries(page) for one in names}
+    assert isinstance(group.command, click.Group), "help is a command of a group"
+    return sorted({*topics, *entries, *group.command.list_commands(group)})
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names that begin with what was typed."""
+    assert ctx.parent is not None, "help is a command of a group"
+    return [name for name in names_of(ctx.parent) if name.startswith(incomplete)]
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    context_settings={"ignore_unknown_options": True},  # `ckpttool help --unlisted`
+    help="""\b
+    ckpttool help damaged
+
+    Print what NAME means: a topic of the guide, the code of a message (damaged), an option
+    (--unlisted) or a command.  Without NAME, list the topics.  Needs no network.
+    """,
+)
+@click.argument("name", required=False, shell_complete=complete_name)
+def help(name: str | None) -> None:
+    """Print a page of the guide, an entry of one, or the help of a command."""
+    group = click.get_current_context().parent
+    assert group is not None, "help is a command of a group"
+    if name is None:
+        print_topics()
+    elif not print_all_about(name.lower(), group):
+        from difflib import get_close_matches
+
+        near = get_close_matches(name.lower(), names_of(group), 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`ckpttool help` lists the topics."
+        raise click.UsageError(f"No page about {name!r}; {hint}")
+
+
+def print_topics() -> None:
+    """Print the name and the title of each page."""
+    topics = read_topics()
+    width = max(map(len, topics))
+    echo("Topics:\n")
+    for topic, page in topics.items():
+        echo(f"  {topic:{width}}   {title_of(page)}")
+    echo("\n`ckpttool help NAME` prints a topic, or what a message, an option or a command")
+    echo("means: `ckpttool help damaged`, `ckpttool help --unlisted`, `ckpttool help merge`.")
+
+
+def print_all_about(name: str, group: click.Context) -> bool:
+    """Print the help of a command, entries and the page of this name; return whether any exist."""
+    assert isinstance(group.command, click.Group), "help is a command of a group"
+    topics = read_topics()
+    entries = [entry for page in topics.values() for entry in find_entries(page)]
+    texts = [
+        text for names, text in entries if name in (*names, *(one.lstrip("-") for one in names))
+    ]
+    texts += [topics[name]] if name in topics else []
+    command = group.command.get_command(group, name)
+    if command is not None:
+        with click.Context(command, group, name) as context:
+            echo(command.get_help(context))
+    for text in texts:
+        print_markdown(text)
+    return command is not None or bool(texts)

@@ -1,0 +1,183 @@
+"""``ckpttool help`` and ``ckpttool completion``, and the pages that they print."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import ckpttool
+from ckpttool.cli import help as help_module
+from ckpttool.cli.completion import SHELLS
+from ckpttool.cli.main import COMMANDS, main
+from ckpttool.model.diagnostics import CODES
+from tests.support.commands import message, run, run_well
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
+
+
+def test_every_page_that_is_not_for_developers_is_a_topic():
+    topics = help_module.read_topics()
+    assert len(topics) == len(PAGES), "two pages of one name"
+    assert [*topics] == sorted(path.stem for path in PAGES)
+    listed = run_well("help").stdout
+    for name, page in topics.items():
+        assert re.search(
+            rf"^  {name} +{re.escape(help_module.title_of(page))}$", listed, re.MULTILINE
+        )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_topic_is_printed_as_its_page_in_a_pipe(path):
+    assert path.read_text(encoding="utf-8") in run_well("help", path.stem).stdout
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_entry_of_a_message_is_printed(code):
+    printed = run_well("help", code).stdout
+    assert f"### `{code}`\n\n**" in printed
+    assert printed.count("**What to do.**") == 1
+
+
+def test_every_option_has_an_entry_and_no_other():
+    context = click.Context(main)
+    commands = [main.get_command(context, name) for name in COMMANDS]
+    options = [one for of in commands for one in of.params if isinstance(one, click.Option)]
+    flags = {flag for one in options for flag in one.opts}
+    page = help_module.read_topics()["options"]
+    entries = [name for names, _ in help_module.find_entries(page) for name in names]
+    assert sorted(entries) == sorted(flags | {"-V", "--version", "-h", "--help"})
+
+
+@pytest.mark.parametrize("name", ["-o", "--output", "output", "o"])
+def test_an_option_is_found_by_every_name_with_and_without_dashes(name):
+    assert "### `-o`, `--output`\n" in run_well("help", name).stdout
+
+
+def test_the_strategy_that_the_entry_of_the_target_shows_is_one(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", run_well("help", "-d").stdout, re.DOTALL)
+    (tmp_path / "four.yaml").write_text(text, encoding="utf-8")
+    assert ckpttool.read_strategy([str(tmp_path / "four.yaml")]).ranks == range(4)
+
+
+def test_a_code_and_an_option_of_one_name_are_both_printed():
+    printed = run_well("help", "unlisted").stdout
+    assert "### `unlisted`\n" in printed
+    assert "### `--unlisted`\n" in printed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_is_printed(name):
+    assert run_well("help", name).stdout.startswith(run_well(name, "--help").stdout)
+
+
+def test_an_unknown_name_is_answered_with_near_ones():
+    result = run("help", "damagd")
+    assert result.exit_code == 2
+    assert "No page about 'damagd'; did you mean damaged" in message(result)
+    assert "`ckpttool help` lists the topics" in message(run("help", "xyzzy"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
+    context = click.Context(main)
+    options = {name: {"-h", "--help"} for name in COMMANDS}
+    for name in COMMANDS:
+        options[name].update(*(one.opts for one in main.get_command(context, name).params))
+    every = set().union(*options.values(), {"-V", "--version"})
+    for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", path.read_text(encoding="utf-8")):
+        words = shlex.split(span) if span.startswith(("ckpttool ", "-")) else []
+        known = every
+        if words[:1] == ["ckpttool"] and words[1] not in ("-V", "COMMAND"):
+            assert words[1] in COMMANDS, span
+            known = every if words[1] == "help" else options[words[1]]
+        assert [one for one in words if re.match("--?[a-z]", one) and one not in known] == [], span
+
+
+def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "dumb")
+    help_module.print_markdown("### `code`\n\n**Why.** " + "some words " * 10)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "**" not in "".join(lines)
+
+
+def test_without_utf8_a_terminal_gets_the_text_of_the_page(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    help_module.print_markdown("- **one**\n")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"- **one**\n"
+
+
+def test_what_the_group_names_as_a_topic_is_one():
+    (topic,) = re.findall(r"such as ([\w-]+);", run_well("--help").stdout)
+    assert topic in help_module.read_topics()
+
+
+def test_the_group_shows_the_question_of_every_command():
+    printed = message(run_well("--help"))
+    for question in COMMANDS.values():
+        assert "?" in question
+        assert question.replace("  ", " ") in printed
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_has_a_short_option(flag):
+    assert run_well(flag).stdout == run_well("--version").stdout
+
+
+# ------------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_is_printed(shell):
+    printed = run_well("completion", shell).stdout
+    assert f"_CKPTTOOL_COMPLETE={shell}_complete" in printed
+    assert printed.count("ckpttool") > 2
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ckpttool mer", ["merge"]),
+        ("ckpttool merge --max-", ["--max-shard-size", "--max-memory"]),
+        ("ckpttool verify --ignore na", ["nan"]),
+        ("ckpttool help mixed", ["mixed_encryption", "mixed_steps"]),
+        ("ckpttool help compl", ["completion"]),
+    ],
+)
+def test_bash_completes_a_word(tmp_path, line, expected):
+    """The function that the script defines calls a program as the console script is."""
+    program = tmp_path / "ckpttool"
+    program.write_text(f"#!{sys.executable}\nfrom ckpttool.__main__ import run\nrun()\n")
+    program.chmod(0o755)
+    (tmp_path / "script").write_text(run_well("completion", "bash").stdout)
+    words = " ".join(f"'{word}'" for word in line.split())
+    code = f"source ./script; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+    code += '_ckpttool_completion ckpttool; printf "%s\\n" "${COMPREPLY[@]}"'
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == expected
+
+
+def test_the_page_about_completion_names_every_shell():
+    page = help_module.read_topics()["completion"]
+    assert set(re.findall(r"ckpttool completion (\w+)", page)) == {*SHELLS}
+    assert shutil.which("bash"), "the tests run bash"
