@@ -20,7 +20,7 @@ from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.documents import REFERENCE, SCHEMAS, declared, schema_of, used
+from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
 from tests.support.file_bytes import layout, strategy
 from tests.support.snapshots import SNAPSHOTS
 
@@ -130,3 +130,19 @@ def test_the_page_names_every_key_and_links_to_every_schema():
         for kind in ("", "file", "files", "ranks"):
             keys = kinds.get(kind, {}).get("properties", {})
             assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"more": 1}, {"schema": 2}, {"step": 5}, {"notes": [{"code": "nan"}]}]
+)
+def test_a_document_that_does_not_fit_its_schema_is_refused(change):
+    printed = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
+    with pytest.raises(AssertionError, match=r"^inspect\.json: \$"):
+        check_document("inspect", json.dumps({**printed, **change}), 0)
+
+
+@pytest.mark.parametrize("words", [["foo", "--json"], ["--json", "--bad"], ["merge", "--json"]])
+def test_a_bad_command_line_is_a_document_too(words):
+    (one,) = json.loads(run(*words).stdout)["error"]["diagnostics"]
+    assert (one["severity"], one["code"]) == ("error", "usage")
+    assert one["hint"].endswith("--help")
