@@ -334,7 +334,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
         findings_of(out, "-s", strategy)
     )
     result = run("finalize", out)
-    assert (result.exit_code, said in message(result)) == (1, True)
+    assert (result.exit_code, said in message(result)) == (3, True)
     before = (out / MANIFEST).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")
     assert result.exit_code == 5
