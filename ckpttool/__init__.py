@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
-    from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+    from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
     from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.storage.compare import Tolerance
@@ -68,6 +68,7 @@ _MODULES = {
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
     "describe": "ckpttool.verification.describe",
+    "diagnose": "ckpttool.model.diagnostics",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
@@ -106,6 +107,7 @@ __all__ = [
     "VerifyError",
     "__version__",
     "describe",
+    "diagnose",
     "diff",
     "execute",
     "finalize",

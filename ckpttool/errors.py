@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 
 # Meaning of a system error for the user, or its remedy.
@@ -43,14 +44,18 @@ if TYPE_CHECKING:
 
 
 class CkptToolError(Exception):
-    """The base of all deliberate errors; exit code 1."""
+    """The base of all deliberate errors.
 
-    exit_code = 1
+    Attributes
+    ----------
+    code
+        Code of the diagnostic that `ckpttool.model.diagnostics.diagnose` makes of the error.
+    exit_code
+        Exit code of the command line; see docs/reference/exit-codes.md.
+    """
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The message of each problem, one line each."""
-        return (str(self),)
+    code = "internal"  # workers of a cluster raise it, and the run makes an `ExecutionError` of it
+    exit_code = INTERNAL
 
 
 class FormatError(CkptToolError):
@@ -66,6 +71,7 @@ class FormatError(CkptToolError):
         What was expected and what was found.
     """
 
+    code = "damaged"
     exit_code = 3
 
     def __init__(self, path: str, offset: int | None, reason: str) -> None:
@@ -82,15 +88,26 @@ class FormatError(CkptToolError):
 class UnsupportedError(FormatError):
     """A valid file that ckpttool cannot read; the message names the feature and a workaround."""
 
+    code = "unsupported"
+
+
+class LibraryError(UnsupportedError):
+    """A file that needs a package that is not installed; exit code 8."""
+
+    code = "no_library"
+    exit_code = 8
+
 
 class AuthenticityError(FormatError):
     """An encrypted file that the key does not decrypt, or that was changed."""
 
+    code = "checksum"
+
 
 class UnreadableError(FormatError):
-    """One of several files that the system cannot open or read; exit code 1."""
+    """A file that the system cannot open or read."""
 
-    exit_code = 1
+    code = "unreadable"
 
 
 class StrategyError(CkptToolError):
@@ -104,6 +121,7 @@ class StrategyError(CkptToolError):
         What was expected and what was found.
     """
 
+    code = "invalid_strategy"
     exit_code = 4
 
     def __init__(self, where: str, reason: str) -> None:
@@ -130,17 +148,12 @@ class PlanError(CkptToolError):
         super().__init__(tuple(diagnostics))
         self.diagnostics = tuple(diagnostics)
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The message of each problem, one line each."""
-        return tuple(one.text for one in self.diagnostics)
-
     def __str__(self) -> str:
-        return "\n".join(self.problems)
+        return "\n".join(one.text for one in self.diagnostics)
 
 
 class EngineError(CkptToolError):
-    """An engine that cannot be used, or that lost its workers; exit code 1.
+    """An engine, a library or a worker that is missing; exit code 8.
 
     Parameters
     ----------
@@ -150,6 +163,9 @@ class EngineError(CkptToolError):
         What is wrong, and what to do.
     """
 
+    code = "no_engine"
+    exit_code = 8
+
     def __init__(self, engine: str, reason: str) -> None:
         super().__init__(engine, reason)
         self.engine = engine
@@ -157,6 +173,12 @@ class EngineError(CkptToolError):
 
     def __str__(self) -> str:
         return f"engine {self.engine}: {self.reason}"
+
+
+class NoStrategyError(PlanError):
+    """A source of several ranks without a strategy; exit code 2, as for a missing option."""
+
+    exit_code = 2
 
 
 class StepError(PlanError):
@@ -180,6 +202,7 @@ class ExecutionError(CkptToolError):
         Outputs that were complete before; they are kept.
     """
 
+    code = "not_written"
     exit_code = 6
 
     def __init__(self, output: str, cause: str, committed: Sequence[str] = ()) -> None:
@@ -188,14 +211,22 @@ class ExecutionError(CkptToolError):
         self.cause = cause
         self.committed = tuple(committed)
 
-    def __str__(self) -> str:
-        text = f"{self.output}: not written: {self.cause}"
+    @property
+    def reason(self) -> str:
+        """What happened, and which outputs are complete."""
         if not self.committed:
-            return text
+            return f"not written: {self.cause}"
         shown, more = self.committed[:3], len(self.committed) - 3
         done = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-        remedy = "the same command with --resume goes on from there"
-        return f"{text}; complete before that: {done}; {remedy}"
+        return f"not written: {self.cause}; complete before that: {done}"
+
+    @property
+    def hint(self) -> str:
+        """What to do; "" if no output is complete."""
+        return "the same command with --resume goes on from there" if self.committed else ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (f"{self.output}: {self.reason}", self.hint)))
 
 
 class VerifyError(CkptToolError):
@@ -209,27 +240,23 @@ class VerifyError(CkptToolError):
         One message for each difference.
     """
 
+    code = "wrong_output"
     exit_code = 7
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:
         super().__init__(path, tuple(problems))
         self.path = path
-        self._problems = tuple(problems)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The message of each difference, one line each."""
-        return tuple(f"{self.path}: {problem}" for problem in self._problems)
+        self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        return "\n".join(self.problems)
+        return "\n".join(f"{self.path}: {problem}" for problem in self.problems)
 
 
 class CombinedError(CkptToolError):
     """Several errors of one run in one report.
 
-    The exit code is the lowest of all.  An unreadable file (3) may cause a bad strategy (4), and
-    both may cause an impossible plan (5).
+    The exit code is the lowest of all.  An unreadable file (3) may cause an invalid strategy (4),
+    and both may cause an impossible plan (5).
     """
 
     def __init__(self, errors: Sequence[CkptToolError]) -> None:
@@ -237,13 +264,8 @@ class CombinedError(CkptToolError):
         self.errors = tuple(errors)
         self.exit_code = min(error.exit_code for error in self.errors)
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The message of each problem, in order."""
-        return tuple(problem for error in self.errors for problem in error.problems)
-
     def __str__(self) -> str:
-        return "\n".join(self.problems)
+        return "\n".join(map(str, self.errors))
 
 
 def add_note(error: BaseException, text: str) -> None:

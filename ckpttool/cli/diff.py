@@ -110,7 +110,6 @@ def diff(
     report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
-    options.exit_code_is_answer()
     a, b = a.for_engine(run), b.for_engine(run)
     loaded = _load(a, b, report, resolve.replicated)
     tolerance = None

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.model.diagnostics import Diagnostic, describe_notes, severities
+from ckpttool.model.diagnostics import (
+    Diagnostic,
+    describe_diagnostics,
+    describe_errors,
+    severities,
+)
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import LayoutSlicing
 
 if TYPE_CHECKING:
-    from ckpttool.model.diagnostics import Report, SeverityOf
+    from ckpttool.model.diagnostics import Report
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -46,7 +51,7 @@ def describe_run(
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
         **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
-        "notes": describe_notes((*plan.notes, *assignment.notes)),
+        "notes": describe_diagnostics((*plan.notes, *assignment.notes), severities("convert")),
         **({"indexes": indexes} if indexes else {}),
         **({"strategy": strategies[0]} if strategies else {}),
         **({"part": f"{part.number}/{part.count}"} if part else {"manifest": manifest}),
@@ -86,7 +91,7 @@ def describe_manifest(folder: str, manifest: Manifest) -> Json:
         "outputs": [_describe_written(out) for out in manifest.outputs],
         "step": manifest.step,
         "plan": manifest.plan,
-        "notes": describe_notes(manifest.notes),
+        "notes": describe_diagnostics(manifest.notes, severities("convert")),
     }
 
 
@@ -114,7 +119,6 @@ def _describe_written(output: Written) -> Json:
 def describe_report(found: Report, deep: bool, limit: int | None) -> Json:
     """Return the JSON document of verify, with the first ``limit`` findings."""
     counts = found.count_severities()
-    findings = found.findings[:limit]
     return {
         "schema": SCHEMA,
         "path": found.path,
@@ -126,8 +130,8 @@ def describe_report(found: Report, deep: bool, limit: int | None) -> Json:
         "clean": not found.findings,
         "errors": counts["error"],
         "warnings": counts["warning"],
-        "findings": [_describe_finding(finding, found.severity_of) for finding in findings],
-        "notes": describe_notes(found.notes),
+        "findings": describe_diagnostics(found.findings[:limit], found.severity_of),
+        "notes": describe_diagnostics(found.notes, found.severity_of),
     }
 
 
@@ -146,21 +150,15 @@ def describe_comparison(
         "tolerance": tolerance and {"atol": tolerance.atol, "rtol": tolerance.rtol},
         "counts": found.count_kinds(),
         "differences": [_describe_difference(tensor) for tensor in found.differences[:limit]],
-        "findings": [_describe_finding(finding, severity_of) for finding in found.findings],
-        "notes": describe_notes(found.notes),
+        "findings": describe_diagnostics(found.findings, severity_of),
+        "notes": describe_diagnostics(found.notes, severity_of),
     }
 
 
-def _describe_finding(finding: Diagnostic, severity_of: SeverityOf) -> Json:
-    return {
-        "severity": severity_of[finding.code],
-        "kind": finding.code,
-        "text": finding.text,
-        "tensor": finding.tensor,
-        "ranks": list(finding.ranks),
-        "count": finding.count,
-        "first": None if finding.first is None else list(finding.first),
-    }
+def describe_failure(exit_code: int, problems: Sequence[Diagnostic]) -> Json:
+    """Return the JSON document of a command that could not do what was requested."""
+    error = {"exit_code": exit_code, "diagnostics": describe_errors(problems)}
+    return {"schema": SCHEMA, "error": error}
 
 
 def _describe_difference(tensor: TensorDifference) -> Json:

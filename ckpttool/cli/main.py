@@ -6,16 +6,29 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli.signals import SignalGuard, Terminated
-from ckpttool.errors import describe_os_error, notes_of
+from ckpttool.errors import (
+    INTERNAL,
+    CkptToolError,
+    ExecutionError,
+    UnreadableError,
+    describe_os_error,
+    notes_of,
+)
 
+if TYPE_CHECKING:
+    from ckpttool.model.diagnostics import Diagnostic
+
+AS_JSON = "ckpttool.json"  # key of click's ``Context.meta``: whether to print JSON documents
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
 # The question that each command answers.  The module of that name is imported only when the command
@@ -76,52 +89,51 @@ class CommandGroup(click.Group):
         **extra: object,
     ) -> click.Context:
         """Parse the command line; --help and --version print here."""
+        as_json = "--json" in args
         with _output_errors():
-            return super().make_context(info_name, args, parent, **extra)
+            try:
+                ctx = super().make_context(info_name, args, parent, **extra)
+            except click.ClickException as error:
+                if as_json:
+                    _print_document(*_diagnose(error))
+                raise
+        ctx.meta[AS_JSON] = as_json
+        return ctx
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; see `ckpttool.errors` for the exit codes."""
+        """Run a command; docs/reference/exit-codes.md lists the exit codes."""
         with _output_errors():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
-        from ckpttool.cli.options import ANSWERS, DEBUG, SIGNALS
-        from ckpttool.model.wording import printable
+        from ckpttool.cli.options import ANSWERED, DEBUG, SIGNALS
 
         # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # names may not fit the locale
+        guard = ctx.meta[SIGNALS] = SignalGuard()
         try:
-            guard = ctx.meta[SIGNALS] = SignalGuard()
             with guard.installed():
                 return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except Terminated as stopped:
-            click.echo(f"ckpttool: {stopped}", err=True)
-            ctx.exit(stopped.exit_code)
-        except BrokenPipeError:
+        except click.ClickException as error:  # click prints its text
+            if ctx.meta[AS_JSON]:
+                _print_document(*_diagnose(error))
             raise
-        except Exception as error:
-            if guard.ended is not None:  # a library turned it into an error of its own
-                click.echo(f"ckpttool: {guard.ended}", err=True)
-                ctx.exit(guard.ended.exit_code)
-            if ctx.meta.get(DEBUG):
+        except (Exception, Terminated) as error:
+            cause = guard.ended or error  # a library may turn a signal into an error of its own
+            if ctx.meta.get(DEBUG) and cause is not guard.ended:
                 import traceback
 
                 traceback.print_exc()
-            (*problems, last), code = _describe_error(error)
-            problems.append("; ".join((last, *notes_of(error))))
-            if code == 1 and ctx.meta.get(ANSWERS):
-                code = 3
-            if len(problems) > 1:
-                click.echo(f"ckpttool: {len(problems)} problems:", err=True)
-            for problem in problems:
-                prefix = "  - " if len(problems) > 1 else "ckpttool: "
-                click.echo(prefix + printable(problem), err=True)
-            ctx.exit(code)
+            problems, exit_code = _diagnose(cause)
+            _print_problems(problems)
+            if ctx.meta[AS_JSON] and not ctx.meta.get(ANSWERED):
+                _print_document(problems, exit_code)
+            ctx.exit(exit_code)
 
 
 @contextmanager
@@ -135,8 +147,9 @@ def _output_errors() -> Iterator[None]:
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
-        click.echo(f"ckpttool: standard output: {describe_os_error(error)}", err=True)
-        raise SystemExit(1) from error
+        failure = ExecutionError("standard output", describe_os_error(error))
+        click.echo(f"ckpttool: {failure}", err=True)
+        raise SystemExit(failure.exit_code) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -145,19 +158,51 @@ def _output_errors() -> Iterator[None]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _describe_error(error: Exception) -> tuple[tuple[str, ...], int]:
-    """Return the messages and the exit code of an exception."""
-    if isinstance(error, ckpttool.CkptToolError):
-        return error.problems, error.exit_code
-    if isinstance(error, OSError):
-        reason = describe_os_error(error)
-        return (f"{error.filename}: {reason}" if error.filename else reason,), 1
-    return (
-        (
-            f"internal error: {type(error).__name__}: {error}; this is a mistake in ckpttool: "
-            "please report it, with what --debug prints"
-        ),
-    ), 1
+def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
+    """Return the problems and the exit code of an exception, for the text and for the document."""
+    from ckpttool.model.diagnostics import Diagnostic, diagnose
+
+    match error:
+        case click.ClickException():
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            hint = f"{context.command_path} --help" if context else ""
+            return (Diagnostic("usage", error.format_message(), hint),), error.exit_code
+        case Terminated():
+            return (Diagnostic("stopped", str(error)),), error.exit_code
+        case CkptToolError():
+            problems, exit_code = diagnose(error), error.exit_code
+        case OSError(filename=path):
+            path, text = str(path or ""), describe_os_error(error)
+            problems = (Diagnostic("unreadable", text, where=path, path=path or None),)
+            exit_code = UnreadableError.exit_code
+        case _:
+            text = f"internal error: {type(error).__name__}: {error}"
+            hint = "this is a mistake in ckpttool: please report it, with what --debug prints"
+            problems, exit_code = (Diagnostic("internal", text, hint),), INTERNAL
+    if notes := notes_of(error):
+        *first, last = problems
+        problems = (*first, replace(last, message="; ".join((last.message, *notes))))
+    return problems, exit_code
+
+
+def _print_problems(problems: Sequence[Diagnostic]) -> None:
+    """Print on stderr what ended a command."""
+    from ckpttool.model.wording import printable
+
+    if len(problems) > 1:
+        click.echo(f"ckpttool: {len(problems)} problems:", err=True)
+    for problem in problems:
+        prefix = "  - " if len(problems) > 1 else "ckpttool: "
+        click.echo(prefix + printable(problem.text), err=True)
+
+
+def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
+    """Print what ended a command as a JSON document."""
+    import json
+
+    from ckpttool.cli.documents import describe_failure
+
+    click.echo(json.dumps(describe_failure(exit_code, problems)))
 
 
 @click.group(
@@ -169,10 +214,10 @@ def _describe_error(error: Exception) -> tuple[tuple[str, ...], int]:
     Inspect, merge, split, reshard, verify and compare MindSpore distributed checkpoints, on any
     machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.
 
-    Exit codes: 0 done, 1 an input that cannot be opened (verify, diff: something was found), 2 bad
-    command line, 3 a damaged or unreadable file, 4 an impossible strategy, 5 it cannot be done as
-    asked (nothing was written), 6 writing failed, 7 what was written is not what should be, 130
-    Ctrl-C.
+    Exit codes: 0 done, 1 verify or diff found something, 2 bad command line, 3 a file that cannot
+    be read, 4 an invalid strategy, 5 it cannot be done as asked, 6 writing failed, 7 what was
+    written is not what it should be, 8 an engine, library or worker is missing, 70 a mistake in
+    ckpttool, 130 Ctrl-C, 141 the reader of the output has gone.
     """,
     epilog="""\b
     ckpttool COMMAND --help   the options of a command

@@ -97,7 +97,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 
 # Keys of click's ``Context.meta``.
 DEBUG = "ckpttool.debug"  # whether to print a traceback
-ANSWERS = "ckpttool.answers"  # whether exit code 1 is an answer
+ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
@@ -610,11 +610,6 @@ def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
     if resolve.replicated and source.strategy_files:
         raise click.UsageError("--replicated and -s exclude each other.")
-
-
-def exit_code_is_answer() -> None:
-    """Reserve exit code 1 for the answer of verify and diff; errors with this code get 3."""
-    click.get_current_context().meta[ANSWERS] = True
 
 
 def absolute_for_cluster(path: str, run: RunOptions) -> str:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.cli.options import ANSWERED
+from ckpttool.errors import ExecutionError, describe_os_error
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import severities
@@ -43,14 +45,17 @@ def echo(text: str) -> None:
     """Print a line; an error names standard output, as other errors name their file."""
     try:
         click.echo(text)
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from error
+        raise ExecutionError("standard output", describe_os_error(error)) from error
 
 
 def print_json(document: Json) -> None:
-    """Print one JSON document."""
+    """Print the JSON document of a command, its only one."""
     import json
 
+    click.get_current_context().meta[ANSWERED] = True
     echo(json.dumps(document))  # ASCII, which every locale can print
 
 
@@ -344,7 +349,7 @@ def _print_findings(
 ) -> None:
     rows = [(str(severity_of[found.code]), found.code, found.text) for found in findings]
     if rows:
-        _print_rows("findings", ("severity", "kind", "what"), rows, limit)
+        _print_rows("findings", ("severity", "code", "what"), rows, limit)
 
 
 _WORDS = {  # by kind of difference

@@ -59,7 +59,6 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
-    options.exit_code_is_answer()
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"

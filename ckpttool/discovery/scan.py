@@ -39,7 +39,7 @@ from ckpttool.errors import (
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
+from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
 from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.secret import Secret
@@ -120,7 +120,7 @@ def scan(
             raise
         if isinstance(error, FormatError):
             return MergedCatalog(src, {}, damaged={0: error})
-        return RankCatalog(src, {}, diagnostics=Diagnostic.each("mixed_steps", error.problems))
+        return RankCatalog(src, {}, diagnostics=diagnose(error))
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
     return catalog
@@ -148,8 +148,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     try:
         chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
     except UnfinishedError as error:
-        nothing = Diagnostic.each("nothing_complete", error.problems)
-        diagnostics.add(*nothing, *describe_record(root))
+        diagnostics.add(*diagnose(error), *describe_record(root))
         return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
     indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
     found_in = dict(zip(sorted(chosen), indexes, strict=True))

@@ -53,7 +53,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.concurrency import check_cancelled
-from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, LibraryError, UnsupportedError
 from ckpttool.formats.local import open_source
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
 from ckpttool.secret import Secret
@@ -297,7 +297,7 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
         reason = f"encrypted with {cipher.mode}, for which the package cryptography is needed: "
-        raise UnsupportedError(path, 0, f"{reason}pip install 'ckpttool[crypto]'") from error
+        raise LibraryError(path, 0, f"{reason}pip install 'ckpttool[crypto]'") from error
     key = cipher.key.reveal()
     try:
         if cipher.mode == "SM4-CBC":

@@ -11,9 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import (
+    CkptToolError,
+    CombinedError,
+    EngineError,
+    ExecutionError,
+    FormatError,
+    PlanError,
+    StrategyError,
+    VerifyError,
+    raise_all,
+)
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
@@ -49,6 +59,7 @@ CODES: Mapping[str, Code] = {
     ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
+    "no_library": Code("a package that a file needs is not installed", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
     "verified": Code("checksums or tags were verified and are right", "note"),
     "no_checksum": Code("files were saved without a checksum", "note"),
@@ -112,6 +123,8 @@ CODES: Mapping[str, Code] = {
         {"inspect": None, "verify": None, "diff": None},
     ),
     # strategy and layouts
+    "no_strategy": Code("several ranks and no strategy", "error"),
+    "invalid_strategy": Code("a strategy is malformed or impossible", "error"),
     "strategy": Code("the strategy does not fit the checkpoint", "error"),
     "contradicted": Code(
         "contents or slices contradict the strategy", "error", {"inspect": "warning"}
@@ -165,6 +178,7 @@ CODES: Mapping[str, Code] = {
     "zero": Code("a weight of two or more axes, or one rank's slice of it, is all zero", "warning"),
     "zero_state": Code("values are all zero, as when training begins", "note"),
     # why a command cannot do what was requested
+    "usage": Code("the command line is wrong", "error"),
     "source": Code("the input is not a checkpoint that can be read as requested", "error"),
     "options": Code("options contradict each other or the input", "error"),
     "changed": Code("files changed while they were read", "error"),
@@ -173,6 +187,7 @@ CODES: Mapping[str, Code] = {
     "busy": Code("another run is writing there", "error"),
     "parts": Code("the parts of a set do not fit together", "error"),
     "engine": Code("workers cannot do this work", "error"),
+    "no_engine": Code("an engine, its library or its workers are missing", "error"),
     "memory": Code("the work does not fit --max-memory", "error"),
     # outputs
     "target": Code(
@@ -182,6 +197,11 @@ CODES: Mapping[str, Code] = {
     ),
     "format": Code("what the format of files means for those who load them", "note"),
     "manifest": Code("a file is missing or is not what its manifest lists", "error"),
+    "not_written": Code("an output could not be written", "error"),
+    "wrong_output": Code("what was written is not what it should be", "error"),
+    # why a command ended early
+    "stopped": Code("a signal ended the run", "error"),
+    "internal": Code("a mistake in ckpttool", "error"),
 }
 
 # Option that a hint can name -> the commands that have it.
@@ -246,6 +266,8 @@ class Diagnostic:
         The ranks that the fact is about, ascending.
     path
         The file, if the fact is about one.
+    offset
+        Byte in the file, if the fact is about one.
     count
         Number of elements, if elements were counted.
     first
@@ -259,6 +281,7 @@ class Diagnostic:
     tensor: str | None = None
     ranks: tuple[int, ...] = ()
     path: str | None = None
+    offset: int | None = None
     count: int | None = None
     first: tuple[int, ...] | None = None
     where: str = ""
@@ -273,9 +296,14 @@ class Diagnostic:
         return tuple(cls(code, message) for message in messages)
 
     @property
+    def fact(self) -> str:
+        """Place and message, without the hint."""
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    @property
     def text(self) -> str:
         """Place, message and hint, for people."""
-        text = f"{self.where}: {self.message}" if self.where else self.message
+        text = self.fact
         is_sentence = text.endswith(("?", ".")) and not text.endswith((" .", "/.", ".."))  # a path
         between = " " if is_sentence else "; "
         return f"{text}{between}{self.hint}" if self.hint else text
@@ -402,9 +430,72 @@ class Diagnostics:
         return replace(one, where="", message=f"--strict: {one.text}", hint=hint, options=())
 
 
-def describe_notes(notes: Iterable[Diagnostic]) -> list[dict[str, object]]:
-    """Return the notes of a JSON document."""
-    return [{"kind": note.code, "text": note.text} for note in notes]
+def describe_diagnostics(
+    found: Iterable[Diagnostic], severity_of: SeverityOf
+) -> list[dict[str, object]]:
+    """Return the diagnostics of a JSON document."""
+    return [describe_diagnostic(one, severity_of[one.code]) for one in found]
+
+
+def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str, object]:
+    """Return a diagnostic of a JSON document; keys that do not apply to all are optional.
+
+    Examples
+    --------
+    >>> describe_diagnostic(Diagnostic("nan", "w: 3 elements are NaN", tensor="w"), "warning")
+    {'severity': 'warning', 'code': 'nan', 'text': 'w: 3 elements are NaN', 'hint': None, \
+'tensor': 'w', 'ranks': []}
+    """
+    optional = {
+        "path": one.path,
+        "offset": one.offset,
+        "count": one.count,
+        "first": None if one.first is None else list(one.first),
+    }
+    return {
+        "severity": severity,
+        "code": one.code,
+        "text": one.fact,
+        "hint": one.hint or None,
+        "tensor": one.tensor,
+        "ranks": list(one.ranks),
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
+    """Return the diagnostics of a JSON document that stopped a command."""
+    return [describe_diagnostic(one, "error") for one in found]
+
+
+def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
+    """Return the problems of an error.
+
+    Examples
+    --------
+    >>> [one.text for one in diagnose(FormatError("a.ckpt", 118, "the file ends here"))]
+    ['a.ckpt: byte 118: the file ends here']
+    """
+    code = error.code
+    match error:
+        case CombinedError():
+            return tuple(one for part in error.errors for one in diagnose(part))
+        case PlanError():
+            return cast("tuple[Diagnostic, ...]", error.diagnostics)
+        case VerifyError(path=path):
+            return tuple(
+                Diagnostic(code, problem, where=path, path=path) for problem in error.problems
+            )
+        case FormatError(path=path, offset=offset, reason=reason):
+            at = "" if offset is None else f"byte {offset}: "
+            return (Diagnostic(code, f"{at}{reason}", where=path, path=path, offset=offset),)
+        case StrategyError():
+            return (Diagnostic(code, error.reason, where=error.where),)
+        case EngineError():
+            return (Diagnostic(code, error.reason, where=f"engine {error.engine}"),)
+        case ExecutionError(output=path):
+            return (Diagnostic(code, error.reason, error.hint, where=path, path=path),)
+    return (Diagnostic(code, str(error)),)
 
 
 @dataclass(frozen=True, slots=True)

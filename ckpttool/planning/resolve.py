@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import CkptToolError, CombinedError, PlanError
+from ckpttool.errors import CkptToolError, CombinedError, NoStrategyError, PlanError
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
@@ -286,7 +286,7 @@ def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
     hint = "give the strategy file of the training run (-s STRATEGY)"
     seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
     hint = "; ".join([f"{hint}, {other}" if other else hint, *seen])
-    missing = PlanError([Diagnostic("strategy", text, hint)])
+    missing = NoStrategyError([Diagnostic("no_strategy", text, hint)])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
 

@@ -17,7 +17,13 @@ from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, describe_notes
+from ckpttool.model.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    diagnose,
+)
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
@@ -104,8 +110,7 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
         if not file.tensors:
             found.add(Diagnostic("empty", text + "saved without redundancy"))
         tensors = list(_describe_stored(file))
-        notes = describe_notes(found.of("note", "warning"))
-        return {**_describe_file(file), "tensors": tensors, "notes": notes}
+        return {**_describe_file(file), "tensors": tensors, "notes": _describe_notes(found)}
     files = catalog.files.values()
     slices = suspected_rank_slices(catalog).values()
     text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
@@ -120,8 +125,8 @@ def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
         "tensors": [
             {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
         ],
-        "notes": describe_notes(found.of("note", "warning")),
-        "problems": [*map(str, catalog.damaged.values()), *(one.text for one in found.errors)],
+        "notes": _describe_notes(found),
+        "problems": _describe_problems(found),
     }
 
 
@@ -174,10 +179,19 @@ def _describe_ranks(
         found.failures += [checked.damaged[rank] for rank in quarantined]
         found.add(*scan_notes(catalog, Merged()))
         found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
-    document["notes"] = describe_notes(found.of("note", "warning"))
-    problems = [problem for error in found.failures for problem in error.problems]
-    document["problems"] = [*problems, *(one.text for one in found.errors)]
+    document["notes"] = _describe_notes(found)
+    document["problems"] = _describe_problems(found)
     return document
+
+
+def _describe_notes(found: Diagnostics) -> list[Json]:
+    return describe_diagnostics(found.of("note", "warning"), found.severity_of)
+
+
+def _describe_problems(found: Diagnostics) -> list[Json]:
+    """Describe what is wrong, files first."""
+    of_files = (one for error in found.failures for one in diagnose(error))
+    return describe_errors((*of_files, *found.errors))
 
 
 def _describe_rank(rank: int, file: FileIndex) -> Json:

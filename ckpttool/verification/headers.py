@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ckpttool.errors import AuthenticityError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
@@ -20,15 +19,11 @@ def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagn
     """Yield files that cannot be read, unless ``found`` lists them as damaged replicas."""
     replaced = {one.path for one in found if one.code == "damaged_replica"}
     for rank, error in catalog.damaged.items():
-        code = "damaged"
-        if isinstance(error, UnreadableError | UnsupportedError):
-            code = "unreadable" if isinstance(error, UnreadableError) else "unsupported"
-        elif isinstance(error, AuthenticityError):
-            code = "checksum"
+        (one,) = diagnose(error)
         if not isinstance(catalog, RankCatalog):  # files are numbered, without ranks
-            yield Diagnostic(code, str(error), path=error.path)
+            yield one
         elif error.path not in replaced:
-            yield Diagnostic(code, f"rank {rank}: {error}", ranks=(rank,), path=error.path)
+            yield replace(one.on_side(f"rank {rank}"), ranks=(rank,))
 
 
 def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:

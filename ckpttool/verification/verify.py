@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
@@ -370,10 +370,10 @@ class _Verification:
         self.found.add(*notes)
         for error in errors:
             rank = ranks[error.path]
-            text = (
-                str(error) if isinstance(self.catalog, MergedCatalog) else f"rank {rank}: {error}"
-            )
-            self.found.add(Diagnostic("checksum", text, ranks=(rank,)))
+            (one,) = diagnose(error)
+            one = replace(one, code="checksum", ranks=(rank,))
+            is_merged = isinstance(self.catalog, MergedCatalog)
+            self.found.add(one if is_merged else one.on_side(f"rank {rank}"))
 
     def _check_data(
         self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]

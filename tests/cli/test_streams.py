@@ -12,7 +12,7 @@ import pytest
 from tests.support.corpus import GOLDEN
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
-TOLD = "ckpttool: standard output: No space left on device (the disk is full)"
+TOLD = "ckpttool: standard output: not written: No space left on device (the disk is full)"
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
 
@@ -26,14 +26,10 @@ def run_to(where, *words, source=CASE / "src"):
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code"),
-    [
-        (["inspect", "SRC", "--json"], 1),
-        (["verify", "SRC"], 3),
-        (["--help"], 1),
-    ],
+    "words",
+    [["inspect", "SRC", "--json"], ["verify", "SRC"], ["--help"]],
     ids=["inspect", "verify", "help"],
 )
-def test_standard_output_that_is_full_is_named_and_told_once(words, exit_code):
+def test_standard_output_that_is_full_is_named_and_told_once(words):
     done = run_to(">/dev/full", *words)
-    assert (done.returncode, done.stderr) == (exit_code, f"{TOLD}\n")
+    assert (done.returncode, done.stderr) == (6, f"{TOLD}\n")

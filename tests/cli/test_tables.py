@@ -36,7 +36,7 @@ def test_a_table_without_rows_is_a_header(capsys):
 def test_in_a_pipe_the_rule_is_no_longer_than_a_line_though_rows_are(capsys, monkeypatch):
     for columns, length in (("100", 98), ("", 78)):
         monkeypatch.setenv("COLUMNS", columns)
-        print_table("t", ("kind", "what"), [("damaged", 80 * "word ")])
+        print_table("t", ("code", "what"), [("damaged", 80 * "word ")])
         lines = capsys.readouterr().out.splitlines()
         assert lines[3] == " " + length * "─"
         assert len(lines[4]) > 400

@@ -26,6 +26,7 @@ from tests.support.checkpoint2 import (
 from tests.support.checkpoints import cut, noise, oracle, write_file
 from tests.support.commands import mentions, merged, message, refused, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.errors import texts_of
 from tests.support.file_bytes import layout, strategy
 from tests.support.readers import Entry, entry_of, read, read_ranks
 
@@ -146,7 +147,7 @@ def test_a_lost_replica_does_no_harm_and_the_last_one_is_named(new_folder, move,
             ckpttool.plan_merge(
                 catalog, None, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
             )
-        (problem,) = (text for text in caught.value.problems if f"{lost} is not there" in text)
+        (problem,) = (text for text in texts_of(caught.value) if f"{lost} is not there" in text)
         assert set(problem.rpartition(": ")[2].split(", ")) == gone
     elif save.ranks > 1 and not any(name.startswith("unlisted") for name in save.entries):
         execute(

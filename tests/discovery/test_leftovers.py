@@ -306,7 +306,7 @@ def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
 def test_the_notes_are_in_the_document(ranks):
     (ranks / "rank_3" / "net-2_1.tmp").touch()
     document = json.loads(run_well("inspect", ranks, "--json").stdout)
-    assert [note["kind"] for note in document["notes"]] == ["leftover"]
+    assert [note["code"] for note in document["notes"]] == ["leftover"]
 
 
 @pytest.mark.parametrize(

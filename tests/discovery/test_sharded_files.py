@@ -279,7 +279,7 @@ def test_inspect_points_out_what_may_be_a_slice(tmp_path):
     folder = with_rest(tmp_path, **SLICES, **WHOLE)
     document = json.loads(run_well("inspect", folder, "--json").stdout)
     (note,) = document["notes"]
-    assert note["kind"] == "doubt"
+    assert note["code"] == "doubt"
     assert "accu_grads.w (4, 4), of w (8, 4)" in note["text"]
     assert {tensor["name"] for tensor in document["tensors"]} == {*ALL, *WHOLE, *SLICES}
 
@@ -324,7 +324,7 @@ def test_inspect_shows_what_can_be_read_of_a_damaged_one(model):
     assert result.exit_code == 3
     document = json.loads(result.stdout)
     assert {tensor["name"] for tensor in document["tensors"]} == {*ALL} - {"v"}
-    assert "part1.safetensors" in document["problems"][0]
+    assert "part1.safetensors" in document["problems"][0]["text"]
 
 
 def gone(model):
@@ -352,12 +352,12 @@ def test_what_does_not_fit_is_found_by_verify_and_inspect_shows_the_rest(model, 
         result = run("verify", model, "--json", *more)
         assert result.exit_code == 1
         findings = json.loads(result.stdout)["findings"]
-        assert (kind, True) in [(one["kind"], said in one["text"]) for one in findings]
+        assert (kind, True) in [(one["code"], said in one["text"]) for one in findings]
     result = run("inspect", model, "--json")
     assert result.exit_code == 5
     document = json.loads(result.stdout)
     assert {*ALL} - {"v"} <= {tensor["name"] for tensor in document["tensors"]}
-    assert any(said in problem for problem in document["problems"])
+    assert any(said in problem["text"] for problem in document["problems"])
     result = run("inspect", model)
     assert "part0.safetensors" in result.stdout
     assert said in message(result)
@@ -369,7 +369,7 @@ def test_verify_tells_of_an_index_of_which_no_file_is_there(model):
     result = run("verify", model, "--json")
     assert result.exit_code == 1
     findings = json.loads(result.stdout)["findings"]
-    assert [one["kind"] for one in findings] == ["missing", "missing"]
+    assert [one["code"] for one in findings] == ["missing", "missing"]
 
 
 @pytest.mark.parametrize(

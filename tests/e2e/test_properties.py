@@ -27,6 +27,7 @@ from tests.strategies import (
     table_moves,
 )
 from tests.support.checkpoints import cut, layouts_of, strategy_of, write_ranks
+from tests.support.errors import texts_of
 from tests.support.in_memory import carry_out, catalog_of_entries, make, slices
 from tests.support.readers import entry_of, read, read_ranks
 
@@ -116,7 +117,7 @@ def test_the_last_owner_of_a_slice_is_named_when_it_is_missing(move, data):
         make(catalog_of_entries(src), move.src, move.dst)
     told = {
         lost: problem.split(":")[0]
-        for problem in caught.value.problems
+        for problem in texts_of(caught.value)
         for lost in re.search(r"parameters? \(?([^();]+)", problem)[1].split(", ")
     }
     assert told[name] == in_words(owners)
@@ -154,7 +155,7 @@ def test_all_problems_of_a_plan_are_in_one_error(move, data):
         return
     with pytest.raises(PlanError) as caught:
         make(catalog_of_entries(src), move.src, move.dst)
-    told = {problem.split(": the element type")[0] for problem in caught.value.problems}
+    told = {problem.split(": the element type")[0] for problem in texts_of(caught.value)}
     assert told == expected
 
 

@@ -33,6 +33,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below
+from tests.support.errors import texts_of
 from tests.support.executors import CASE, FORMATS, contents, make_plan
 from tests.support.in_memory import make
 from tests.support.manifests import UNFINISHED
@@ -140,7 +141,7 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
     threads.answers = answers
     with pytest.raises(ckpttool.PlanError) as caught:
         execute(*make_plan(tmp_path / "deep" / "out"), threads)
-    assert caught.value.problems == (
+    assert texts_of(caught.value) == (
         "worker on a, b: is blind",
         f"worker on d: cannot run ckpttool {ckpttool.__version__}: No module named 'ckpttool'",
     )

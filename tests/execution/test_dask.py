@@ -326,7 +326,7 @@ def test_a_scheduler_without_workers_or_without_the_package_is_told_of(tmp_path)
     with dask_cluster(tmp_path / "dask", 0, PYTHONPATH=str(broken.parent)) as cluster:
         words = [*COMMAND, *split_words(source, tmp_path / "out"), "--engine"]
         code, errors = finish(start(*words, f"dask:{cluster.address}"))
-        assert code == 1
+        assert code == 8
         assert "the scheduler has no workers; start some with: dask worker ADDRESS" in errors
         cluster.add_worker()
         code, errors = finish(start(*words, f"dask:{cluster.address}"))
@@ -347,7 +347,7 @@ def test_a_scheduler_that_cannot_be_reached_is_told_of_soon(tmp_path, source, ki
         command = patched("from ckpttool.execution import dask", "dask.CONNECT_SECONDS = 2")
         words = [*split_words(source, tmp_path / "out"), "--engine", f"dask:{address}"]
         code, errors = finish(start(*command, *words))
-    assert code == 1
+    assert code == 8
     assert f"engine dask:{address}: no scheduler answers at {address}" in errors
     assert not (tmp_path / "out").exists()
 
@@ -358,7 +358,7 @@ def test_a_scheduler_file_that_is_none_is_told_of(tmp_path, source, content):
     if content is not None:
         path.write_bytes(content)
     result = run(*split_words(source, tmp_path / "out"), "--engine", f"dask:{path}")
-    assert result.exit_code == 1
+    assert result.exit_code == 8
     assert f"engine dask:{path}: no scheduler file, as dask scheduler" in message(result)
 
 
@@ -367,5 +367,5 @@ def test_without_the_extra_the_command_that_installs_it_is_told(tmp_path, source
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             result = run(*split_words(source, tmp_path / "out"), "--engine", name)
-        assert result.exit_code == 1
+        assert result.exit_code == 8
         assert f"pip install 'ckpttool[{name[:4].strip(':')}]'" in message(result)

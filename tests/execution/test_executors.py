@@ -177,7 +177,7 @@ def test_a_worker_that_dies_is_told_of(tmp_path):
         open_engine("processes:1") as executor,
     ):
         executor.submit(os._exit, 1).result()
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 8
     assert isinstance(caught.value.__cause__, BrokenExecutor)
 
 
@@ -339,7 +339,7 @@ def test_mpi_without_its_library_is_told_what_to_install(tmp_path, monkeypatch, 
     for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
         monkeypatch.delitem(sys.modules, name)
     result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", "mpi")
-    assert result.exit_code == 1
+    assert result.exit_code == 8
     told = "engine mpi: it needs an MPI library: install Open MPI or MPICH (Debian: openmpi-bin)"
     assert told in message(result)
     assert "libmpi.so: cannot open shared object file" in message(result)

@@ -146,6 +146,6 @@ def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_pa
 
 def test_mpi_that_was_not_started_by_mpiexec_is_told_of(tmp_path):
     result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", "mpi")
-    assert result.exit_code == 1
+    assert result.exit_code == 8
     expected = "engine mpi: start it with mpiexec -n N python -m mpi4py.futures -m ckpttool ..."
     assert expected in message(result)

@@ -417,7 +417,7 @@ def test_tables_that_differ_and_broken_ones_are_notes(ranks, table):
     result = run_well("inspect", ranks, "--json")
     document = json.loads(result.stdout)
     assert "server" not in document["ranks"][0]
-    texts = [note["text"] for note in document["notes"] if note["kind"] == "doubt"]
+    texts = [note["text"] for note in document["notes"] if note["code"] == "doubt"]
     assert len(texts) == 2
     assert not mentions(
         "; ".join(texts), "rank tables that differ: ", "rank_table_16p.json: a rank table"
@@ -449,7 +449,7 @@ def test_a_damaged_file_that_is_deleted_before_it_is_identified_is_named(tmp_pat
     assert str(catalog.damaged[1]) == f"{damaged}: No such file or directory"
     damaged.write_bytes(record()[:-1])
     result = run("inspect", damaged)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert said(result) == f"ckpttool: {damaged}: No such file or directory"
 
 

@@ -22,6 +22,7 @@ from ckpttool.model.diagnostics import (
     Severity,
     severities,
 )
+from tests.support.errors import texts_of
 from tests.support.snapshots import UPDATE
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "messages.md"
@@ -136,8 +137,8 @@ def test_all_errors_are_raised_at_once() -> None:
     found.add(Diagnostic("shape", "d"))
     with pytest.raises(PlanError) as caught:
         found.raise_if_errors()
-    assert caught.value.problems == ("a; b", "d")
-    assert pickle.loads(pickle.dumps(caught.value)).problems == ("a; b", "d")
+    assert texts_of(caught.value) == ("a; b", "d")
+    assert texts_of(pickle.loads(pickle.dumps(caught.value))) == ("a; b", "d")
     assert found.exit_code == PlanError.exit_code
 
 
@@ -146,7 +147,7 @@ def test_an_error_that_strict_made_says_so() -> None:
     found.add(Diagnostic("lacking", "rank 1 lacks w"), Diagnostic("shape", "d"))
     with pytest.raises(PlanError) as caught:
         found.raise_if_errors()
-    assert caught.value.problems == (
+    assert texts_of(caught.value) == (
         "--strict: rank 1 lacks w; mend it, or leave --strict away",
         "d",
     )

@@ -13,6 +13,7 @@ from ckpttool.planning.hidden_shards import infer_shard
 from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
+from tests.support.errors import texts_of
 from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
 
 SIX = Layout((2, 3), ((), ()))  # six replicas
@@ -81,7 +82,7 @@ def refused(folder, catalog, names, **more):
     """The one problem that stops the merge."""
     with pytest.raises(ckpttool.PlanError) as caught:
         merge(folder, catalog, names, **more)
-    (problem,) = caught.value.problems
+    (problem,) = texts_of(caught.value)
     return problem
 
 
@@ -89,7 +90,7 @@ def refused_all(folder, catalog, names, **more):
     """All that stops the merge."""
     with pytest.raises(ckpttool.PlanError) as caught:
         merge(folder, catalog, names, **more)
-    return " ".join(caught.value.problems)
+    return " ".join(texts_of(caught.value))
 
 
 def test_a_hidden_shard_is_found_and_told(tmp_path):
@@ -508,7 +509,7 @@ def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard
     catalog = partial(tmp_path, 4, {"w": (w, 4)}, [2, 3])
     with pytest.raises(ckpttool.PlanError) as caught:
         merge_of(tmp_path, catalog, ["w"], 4)
-    (problem,) = caught.value.problems
+    (problem,) = texts_of(caught.value)
     ways = r"without ranks 2, 3 .* full shape \(4, 3\) or \(8, 3\)\).* --optimizer-shard N"
     assert not mentions(problem, ways)
     with pytest.raises(ckpttool.PlanError, match="ranks 2, 3: no checkpoint file"):

@@ -292,9 +292,9 @@ def test_strict_has_nothing_against_a_whole_checkpoint(source, tmp_path):
 def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_path):
     path = cut_short(rank_file(source, 5))
     document = json.loads(merge(source, tmp_path / "m.h5", "--json").stdout)
-    (note,) = (note for note in document["notes"] if note["kind"] == "damaged_replica")
+    (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
     assert str(path) in note["text"]
-    assert note["text"].endswith("replicas: rank 0")
+    assert note["hint"].endswith("replicas: rank 0")
 
 
 def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_path):
@@ -329,14 +329,14 @@ def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
     assert "rank 3: no checkpoint file found" in message(result)
 
 
-def test_an_unreadable_file_that_nobody_replaces_has_the_exit_code_of_the_system(
+def test_an_unreadable_file_that_nobody_replaces_has_the_exit_code_of_a_damaged_one(
     source, tmp_path, monkeypatch
 ):
     for rank in (0, 1, 4, 5):
         cut_short(rank_file(source, rank))
     make_unreadable(monkeypatch, rank_file(source, 0))
     result = merge(source, tmp_path / "m.h5")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "rank_0/checkpoint-2_10.ckpt: Input/output error" in message(result)
     with pytest.raises(UnreadableError):
         raise ckpttool.scan(str(source)).damaged[0]

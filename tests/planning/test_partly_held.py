@@ -151,7 +151,7 @@ def test_a_renamed_parameter_is_an_error_that_names_unlisted(case, rank, old, ne
     for more in ((), ("--deep",)):
         verified = run("verify", folder, *strategy, "--json", *more)
         assert verified.exit_code == 1
-        kinds = {(f["kind"], tuple(f["ranks"])) for f in json.loads(verified.stdout)["findings"]}
+        kinds = {(f["code"], tuple(f["ranks"])) for f in json.loads(verified.stdout)["findings"]}
         assert kinds == {("unlisted", (rank,)), ("lacking", (rank,))}
     told = run_well(*words, "--unlisted", "drop")
     assert "warning" in told.stderr

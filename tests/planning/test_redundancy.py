@@ -116,13 +116,13 @@ def test_inspect_shows_full_shapes_and_says_how_it_was_saved(saved):
     shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in document["tensors"]}
     want = corpus.conversion(CASE.name, "merge").ranks[0]
     assert shapes == {name: shape for name, (_, shape, _) in want.items()}
-    (text,) = [note["text"] for note in document["notes"] if note["kind"] == "deduplicated"]
+    (text,) = [note["text"] for note in document["notes"] if note["code"] == "deduplicated"]
     assert text.endswith("of ranks with equal slices one alone has each; rank 7 holds nothing")
 
 
 def test_inspect_without_a_strategy_says_so_if_the_files_do():
     document = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
-    assert [note["kind"] for note in document["notes"]] == ["deduplicated"]
+    assert [note["code"] for note in document["notes"]] == ["deduplicated"]
     plain = GOLDEN / "safetensors_reshard" / "src"
     assert json.loads(run_well("inspect", plain, "--json").stdout)["notes"] == []
 
@@ -184,7 +184,7 @@ def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_pat
     result = run("verify", *plain, "--json")
     assert result.exit_code == 1
     (finding,) = json.loads(result.stdout)["findings"]
-    assert (finding["severity"], finding["kind"], finding["ranks"]) == (
+    assert (finding["severity"], finding["code"], finding["ranks"]) == (
         "error",
         "damaged_replica",
         [5],

@@ -53,8 +53,9 @@ def test_verify_warns_of_them_once_and_has_no_error():
     assert result.exit_code == 1
     assert (document["errors"], document["warnings"]) == (0, 1)
     (finding,) = document["findings"]
-    assert (finding["kind"], finding["ranks"]) == ("unlisted", [0, 1, 2, 3])
-    assert not mentions(finding["text"], "running statistics", *NAMES, "--unlisted first")
+    assert (finding["code"], finding["ranks"]) == ("unlisted", [0, 1, 2, 3])
+    assert not mentions(finding["text"], "running statistics", *NAMES)
+    assert not mentions(finding["hint"], "--unlisted first")
     assert "damaged" not in message(result)
     run_well("verify", REAL, "--replicated", "--deep", "--ignore", "unlisted")
 
@@ -78,7 +79,7 @@ def test_a_weight_that_differs_is_an_error_beside_them(folder, tmp_path):
     wanted = ("2 running statistics differ", "1 of 15 parameters differs", "4.weight", "damaged")
     assert not mentions(message(result), *wanted)
     document = json.loads(run("verify", folder, "--replicated", "--deep", "--json").stdout)
-    assert [(one["kind"], one["tensor"]) for one in document["findings"]] == [
+    assert [(one["code"], one["tensor"]) for one in document["findings"]] == [
         ("replica", "4.weight"),
         ("unlisted", None),
     ]
@@ -89,7 +90,7 @@ def test_values_that_no_variance_has_are_a_replica_that_differs(folder, tmp_path
     change(folder, 1, {"1.moving_variance": floats(*values)})
     document = json.loads(run("verify", folder, "--replicated", "--deep", "--json").stdout)
     assert ("replica", "1.moving_variance") in [
-        (one["kind"], one["tensor"]) for one in document["findings"]
+        (one["code"], one["tensor"]) for one in document["findings"]
     ]
     result = run("merge", folder, "--replicated", "-o", tmp_path / "m.h5")
     assert not mentions(message(result), "1 of 15 parameters differs", "damaged")

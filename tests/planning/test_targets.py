@@ -20,6 +20,7 @@ from tests.support.checkpoints import (
     the_one,
     with_names,
 )
+from tests.support.errors import texts_of
 from tests.support.in_memory import plan_in_memory
 
 TWO_ROWS = Layout((2,), ((0,), ()))
@@ -44,7 +45,7 @@ def plan(catalog, strategy, target=None, content_groups=None, unlisted=None, ran
 def problems_of(*arguments, **more):
     with pytest.raises(PlanError) as caught:
         plan(*arguments, **more)
-    return caught.value.problems
+    return texts_of(caught.value)
 
 
 def names_by_rank(plan):
@@ -346,14 +347,14 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
     with pytest.raises(CombinedError) as caught:
         plan(RankCatalog("run", files, damaged=damage), ONE_STAGE)
     assert caught.value.exit_code == 3
-    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+    assert [problem.split(":")[0] for problem in texts_of(caught.value)] == [
         "run/rank_1/net.ckpt",
         "rank 0",
     ]
     with pytest.raises(CombinedError) as caught:
         plan(RankCatalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
     assert caught.value.exit_code == 3
-    assert len(caught.value.problems) == 2
+    assert len(texts_of(caught.value)) == 2
 
 
 def test_a_single_damaged_file_is_that_error_and_no_other():

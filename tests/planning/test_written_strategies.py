@@ -410,8 +410,8 @@ def test_plans_of_the_library_write_it_too(tmp_path):
 def findings_of(folder, *more):
     """Return the texts of the findings of kind manifest, and of the notes on what was skipped."""
     document = verify_document(folder, *more)
-    assert {one["kind"] for one in document["findings"]} <= {"manifest"}
-    skipped = [one["text"] for one in document["notes"] if one["kind"] == "skipped"]
+    assert {one["code"] for one in document["findings"]} <= {"manifest"}
+    skipped = [one["text"] for one in document["notes"] if one["code"] == "skipped"]
     return [one["text"] for one in document["findings"]], skipped
 
 

@@ -17,6 +17,7 @@ from tests.support import corpus
 from tests.support.checkpoints import cut, noise, strategy_of, the_one, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.errors import texts_of
 from tests.support.file_bytes import layout, operator, strategy
 from tests.support.in_memory import carry_out, catalog_of_entries, make
 from tests.support.readers import Entry, read, read_ranks
@@ -291,7 +292,7 @@ def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
     }
     with pytest.raises(CombinedError) as caught:
         read_strategy(write(json.dumps(top | {"parameters": cuts}, indent="\t"), name))
-    problems = [problem.partition(f"{name}: ")[2] for problem in caught.value.problems]
+    problems = [problem.partition(f"{name}: ")[2] for problem in texts_of(caught.value)]
     has_place = [bool(re.match(r"line \d+, column \d+: ", problem)) for problem in problems]
     assert has_place == [name == "hand.yaml"] * 10
     for problem, fact in zip(
@@ -513,7 +514,7 @@ def test_inspect_shows_what_a_strategy_by_hand_makes_of_the_files(hybrid, write)
     assert shown["weight"] == ([8, 8], [[0], []])
     assert shown["columns"] == ([2, 8], [[], [1]])
     assert shown["rate"] == ([1], [[]])
-    assert [note["kind"] for note in result["notes"] if "other" in note["text"]] == ["absent"]
+    assert [note["code"] for note in result["notes"] if "other" in note["text"]] == ["absent"]
     places = {one["name"]: one["by_hand"] for one in result["tensors"]}
     assert places["bias"] == f"{path}, line 1"
 
@@ -524,7 +525,9 @@ def test_inspect_shows_what_is_said_although_something_is_not(hybrid, write):
     assert result.exit_code == 5
     found = json.loads(result.stdout)
     assert {one["name"]: one["shape"] for one in found["tensors"]}["weight"] == [8, 8]
-    the_one(found["problems"], "nothing is said of 2 parameters: bias, columns")
+    the_one(
+        [one["text"] for one in found["problems"]], "nothing is said of 2 parameters: bias, columns"
+    )
 
 
 @pytest.mark.parametrize(

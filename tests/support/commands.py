@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from tests.support.checkpoints import write_holes
+from tests.support.documents import check_document
 from tests.support.readers import Entry, read
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
 
 
 def run(*arguments: str | Path) -> Result:
-    """Run ``ckpttool ARGUMENTS``; raise what escapes the program."""
+    """Run ``ckpttool ARGUMENTS``; raise what escapes the program.
+
+    What it prints with ``--json`` is one document that fits its schema.
+    """
     from ckpttool.cli.main import main
 
     # Before click 8.2 the streams had to be asked for; since then they are always apart.
@@ -33,6 +37,8 @@ def run(*arguments: str | Path) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert "Traceback" not in everything(result)
+    if "--json" in words and not {"-h", "--help"} & {*words}:
+        check_document(words[0], result.stdout, result.exit_code)
     return result
 
 

@@ -6,6 +6,8 @@ from ckpttool.errors import (
     EngineError,
     ExecutionError,
     FormatError,
+    LibraryError,
+    NoStrategyError,
     PlanError,
     StepError,
     StrategyError,
@@ -14,7 +16,13 @@ from ckpttool.errors import (
     UnsupportedError,
     VerifyError,
 )
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
+
+
+def texts_of(error: CkptToolError) -> tuple[str, ...]:
+    """Return the text of each problem of an error."""
+    return tuple(one.text for one in diagnose(error))
+
 
 FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")
 
@@ -26,7 +34,7 @@ PLAN = PlanError(Diagnostic.each("missing", ["w: lost", "b: lost"]))
 
 
 EXAMPLES = [
-    (CkptToolError("plain"), {}, "plain", 1),
+    (CkptToolError("plain"), {}, "plain", 70),
     (
         FORMAT,
         {"path": "rank_3/a.ckpt", "offset": 118, "reason": FORMAT.reason},
@@ -61,24 +69,41 @@ EXAMPLES = [
         UnreadableError("rank_3/a.ckpt", None, "Permission denied"),
         {"path": "rank_3/a.ckpt", "offset": None, "reason": "Permission denied"},
         "rank_3/a.ckpt: Permission denied",
-        1,
+        3,
     ),
-    (PLAN, {"problems": ("w: lost", "b: lost")}, "w: lost\nb: lost", 5),
+    (
+        PLAN,
+        {"diagnostics": Diagnostic.each("missing", ["w: lost", "b: lost"])},
+        "w: lost\nb: lost",
+        5,
+    ),
     (
         EngineError("dask:node7:8786", "no worker is left"),
         {"engine": "dask:node7:8786", "reason": "no worker is left"},
         "engine dask:node7:8786: no worker is left",
-        1,
+        8,
+    ),
+    (
+        LibraryError("a.ckpt", 0, "encrypted, and cryptography is needed"),
+        {"path": "a.ckpt", "offset": 0, "reason": "encrypted, and cryptography is needed"},
+        "a.ckpt: byte 0: encrypted, and cryptography is needed",
+        8,
+    ),
+    (
+        NoStrategyError(Diagnostic.each("no_strategy", ["run: 8 ranks and no strategy"])),
+        {"diagnostics": tuple(Diagnostic.each("no_strategy", ["run: 8 ranks and no strategy"]))},
+        "run: 8 ranks and no strategy",
+        2,
     ),
     (
         StepError(Diagnostic.each("mixed_steps", ["run: a-9_1 is not in rank 1"])),
-        {"problems": ("run: a-9_1 is not in rank 1",)},
+        {"diagnostics": Diagnostic.each("mixed_steps", ["run: a-9_1 is not in rank 1"])},
         "run: a-9_1 is not in rank 1",
         5,
     ),
     (
         UnfinishedError(Diagnostic.each("nothing_complete", ["out: a run has not ended here"])),
-        {"problems": ("out: a run has not ended here",)},
+        {"diagnostics": Diagnostic.each("nothing_complete", ["out: a run has not ended here"])},
         "out: a run has not ended here",
         5,
     ),
@@ -103,7 +128,7 @@ EXAMPLES = [
     ),
     (
         VerifyError("a.h5", ["w differs", "b is missing"]),
-        {"path": "a.h5", "problems": ("a.h5: w differs", "a.h5: b is missing")},
+        {"path": "a.h5", "problems": ("w differs", "b is missing")},
         "a.h5: w differs\na.h5: b is missing",
         7,
     ),

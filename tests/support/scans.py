@@ -8,6 +8,7 @@ import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.errors import CombinedError, PlanError
+from tests.support.errors import texts_of
 
 
 def found(src: Path | str, **options: object) -> dict[int, str]:
@@ -27,7 +28,7 @@ def problems_of(src: Path | str, **options: object) -> tuple[str, ...]:
     """Return the problems of a path that cannot be scanned."""
     with pytest.raises((PlanError, CombinedError)) as caught:
         scan(str(src), SourceOptions(**options))
-    return caught.value.problems
+    return texts_of(caught.value)
 
 
 def fails(src: Path | str, *reasons: str, **options: object) -> tuple[str, ...]:

@@ -112,14 +112,17 @@ def lay_out(document: str, is_of_hdf5: bool) -> str:
         parsed |= {key: 0} if key in parsed else {}
     for one in parsed.get("outputs", ()):
         one |= {"nbytes": 0} if one["format"] == "hdf5" else {}
-    lines = []
-    for key, value in parsed.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            elements = ",\n  ".join(json.dumps(one, ensure_ascii=False) for one in value)
-            lines.append(f'"{key}": [\n  {elements}\n ]')
-        else:
-            lines.append(f'"{key}": {json.dumps(value, ensure_ascii=False)}')
-    return "{" + ",\n ".join(lines) + "}\n"
+    return _lay_out(parsed, is_open=True) + "\n"
+
+
+def _lay_out(value: object, is_open: bool = False) -> str:
+    """Return a value with one line for each object of its lists, and of ``is_open`` each key."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n  " + ",\n  ".join(map(_lay_out, value)) + "\n ]"
+    if isinstance(value, dict) and (is_open or "diagnostics" in value):
+        lines = (f"{json.dumps(key)}: {_lay_out(one)}" for key, one in value.items())
+        return "{" + ",\n ".join(lines) + "}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def check_snapshot(name: str, text: str) -> None:

@@ -102,7 +102,7 @@ def test_a_whole_run_warns_once_and_writes_a_right_set(small, no_locks, more):
 def test_the_warning_has_its_code_in_the_document(small, no_locks):
     """Else a script cannot tell it from others."""
     document = json.loads(small.run_well("--json").stdout)
-    codes = [note["kind"] for note in document["notes"]]
+    codes = [note["code"] for note in document["notes"]]
     assert codes.count("no_locks") == 1
 
 

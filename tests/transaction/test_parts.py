@@ -483,7 +483,7 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
     for _ in range(2):
         assert said in message(run_well("finalize", tmp_path, "-q"))
     (note,) = json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"]
-    assert note["kind"] == "stale"
+    assert note["code"] == "stale"
     for rank in (9, 10):
         (tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").unlink()
     assert json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"] == []

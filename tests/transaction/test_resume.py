@@ -644,7 +644,8 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
     unfinished, leftover = document["notes"]
-    assert unfinished == {"kind": "unfinished", "text": said}
+    assert (unfinished["severity"], unfinished["code"]) == ("warning", "unfinished")
+    assert f"{unfinished['text']}; {unfinished['hint']}" == said
     assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: of process ")
     aim = "and 7 more, src_strategy.ckpt; to be written: --format ckpt, 1 file)"
     assert leftover["text"].endswith(f" {aim}; complete: m[1].ckpt")
@@ -657,7 +658,8 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert (result.exit_code, said in message(result)) == (5, True)
     result = run("verify", file, "--json")
     assert result.exit_code == 1
-    assert said in [one["text"] for one in json.loads(result.stdout)["findings"]]
+    found = json.loads(result.stdout)["findings"]
+    assert said in [f"{one['text']}; {one['hint']}" for one in found]
     run_well(*words)
     run_well("merge", file, "-o", tmp_path / "m.h5")
     assert run("verify", file).exit_code == 0
@@ -781,7 +783,7 @@ def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
     for part in range(2, 8):
         shutil.copy(log, log.with_name(f"{part}-of-7.log"))
     notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
-    told = [note["text"] for note in notes if note["kind"] == "leftover"]
+    told = [note["text"] for note in notes if note["code"] == "leftover"]
     assert [text.startswith(f"{tmp_path / RECORD}/") for text in told] == [True] * 3 + [False]
     assert told[3] == f"{tmp_path / RECORD}: 4 more logs of runs that have not ended"
 

@@ -24,7 +24,7 @@ def test_what_was_not_asked_for_is_not_missing(tmp_path, ranks, others, more):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", ranks)
     document = verified(tmp_path, *more)
     assert document["findings"] == []
-    (told,) = [note["text"] for note in document["notes"] if note["kind"] == "part"]
+    (told,) = [note["text"] for note in document["notes"] if note["code"] == "part"]
     assert told.startswith(f"{others}: not looked for, since {tmp_path}/ckpttool.json says ")
     merged = run("merge", tmp_path, *STRATEGY, "-o", tmp_path / "m.ckpt")
     assert merged.exit_code == 5  # which is another question
@@ -50,7 +50,7 @@ def test_of_ranks_that_are_gone_those_that_were_asked_for_are_named(tmp_path, mo
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0-1,3")
     shutil.rmtree(tmp_path / "rank_1")
     code = "missing" if more else "missing_rank"
-    found = [one for one in verified(tmp_path, *more)["findings"] if one["kind"] == code]
+    found = [one for one in verified(tmp_path, *more)["findings"] if one["code"] == code]
     assert found
     for one in found:
         assert one["ranks"] == [1]
@@ -61,7 +61,7 @@ def test_a_set_whose_manifest_is_damaged_may_have_been_written_for_all(tmp_path)
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0,2-3")
     path = tmp_path / "ckpttool.json"
     path.write_bytes(path.read_bytes()[:-1])
-    assert {one["kind"] for one in verified(tmp_path, *STRATEGY)["findings"]} == {
+    assert {one["code"] for one in verified(tmp_path, *STRATEGY)["findings"]} == {
         "manifest",
         "missing",
     }
@@ -76,4 +76,4 @@ def test_the_data_of_tensors_that_are_not_all_there_are_looked_at(tmp_path):
     words = ["split", tmp_path / "m.ckpt", "-d", tmp_path / "s.json", "-o", tmp_path / "out"]
     run_well(*words, "--format", "ckpt", "--rank", "1")
     (found,) = verified(tmp_path / "out", "-s", tmp_path / "s.json", "--deep")["findings"]
-    assert (found["kind"], found["ranks"], found["count"]) == ("nan", [1], 4)
+    assert (found["code"], found["ranks"], found["count"]) == ("nan", [1], 4)

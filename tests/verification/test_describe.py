@@ -43,7 +43,11 @@ def test_the_error_of_a_damaged_file_says_which_replicas_are_read(tmp_path):
     assert re.match(rf"ckpttool: {path}: byte .*read from replicas: rank 0$", result.stderr)
     document = json.loads(result.stdout)
     (problem,) = document["problems"]
-    assert problem.startswith(f"{path}: byte ")
-    assert "replicas" not in problem, "a note says it"
-    (note,) = (note for note in document["notes"] if note["kind"] == "damaged_replica")
-    assert note["text"] == f"rank 5: {problem}; all its slices are read from replicas: rank 0"
+    assert problem["text"].startswith(f"{path}: byte {problem['offset']}: ")
+    assert (problem["code"], problem["path"]) == ("damaged", str(path))
+    assert "replicas" not in str(problem), "a note says it"
+    (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
+    assert (note["text"], note["hint"]) == (
+        f"rank 5: {problem['text']}",
+        "all its slices are read from replicas: rank 0",
+    )

@@ -396,9 +396,8 @@ def test_the_document_of_verify(source):
     assert (document["clean"], document["deep"]) == (False, True)
     assert (document["errors"], document["warnings"]) == (1, 1)
     assert document["ranks"] == [0, 1, 3, 4, 5, 6]
-    assert [set(finding) for finding in document["findings"]] == [
-        {"severity", "kind", "text", "tensor", "ranks", "count", "first"}
-    ] * 2
+    keys = ["severity", "code", "text", "hint", "tensor", "ranks"]
+    assert [list(finding) for finding in document["findings"]] == [[*keys, "path"], keys]
     clean = json.loads(run(*words(CASE / "src", "--json")).stdout)
     assert (clean["clean"], clean["findings"], clean["notes"]) == (True, [], [])
 
@@ -407,7 +406,7 @@ def test_a_long_list_is_cut_and_says_so(tmp_path):
     entries = {f"w{i:02}": numbers((2,), {0: float("inf")}) for i in range(60)}
     write_file(tmp_path / "m.ckpt", entries, "ckpt")
     text = run("verify", tmp_path / "m.ckpt", "--deep").stdout
-    assert text.count(" infinite ") == 50 * 2  # kind and sentence
+    assert text.count(" infinite ") == 50 * 2  # code and sentence
     assert "and 10 more (--limit N shows N, --json all)" in text
     text = run("verify", tmp_path / "m.ckpt", "--deep", "--limit", "0").stdout
     assert text.splitlines()[0].startswith(f"{tmp_path}/m.ckpt: 60 warnings (1 rank, 60 tensors")
@@ -431,10 +430,10 @@ def test_warnings_can_be_ignored_and_errors_cannot(source):
     result = run(*words(source, "--json", "--ignore", "missing_replica", "--ignore", "nan"))
     document = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert [finding["kind"] for finding in document["findings"]] == ["damaged_replica"]
+    assert [finding["code"] for finding in document["findings"]] == ["damaged_replica"]
     assert (document["errors"], document["warnings"], document["clean"]) == (1, 0, False)
     (note,) = document["notes"]
-    assert note["kind"] == "missing_replica"
+    assert note["code"] == "missing_replica"
     assert note["text"].startswith("rank 7: no checkpoint file found")
     result = run(*words(source, "--ignore", "damaged_replica"))
     assert result.exit_code == 2

@@ -31,7 +31,7 @@ def findings(*words):
     """Kinds and texts, of a command that finds something."""
     found = verify_document(*words)["findings"]
     assert found
-    return [(one["kind"], one["text"]) for one in found]
+    return [(one["code"], one["text"]) for one in found]
 
 
 # ---------------------------------------------------------------------------------- encrypted files

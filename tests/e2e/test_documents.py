@@ -1,0 +1,148 @@
+"""The documents of ``--json``: each fits its schema, and no schema says what no document has.
+
+`tests.support.commands.run` checks every document that a test makes a command print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from ckpttool.formats import get_format
+from ckpttool.model.tensors import TensorMeta
+from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
+from tests.support.commands import run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
+from tests.support.file_bytes import layout, strategy
+from tests.support.snapshots import SNAPSHOTS
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+DEVICE = {"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}
+TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEVICE]}]}
+YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
+
+
+def snapshots() -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the documents of the snapshots, with their command."""
+    for path in SNAPSHOTS.glob("*.txt"):
+        for block in path.read_text(encoding="utf-8").split("\n\n"):
+            line, _, printed = block.partition("\n")
+            if line.startswith("$ ckpttool") and "--json" in line and printed.startswith("{"):
+                document = re.split(r"\n(?:2>|=> exit)", printed)[0]
+                yield line.split()[2], json.loads(document)
+
+
+@pytest.fixture
+def others(tmp_path, monkeypatch) -> list[list[str]]:
+    """Commands that print what no snapshot has, and the files they name."""
+    monkeypatch.chdir(tmp_path)
+    w = noise("w", "Float32", (8, 4))
+    write_ranks(Path("run"), {r: {"w": w.excerpt(slice(4 * r, 4 * r + 4))} for r in (0, 1)}, "ckpt")
+    Path("run/rank_table.json").write_text(json.dumps(TABLE))
+    Path("s.yaml").write_text(YAML)
+    Path("fields.ckpt").write_bytes(strategy(layout("w", (2,), (0, -1), field=2)))
+    for name, text in (("a", "one"), ("b", "two")):
+        metas = [TensorMeta("note", "str", (), text)]
+        create_file(get_format("ckpt"), f"{name}.ckpt", metas, {})
+    write_indexed(Path("model"), {"part0.safetensors": {"e.__map_keys__": w}})
+    return [
+        ["inspect", "run/rank_table.json"],
+        ["inspect", "run", "-s", "s.yaml"],
+        ["inspect", "run", "-s", "fields.ckpt"],
+        ["merge", "run", "-s", "fields.ckpt", "-o", "m.ckpt"],
+        ["inspect", "model"],
+        ["diff", "a.ckpt", "b.ckpt"],
+    ]
+
+
+def test_every_schema_is_one_and_every_property_of_it_is_in_some_document(others):
+    """A property that no document has is a promise that nobody keeps."""
+    for schema in SCHEMAS.values():
+        Draft202012Validator.check_schema(schema)
+    printed = ((words[0], json.loads(run(*words, "--json").stdout)) for words in others)
+    seen = set()
+    for command, document in (*snapshots(), *printed):
+        seen |= used(schema_of(command, document), document)
+    assert sorted(set().union(*map(declared, SCHEMAS)) - seen) == []
+
+
+def test_no_object_of_a_schema_is_open():
+    def check(node: object, place: str) -> None:
+        if isinstance(node, dict):
+            is_object = "object" in (node.get("type") or ())
+            assert not is_object or "additionalProperties" in node, place
+            assert not is_object or {*node.get("required", ())} <= {*node.get("properties", ())}
+            for key, child in node.items():
+                check(child, f"{place}/{key}")
+
+    for name, schema in SCHEMAS.items():
+        check(schema, name)
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch) -> str:
+    """The page on JSON, in a folder as its examples assume it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(CASE / "src", "checkpoint")
+    shutil.rmtree("checkpoint/rank_3")
+    shutil.copy(CASE / "src_strategy.ckpt", "strategy.ckpt")
+    return (REFERENCE / "json.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_page_are_what_the_commands_print(page):
+    examples = re.findall(r"```sh\nckpttool ([^\n]*)\n```\n\n```json\n(.*?)```", page, re.DOTALL)
+    (merge, merged), (inspect, failed) = examples
+    shown, printed = json.loads(merged), json.loads(run_well(*merge.split()).stdout)
+    for document in (shown, printed):
+        assert document.pop("seconds") >= 0
+        assert document.pop("dst_bytes") == document["outputs"][0].pop("nbytes")  # of HDF5
+    printed["largest_sharded"] = printed["largest_sharded"][:1]
+    assert shown == printed
+    assert json.loads(failed) == json.loads(run(*inspect.split()).stdout)
+
+
+@pytest.mark.parametrize("name", ["json.md", "exit-codes.md"])
+def test_the_commands_of_the_pages_run(page, name):
+    text = (REFERENCE / name).read_text(encoding="utf-8")
+    lines = re.findall(r"^ckpttool ([^|>\n]*)", text, re.MULTILINE)
+    assert lines
+    for file in ("a.h5", "b.h5"):
+        run_well("merge", "checkpoint", "-s", "strategy.ckpt", "-o", file)
+    for line in lines:
+        result = run(*shlex.split(line))
+        assert result.exit_code == ("verify" in line) + 2 * ("checkpiont" in line), line
+
+
+@pytest.mark.source
+def test_the_page_names_every_key_and_links_to_every_schema():
+    text = (REFERENCE / "json.md").read_text(encoding="utf-8")
+    for name, schema in SCHEMAS.items():
+        assert f"](schema/{name})" in text
+        kinds = schema.get("$defs", {"": schema})
+        for kind in ("", "file", "files", "ranks"):
+            keys = kinds.get(kind, {}).get("properties", {})
+            assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"more": 1}, {"schema": 2}, {"step": 5}, {"notes": [{"code": "nan"}]}]
+)
+def test_a_document_that_does_not_fit_its_schema_is_refused(change):
+    printed = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
+    with pytest.raises(AssertionError, match=r"^inspect\.json: \$"):
+        check_document("inspect", json.dumps({**printed, **change}), 0)
+
+
+@pytest.mark.parametrize("words", [["foo", "--json"], ["--json", "--bad"], ["merge", "--json"]])
+def test_a_bad_command_line_is_a_document_too(words):
+    (one,) = json.loads(run(*words).stdout)["error"]["diagnostics"]
+    assert (one["severity"], one["code"]) == ("error", "usage")
+    assert one["hint"].endswith("--help")
