@@ -73,6 +73,8 @@ NEEDS = {
         pytest.mark.xdist_group("mpi"),
         pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec is not installed"),
     ],
+    **{f"docs/guides/{name}.md": [pytest.mark.interpreter] for name in ("slurm", "volcano")},
+    "docs/guides/pipelines.md": [pytest.mark.interpreter],
 }
 
 
