@@ -320,6 +320,9 @@ def test_every_page_is_in_the_navigation_once():
     navigation = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     pages = [page.relative_to(DOCS).as_posix() for page in PAGES if DOCS in page.parents]
     assert sorted(navigation) == sorted(pages)
+    # Pages for users have names of their own, by which a command line may find them.
+    names = [Path(page).stem for page in pages if not page.startswith("development/")]
+    assert len(names) == len({*names})
 
 
 @pytest.mark.source
