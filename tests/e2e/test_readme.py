@@ -82,7 +82,7 @@ def test_the_examples_of_every_help_run(workplace):
     # and finalize, in tests/transaction/test_parts.py
     for command in ("merge", "inspect", "reshard", "split", "verify", "diff"):
         example = run_well(command, "-h").stdout.split("\n\n")[1].strip()
-        run_well(*shlex.split(example)[1:])
+        run_well(*shlex.split(example.replace("\\\n", " "))[1:])
 
 
 def test_every_option_is_explained_in_the_help_and_every_exit_code_in_the_reference():
