@@ -5,7 +5,8 @@ Every block of code of a page runs, in order, in an empty folder with the files 
 - ``sh``: line by line; ``# exit code N`` behind a command is what it has to end with;
 - ``console``: the same, and what the command prints is compared with the lines below it.
   ``SNAPSHOT_UPDATE=1`` writes these lines;
-- ``bash``: as one script, or a file if it has a title; ``yaml``: a file;
+- ``bash``: as one script; ``zsh`` and ``fish`` likewise, where that shell is installed;
+- ``yaml``: a hand-written strategy; any block with a title is a file of that name;
 - ``python``: all blocks of a page in one namespace.
 
 Stand-ins take the place of what is not here: Slurm and Volcano (`tests.support.schedulers`), and
@@ -221,6 +222,13 @@ def run_block(block: Block, namespace: dict[str, object]) -> str:
             run_line(command, code)
     elif block.language == "bash":
         run_script(prepare_dask(block.text) if "dask scheduler" in block.text else block.text)
+    elif block.language in ("zsh", "fish"):
+        if shutil.which(block.language):
+            words = [block.language, "-c", block.text]
+            subprocess.run(words, env=environment(), check=True)
+    elif block.language == "yaml":
+        Path("untitled.yaml").write_text(block.text, encoding="utf-8")
+        ckpttool.read_strategy(["untitled.yaml"])
     elif block.language == "python":
         if not needs_mindspore(block):
             exec(compile(block.text, "a page", "exec"), namespace)
