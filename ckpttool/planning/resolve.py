@@ -162,7 +162,7 @@ def resolve(
 
     Examples
     --------
-    See "From Python" in the README.
+    See "Python" in the guides (docs/guides/from-python.md).
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
     sharding = source_sharding(catalog, strategy, options.replicated)

@@ -69,7 +69,7 @@ def describe(
 
     Examples
     --------
-    See "From Python" in the README.
+    See "Python" in the guides (docs/guides/from-python.md).
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics

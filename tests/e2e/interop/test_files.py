@@ -1,21 +1,23 @@
-"""Files with every type that MindSpore saves, and the recipes of the README for loading them."""
+"""Files with every type that MindSpore saves, and the documented recipes for loading them."""
 
 from __future__ import annotations
 
 import math
 import random
-import re
 
 import pytest
 
 import ckpttool
 from ckpttool.model.tensors import map_component_names
 from tests.e2e.interop.cases import SEED
-from tests.e2e.interop.client import ROOT, MindSporeError
+from tests.e2e.interop.client import MindSporeError
 from tests.e2e.interop.saved import as_digests
 from tests.support.checkpoints import write_file
 from tests.support.commands import run_well
+from tests.support.pages import DOCS, python_block
 from tests.support.readers import read
+
+LOADING = DOCS / "guides" / "loading.md"
 
 # Bytes per element of the types that MindSpore saves and loads, by their names in Python ...
 LOADED = dict.fromkeys(("bool_", "int8", "uint8", "qint4x2"), 1)
@@ -45,14 +47,6 @@ def tensors(types):
 
 
 APPENDED = {"epoch_num": 3, "scale": 0.1, "done": True, "note": "step 10 → 12, \N{ROCKET}"}
-
-
-def readme_code(*words):
-    """The Python block of the README in which all the words are."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (block,) = (block for block in blocks if all(word in block for word in words))
-    return block
 
 
 def test_ckpt_with_every_type_is_written_again_byte_for_byte(mindspore, tmp_path):
@@ -125,7 +119,9 @@ def test_map_parameters_are_read_and_written_as_mindspore_does(mindspore, tmp_pa
 
 
 @pytest.mark.parametrize("dtype", SAVED_ONLY)
-def test_mindspore_does_not_load_what_the_readme_says_it_does_not(dtype, mindspore, tmp_path):
+def test_mindspore_does_not_load_what_the_documentation_says_it_does_not(
+    dtype, mindspore, tmp_path
+):
     path = tmp_path / "saved.ckpt"
     mindspore.ask("save_values", tensors=tensors({dtype: SAVED_ONLY[dtype]}), out=path)
     with pytest.raises(MindSporeError, match="failed to load the checkpoint file"):
@@ -133,36 +129,36 @@ def test_mindspore_does_not_load_what_the_readme_says_it_does_not(dtype, mindspo
 
 
 @pytest.mark.parametrize(("family", "name"), [("types", "axes_2x4"), ("adamw", "shard_all_4x2")])
-def test_readme_recipe_loads_hdf5_into_a_network(family, name, saved, mindspore, tmp_path):
+def test_recipe_loads_hdf5_into_a_network(family, name, saved, mindspore, tmp_path):
     cut = saved(family, name)
     run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.h5")
-    code = readme_code("h5py.File(", "visititems")
+    code = python_block(LOADING, "h5py.File(", "visititems")
     network, _ = mindspore.ask("run_code", code=code, folder=tmp_path, recipe=cut.recipe)
     found = as_digests(network)
     want = {name: entry.digest for name, entry in cut.full.items()}
     assert {name: found[name] for name in want} == want
 
 
-def test_readme_way_makes_bfloat16_again(saved, mindspore, tmp_path):
+def test_recipe_makes_bfloat16_again(saved, mindspore, tmp_path):
     cut = saved("adamw", "tensor_2x4")
     want = {name: entry.digest for name, entry in cut.full.items() if entry.dtype == "BFloat16"}
     assert want
     run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.h5")
     plain, cast = "ms.Tensor(dataset[()])", "ms.Tensor(dataset[()], ms.bfloat16)"
-    assert cast in (ROOT / "README.md").read_text(encoding="utf-8")
-    code = readme_code("h5py.File(", plain)
+    assert cast in LOADING.read_text(encoding="utf-8")
+    code = python_block(LOADING, "h5py.File(", plain)
     code = code.replace(plain, f"({cast} if name in {list(want)} else {plain})")
     _, parameters = mindspore.ask("run_code", code=code, folder=tmp_path, recipe=cut.recipe)
     found = as_digests(parameters)
     assert {name: found[name] for name in want} == want
 
 
-def test_readme_recipe_loads_ckpt_rank_by_rank(saved, mindspore, tmp_path):
+def test_recipe_loads_ckpt_rank_by_rank(saved, mindspore, tmp_path):
     cut = saved("adamw", "data_4")
     run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.ckpt")
     words = ["-d", cut.strategy, "-o", tmp_path / "new", "--format", "ckpt"]
     run_well("split", tmp_path / "merged.ckpt", *words)
-    code = readme_code('ms.load_checkpoint("merged.ckpt")', "rank_{rank}")
+    code = python_block(LOADING, 'ms.load_checkpoint("merged.ckpt")', "rank_{rank}")
     network, _ = mindspore.ask("run_code", code=code, folder=tmp_path, recipe=cut.recipe, rank=3)
     found = as_digests(network)
     want = {name: entry.digest for name, entry in cut.full.items()}

@@ -2,8 +2,7 @@
 
 It is wrong about gradients in the making (``accu_grads.*``): it believes the optimizer shard that
 their strategy claims, and writes one rank's raw slice where the target does not list them.  It can
-be wrong about optimizer shards (README, "Where MindSpore's own transform differs"); with these
-models it never was.
+be wrong about optimizer shards (docs/concepts/mindspore.md); with these models it never was.
 """
 
 from __future__ import annotations

@@ -356,14 +356,14 @@ def transform(source, out, src_strategy, dst_strategy, form):
 
 
 def run_code(code, folder, recipe, rank=0):
-    """Runs Python of the README in ``folder``; what its ``network`` and ``parameters`` then hold.
+    """Run Python of a page in ``folder``; return what its ``network`` and ``parameters`` then hold.
 
     The code finds the names ``ms``, ``network`` (not compiled) and ``rank``.
     """
     os.chdir(folder)
     network, _ = networks.build(recipe)
     scope = {"ms": ms, "network": network, "rank": rank}
-    exec(compile(code, "README.md", "exec"), scope)
+    exec(compile(code, "a page", "exec"), scope)
     return [
         {one.name: digest(one) for one in network.get_parameters()},
         contents(scope.get("parameters", {})),
