@@ -84,7 +84,7 @@ class CommandGroup(click.Group):
 
     def _invoke(self, ctx: click.Context) -> object:
         from ckpttool.cli.options import ANSWERS, DEBUG, SIGNALS
-        from ckpttool.model.wording import printable
+        from ckpttool.cli.tables import print_text
 
         # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -98,13 +98,13 @@ class CommandGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Terminated as stopped:
-            click.echo(f"ckpttool: {stopped}", err=True)
+            print_text(str(stopped), "ckpttool", err=True)
             ctx.exit(stopped.exit_code)
         except BrokenPipeError:
             raise
         except Exception as error:
             if guard.ended is not None:  # a library turned it into an error of its own
-                click.echo(f"ckpttool: {guard.ended}", err=True)
+                print_text(str(guard.ended), "ckpttool", err=True)
                 ctx.exit(guard.ended.exit_code)
             if ctx.meta.get(DEBUG):
                 import traceback
@@ -114,11 +114,12 @@ class CommandGroup(click.Group):
             problems.append("; ".join((last, *notes_of(error))))
             if code == 1 and ctx.meta.get(ANSWERS):
                 code = 3
-            if len(problems) > 1:
-                click.echo(f"ckpttool: {len(problems)} problems:", err=True)
-            for problem in problems:
-                prefix = "  - " if len(problems) > 1 else "ckpttool: "
-                click.echo(prefix + printable(problem), err=True)
+            if len(problems) == 1:
+                print_text(problems[0], "ckpttool", err=True)
+            else:
+                print_text(f"{len(problems)} problems:", "ckpttool", err=True)
+                for problem in problems:
+                    print_text(f"  - {problem}", err=True)
             ctx.exit(code)
 
 

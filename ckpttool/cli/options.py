@@ -212,9 +212,11 @@ class ReportOptions:
     as_json
         Whether to print one JSON document.
     quiet
-        Whether to print no notes and no progress on stderr.
+        Whether to print nothing but warnings and errors.
     debug
         Whether to print a traceback with an error.
+    verbose
+        Whether to list the outputs.
     limit
         Largest number of listed findings; None for the default of the command.
     """
@@ -222,6 +224,7 @@ class ReportOptions:
     as_json: bool
     quiet: bool
     debug: bool
+    verbose: bool = False
     limit: int | None = None
 
     @property
@@ -282,13 +285,24 @@ def _build_run(
     return {"run": chosen}
 
 
-def _build_report(**values: Any) -> Mapping[str, object]:
+def _build_report(color: None, **values: Any) -> Mapping[str, object]:
     return {"report": ReportOptions(**values)}
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[DEBUG] = value
     return value
+
+
+def _set_color(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    """Decide whether `click.echo` keeps colours; None keeps them on a terminal."""
+    color = {"always": True, "never": False}.get(value)
+    if value == "auto":
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            color = False
+        elif any(os.environ.get(name, "0") != "0" for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+            color = True
+    ctx.color = ctx.find_root().color = color  # the root prints errors
 
 
 def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -515,12 +529,24 @@ LIMIT = option(
     metavar="N",
     help="List at most N of what was found.  [default: 50; with --json all]",
 )
+VERBOSE = option("-v", "--verbose", is_flag=True, help="List the files that were written.")
 report_options = OptionGroup(
     REPORT,
     _build_report,
     {
         "as_json": option("--json", is_flag=True, help="Print one JSON document."),
-        "quiet": option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr."),
+        "quiet": option(
+            "-q", "--quiet", is_flag=True, help="Print nothing but warnings and errors."
+        ),
+        "color": option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            show_default=True,
+            is_eager=True,
+            callback=_set_color,
+            help="Whether to colour; auto: on a terminal without NO_COLOR.",
+        ),
         "debug": option(
             "--debug",
             is_flag=True,
