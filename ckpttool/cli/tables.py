@@ -86,7 +86,7 @@ def print_text(text: str, label: str = "", code: str = "", *, err: bool = False)
     text = printable(f"{label}{bracketed}: {text}" if label else text)
     if columns is not None:
         indent = len(text) - len(text.lstrip()) + INDENT
-        text = f"\n{' ' * indent}".join(_fold(text, columns - indent))
+        text = "\n".join(_fold(text, columns, indent))
     if label:
         text = click.style(label, fg=COLORS.get(label), bold=True) + text.removeprefix(label)
     if err:
@@ -119,12 +119,17 @@ def _rule_letter() -> str:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; columns whose name ends in ``>`` are aligned right and not folded."""
-    table = [[column.rstrip(">") for column in columns]]
-    table += [[printable(cell) for cell in row] for row in rows]
-    is_right = [column.endswith(">") for column in columns]
-    widths = [max(map(_width, cells)) for cells in zip(*table, strict=True)]
-    inline = list(range(len(columns)))
+    """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
+
+    A column without contents is left out.
+    """
+    cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
+    shown = [i for i in range(len(columns)) if not cells or any(cells[i])]
+    filled = [(columns[i].rstrip(">"), *(cells[i] if cells else ())) for i in shown]
+    table = list(zip(*filled, strict=True))
+    is_right = [columns[i].endswith(">") for i in shown]
+    widths = [max(map(_width, column)) for column in filled]
+    inline = list(range(len(shown)))
     titles, room = [printable(title)], 0
     if (terminal := terminal_columns(sys.stdout)) is not None:
         titles = _fold(titles[0], terminal)
@@ -183,24 +188,27 @@ def _lines(
         yield from (f"{margin}{part}" for part in _fold(cells[i], room - INDENT) if part)
 
 
-def _fold(cell: str, width: int) -> list[str]:
-    """Fold a cell between words into parts of at most ``width`` columns, or of one wider word.
+def _fold(text: str, width: int, indent: int = 0) -> list[str]:
+    """Fold a text between words into lines of at most ``width`` columns.
+
+    Lines after the first are indented.  A word that is wider than a line is not broken, and a
+    bullet does not stand alone.
 
     Examples
     --------
     >>> _fold("ranks 0-3, 5-7 have adam_m.layers.0.weight", 13)
     ['ranks 0-3,', '5-7 have', 'adam_m.layers.0.weight']
     """
-    if _width(cell) <= width:
-        return [cell]
-    first, *words = cell.split(" ")
-    parts = [first]
+    if _width(text) <= width:
+        return [text]
+    first, *words = text.split(" ")
+    lines = [first]
     for word in words:
-        if _width(f"{parts[-1]} {word}") <= width:
-            parts[-1] += f" {word}"
+        if _width(f"{lines[-1]} {word}") <= width or not lines[-1].strip(" -"):
+            lines[-1] += f" {word}"
         else:
-            parts.append(word)
-    return parts
+            lines.append(" " * indent + word)
+    return lines
 
 
 def _width(text: str) -> int:
@@ -424,12 +432,12 @@ def print_foreign(document: Json) -> None:
 
     shown: Mapping[str, Any] = document
     noun = FOREIGN_KINDS[shown["kind"]].noun
-    echo(printable(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}"))
+    print_text(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}")
     if shown["kind"] == "group_info":
         rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
         print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
         ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
-        echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+        print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
     if shown["kind"] == "rank_table":
         places = shown["ranks"]
         print_table(

@@ -208,7 +208,7 @@ def _print_written(
         for source in documents.find_largest(plan)
     ]
     if largest:
-        tables.print_text(f"Check the full shapes: {', '.join(largest)} (largest sharded tensors)")
+        tables.print_text(f"Check the full shapes: {', '.join(largest)}")
     catalog = plan.catalog
     files = count(len(catalog.files), "file" if isinstance(catalog, MergedCatalog) else "rank")
     text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"

@@ -46,6 +46,11 @@ def test_a_table_without_rows_is_a_header(capsys):
     assert capsys.readouterr().out == "none\n\n  name   size\n ─────────────\n\n"
 
 
+def test_a_column_without_contents_is_left_out(capsys):
+    print_table("t", ("name", "shard>", "first"), [("w", "", ""), ("b", "", "(1)")])
+    assert capsys.readouterr().out.splitlines()[2] == "  name   first"
+
+
 def test_in_a_pipe_rows_and_the_rule_are_as_long_as_they_need_to_be(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     print_table("t", ("kind", "what"), [("damaged", 80 * "words ")])
@@ -155,10 +160,16 @@ def test_on_a_terminal_a_message_is_folded_between_words_and_indented(capsys, mo
     assert all(len(line) <= columns or len(line.split()) == 1 for line in (first, *rest))
 
 
+def test_a_bullet_does_not_stand_alone(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 12)
+    print_text("  - rank_0/net-2_10.ckpt: cut short")
+    assert capsys.readouterr().out == "  - rank_0/net-2_10.ckpt:\n    cut\n    short\n"
+
+
 def test_a_message_in_wide_letters_is_no_wider_than_the_terminal(capsys, monkeypatch):
     monkeypatch.setattr(tables, "terminal_columns", lambda stream: 20)
     print_text(" ".join(["重み"] * 9))
-    assert capsys.readouterr().out.splitlines()[0] == "重み 重み 重み"
+    assert capsys.readouterr().out.splitlines()[0] == "重み 重み 重み 重み"
 
 
 def test_escape_sequences_of_a_name_are_spelled_out(capsys):
