@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import click
@@ -75,7 +75,7 @@ class CommandGroup(click.Group):
     ) -> click.Context:
         """Parse the command line; --help and --version print here."""
         with _output_errors():
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(info_name, args, parent, color=_use_color(), **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; see `ckpttool.errors` for the exit codes."""
@@ -123,14 +123,37 @@ class CommandGroup(click.Group):
             ctx.exit(code)
 
 
+def _use_color() -> bool | None:
+    """Return whether `click.echo` keeps colours; None keeps them on a terminal."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    forced = (os.environ.get(name, "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
+    return True if set(forced) - {"", "0"} else None
+
+
+def _print_usage_error(error: click.ClickException) -> None:
+    """Print what click says, folded on a terminal."""
+    from ckpttool.cli.tables import print_text
+
+    text = io.StringIO()
+    error.show(text)
+    with getattr(error, "ctx", None) or nullcontext():
+        for line in text.getvalue().splitlines():
+            label = "Error" if line.startswith("Error: ") else ""
+            print_text(line.removeprefix("Error: "), label, err=True)
+
+
 @contextmanager
 def _output_errors() -> Iterator[None]:
-    """End the program with one line if standard output cannot be written.
+    """End the program if the command line is wrong or standard output cannot be written.
 
     If its reader has closed the pipe (``| head``), end without a line, as SIGPIPE would.
     """
     try:
         yield
+    except click.ClickException as error:
+        _print_usage_error(error)
+        raise SystemExit(error.exit_code) from error
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:

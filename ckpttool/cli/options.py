@@ -295,14 +295,9 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
 
 
 def _set_color(ctx: click.Context, param: click.Parameter, value: str) -> None:
-    """Decide whether `click.echo` keeps colours; None keeps them on a terminal."""
-    color = {"always": True, "never": False}.get(value)
-    if value == "auto":
-        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-            color = False
-        elif any(os.environ.get(name, "0") != "0" for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
-            color = True
-    ctx.color = ctx.find_root().color = color  # the root prints errors
+    """Replace what the environment says about colours; the root prints errors."""
+    if value != "auto":
+        ctx.color = ctx.find_root().color = value == "always"
 
 
 def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:

@@ -46,6 +46,7 @@ COLORS = {
     "warning": "yellow",
     "different": "red",
     "error": "red",
+    "Error": "red",  # of click, about the command line
     "ckpttool": "red",  # before the error that ends a run
 }
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
