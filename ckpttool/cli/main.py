@@ -119,7 +119,7 @@ class CommandGroup(click.Group):
             else:
                 print_text(f"{len(problems)} problems:", "ckpttool", err=True)
                 for problem in problems:
-                    print_text(f"  - {problem}", err=True)
+                    print_text(f"  - {problem}", indent=4, err=True)
             ctx.exit(code)
 
 

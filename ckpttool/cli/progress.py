@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -56,7 +55,7 @@ def show_count(
     if quiet:
         yield lambda done, total: None
     elif columns is None or os.environ.get("TERM") in ("dumb", "unknown"):
-        yield partial(_Log(phase, unit).update)
+        yield _Log(phase, unit).update
     else:
         with _bar(phase, unit, columns) as update:
             yield update
@@ -77,8 +76,7 @@ class _Log:
 
     def update(self, done: int, total: int) -> None:
         """Print a line if it is due."""
-        now = time.monotonic()
-        if now >= self.due:
+        if (now := time.monotonic()) >= self.due:
             facts = _describe(done, total, now - self.started, self.unit)
             click.echo(f"{self.phase}: {facts}", err=True)
             self.due = self._next()

@@ -68,7 +68,9 @@ def print_json(document: Json) -> None:
     echo(json.dumps(document))  # ASCII, which every locale can print
 
 
-def print_text(text: str, label: str = "", code: str = "", *, err: bool = False) -> None:
+def print_text(
+    text: str, label: str = "", code: str = "", *, indent: int = INDENT, err: bool = False
+) -> None:
     """Print a paragraph: folded on a terminal, one line in a pipe.
 
     Parameters
@@ -79,6 +81,8 @@ def print_text(text: str, label: str = "", code: str = "", *, err: bool = False)
         Its first word, bold and in one of `COLORS`.
     code
         Code of a diagnostic, which follows the label in brackets.
+    indent
+        Columns before the lines after the first.
     err
         Whether to print it on stderr.
     """
@@ -86,7 +90,6 @@ def print_text(text: str, label: str = "", code: str = "", *, err: bool = False)
     bracketed = f"[{code}]" if code else ""
     text = printable(f"{label}{bracketed}: {text}" if label else text)
     if columns is not None:
-        indent = len(text) - len(text.lstrip()) + INDENT
         text = "\n".join(_fold(text, columns, indent))
     if label:
         text = click.style(label, fg=COLORS.get(label), bold=True) + text.removeprefix(label)

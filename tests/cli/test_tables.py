@@ -162,7 +162,7 @@ def test_on_a_terminal_a_message_is_folded_between_words_and_indented(capsys, mo
 
 def test_a_bullet_does_not_stand_alone(capsys, monkeypatch):
     monkeypatch.setattr(tables, "terminal_columns", lambda stream: 12)
-    print_text("  - rank_0/net-2_10.ckpt: cut short")
+    print_text("  - rank_0/net-2_10.ckpt: cut short", indent=4)
     assert capsys.readouterr().out == "  - rank_0/net-2_10.ckpt:\n    cut\n    short\n"
 
 
