@@ -18,7 +18,7 @@ from ckpttool.model.wording import format_bytes
 if TYPE_CHECKING:
     from ckpttool.concurrency import OnProgress, OpenProgress
 
-STARTED = time.monotonic()  # commands import this module when they begin
+STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
 LOG_SECONDS = 30  # between two lines; a shorter run has none
 BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
 FACTS_COLUMNS = 55  # beside the bar and the name of the phase
@@ -67,19 +67,16 @@ class _Log:
     def __init__(self, phase: str, unit: Callable[[int], str]) -> None:
         self.phase = phase
         self.unit = unit
-        self.started = time.monotonic()
-        self.due = self._next()
-
-    def _next(self) -> float:
-        now = time.monotonic()
-        return now + LOG_SECONDS - (now - STARTED) % LOG_SECONDS
+        self.started = now = time.monotonic()
+        of_run = click.get_current_context().meta.setdefault(STARTED, now)
+        self.due = now + LOG_SECONDS - (now - of_run) % LOG_SECONDS
 
     def update(self, done: int, total: int) -> None:
         """Print a line if it is due."""
         if (now := time.monotonic()) >= self.due:
             facts = _describe(done, total, now - self.started, self.unit)
             click.echo(f"{self.phase}: {facts}", err=True)
-            self.due = self._next()
+            self.due += LOG_SECONDS * (1 + (now - self.due) // LOG_SECONDS)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 Text is folded to fit on a terminal; in a pipe a row, a note or an error is one line.  No word is
 ever broken, so that a name can be found and copied.  If the columns do not fit on the terminal, the
-column with the longest words gets lines of its own.  `click.echo` removes bold and colours where
-they are not shown; rich would need 0.1 s to load, and its tables break words.
+column with the longest words gets lines of its own above the row.  `click.echo` removes bold and
+colours where they are not shown; rich would need 0.1 s to load, and its tables break words.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _fit(
 
 
 def _row_width(widths: Sequence[int], inline: Sequence[int]) -> int:
-    indent = 0 if 0 in inline else INDENT
+    indent = INDENT if len(inline) < len(widths) else 0
     return indent + sum(widths[i] + SPACE for i in inline) - SPACE
 
 
@@ -176,10 +176,10 @@ def _lines(
     inline: Sequence[int],
     room: int,
 ) -> Iterator[str]:
-    """Yield the lines of a row: a first cell with its own lines, inline cells, other cells."""
+    """Yield the lines of a row: the cells that have their own, then the inline cells."""
     margin = " " * MARGIN
-    if 0 not in inline:
-        yield from (f"{margin}{part}".rstrip() for part in _fold(cells[0], room))
+    if others := [cell for i, cell in enumerate(cells) if i not in inline]:
+        yield from (f"{margin}{part}" for cell in others for part in _fold(cell, room) if part)
         margin += " " * INDENT
     for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in inline), fillvalue=""):
         line = margin
@@ -187,9 +187,6 @@ def _lines(
             padding = " " * (widths[i] - _width(part))
             line += (padding + part if is_right[i] else part + padding) + " " * SPACE
         yield line.rstrip()
-    margin = " " * (MARGIN + INDENT)
-    for i in sorted({*range(1, len(cells))}.difference(inline)):
-        yield from (f"{margin}{part}" for part in _fold(cells[i], room - INDENT) if part)
 
 
 def _fold(text: str, width: int, indent: int = 0) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import re
 import time
 
+import click
 import pytest
 
 from ckpttool.cli import progress
@@ -60,7 +61,7 @@ class Clock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
-        self.now = progress.STARTED
+        self.now = 1e6
 
     def monotonic(self) -> float:
         return self.now
@@ -70,7 +71,8 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
-    return clock
+    with click.Context(click.Command("merge")):
+        yield clock
 
 
 def test_a_log_gets_a_line_every_30_seconds_of_the_run(clock, capsys):
@@ -84,6 +86,19 @@ def test_a_log_gets_a_line_every_30_seconds_of_the_run(clock, capsys):
         "first: 60%, 60.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:20\n"
         "second: 20%, 20.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:40\n"
         "second: 80%, 80.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:10\n"
+    )
+
+
+def test_a_log_has_one_line_for_a_time_without_news(clock, capsys):
+    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+        clock.now += 100
+        on_progress(50)
+        on_progress(1)
+        clock.now += 20
+        on_progress(1)
+    assert capsys.readouterr().err == (
+        "reading: 50%, 50 of 100 B, 0 B/s, ETA 0:01:40\n"
+        "reading: 52%, 52 of 100 B, 0 B/s, ETA 0:01:51\n"
     )
 
 

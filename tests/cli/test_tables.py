@@ -121,13 +121,13 @@ def test_a_name_that_leaves_no_room_stands_above_its_row(terminal):
     ]
 
 
-def test_another_cell_that_leaves_no_room_stands_below_its_row(terminal):
+def test_another_cell_that_leaves_no_room_stands_above_its_row_too(terminal):
     assert terminal(40, FILES, PATHS[:1]) == [
-        "  rank      size",
-        "    path",
-        " " + "─" * 16,
-        "     0   1.5 GiB",
-        "    rank_0/llama_7b_rank_0-2_3.ckpt",
+        "  path",
+        "    rank      size",
+        " " + "─" * 18,
+        "  rank_0/llama_7b_rank_0-2_3.ckpt",
+        "       0   1.5 GiB",
     ]
 
 
