@@ -21,7 +21,7 @@ from concurrent.futures import (
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from threading import Event
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from ckpttool.errors import EngineError
 
@@ -39,11 +39,18 @@ class InlineExecutor(Executor):
         return future
 
 
-OnProgress = Callable[[int], None]
-OpenProgress = Callable[[int], AbstractContextManager[OnProgress]]  # takes the total in bytes
+OnProgress = Callable[[int], None]  # takes the bytes done since the last call
 
 
-def no_progress(nbytes: int) -> AbstractContextManager[OnProgress]:
+class OpenProgress(Protocol):
+    """A function that shows a phase of a run; phases do not overlap."""
+
+    def __call__(self, nbytes: int, phase: str = ...) -> AbstractContextManager[OnProgress]:
+        """Show a phase of so many bytes, 0 if nobody counts them."""
+        ...
+
+
+def no_progress(nbytes: int, phase: str = "") -> AbstractContextManager[OnProgress]:
     """Return a context that shows no progress; an `OpenProgress`."""
     return nullcontext(lambda nbytes: None)
 

@@ -11,7 +11,7 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Number
-from ckpttool.cli.progress import show_progress
+from ckpttool.cli.progress import open_progress
 from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
 
@@ -121,7 +121,7 @@ def diff(
             resolve,
             tolerance=tolerance,
             executor=executor,
-            open_progress=lambda total: show_progress("comparing", total, report.hides_progress),
+            open_progress=open_progress("comparing", report.hides_progress),
         )
     if report.as_json:
         document = documents.describe_comparison(a.path, b.path, found, tolerance, report.limit)

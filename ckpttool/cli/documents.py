@@ -18,7 +18,7 @@ from ckpttool.model.diagnostics import (
     severities,
 )
 from ckpttool.model.optimizer_names import parameter_of
-from ckpttool.model.slicing import LayoutSlicing
+from ckpttool.model.slicing import LayoutSlicing, Source
 
 if TYPE_CHECKING:
     from ckpttool.model.diagnostics import Report
@@ -31,17 +31,20 @@ if TYPE_CHECKING:
     from ckpttool.verification.diff import Comparison, TensorDifference
 
 
-MAX_SHARDED = 3  # tensors that `describe_largest` returns
+MAX_SHARDED = 3  # tensors that `find_largest` returns
 
 
 def describe_run(
     plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float
 ) -> Json:
     """Return the JSON document of merge, split and reshard."""
+    from ckpttool.verification.describe import describe_layout
+
     documents = documents_of(plan, assignment)
     indexes = [document.path for document in documents if document.kind == "index"]
     strategies = [document.path for document in documents if document.kind == "strategy"]
     manifest, part = str(Path(plan.target.manifest_path)), assignment.part
+    sharded = [describe_layout(source) for source in find_largest(plan)]
     return {
         "schema": SCHEMA,
         "outputs": [{**_describe_written(out), "kept": out.is_kept} for out in written],
@@ -49,7 +52,7 @@ def describe_run(
         "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
         "dst_bytes": sum(out.nbytes for out in written),
         "seconds": round(seconds, 6),
-        **({"largest_sharded": sharded} if (sharded := describe_largest(plan)) else {}),
+        **({"largest_sharded": sharded} if sharded else {}),
         **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
         "notes": describe_diagnostics((*plan.notes, *assignment.notes), severities("convert")),
         **({"indexes": indexes} if indexes else {}),
@@ -63,15 +66,13 @@ def documents_of(plan: Plan, assignment: Assignment) -> tuple[Document, ...]:
     return plan.documents if assignment.part is None else ()
 
 
-def describe_largest(plan: Plan) -> Sequence[Json]:
-    """Describe the largest sharded tensors and the layouts with which they were read.
+def find_largest(plan: Plan) -> Sequence[Source]:
+    """Return the largest sharded tensors, with the layouts with which they were read.
 
     A strategy file contains no shapes, and a file from a different run may fit.  A person can see
     that in the shapes.  Parameters come before their states; equal shapes and layouts are shown
     once.
     """
-    from ckpttool.verification.describe import describe_layout
-
     sharded = {
         source.slicing.key: source
         for source in sorted(
@@ -80,7 +81,7 @@ def describe_largest(plan: Plan) -> Sequence[Json]:
         )
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.slice_counts) > 1
     }
-    return [describe_layout(source) for source in [*reversed(sharded.values())][:MAX_SHARDED]]
+    return [*reversed(sharded.values())][:MAX_SHARDED]
 
 
 def describe_manifest(folder: str, manifest: Manifest) -> Json:

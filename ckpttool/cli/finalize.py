@@ -9,7 +9,7 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, tables
 from ckpttool.model.diagnostics import severities
-from ckpttool.model.wording import count, format_bytes, printable
+from ckpttool.model.wording import count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
@@ -35,5 +35,6 @@ def finalize(folder: str, report: ReportOptions) -> None:
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""
-    text = f"{folder}: complete: {count(len(manifest.outputs), 'file')}, {size}{step}"
-    tables.echo(printable(text))
+    if not report.quiet:
+        files = count(len(manifest.outputs), "file")
+        tables.print_text(f"{folder}: complete: {files}, {size}{step}")

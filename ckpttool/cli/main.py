@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ class CommandGroup(click.Group):
         as_json = "--json" in args
         with _output_errors():
             try:
-                ctx = super().make_context(info_name, args, parent, **extra)
+                ctx = super().make_context(info_name, args, parent, color=_use_color(), **extra)
             except click.ClickException as error:
                 if as_json:
                     _print_document(*_diagnose(error))
@@ -136,14 +136,37 @@ class CommandGroup(click.Group):
             ctx.exit(exit_code)
 
 
+def _use_color() -> bool | None:
+    """Return whether `click.echo` keeps colours; None keeps them on a terminal."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    forced = (os.environ.get(name, "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
+    return True if set(forced) - {"", "0"} else None
+
+
+def _print_usage_error(error: click.ClickException) -> None:
+    """Print what click says, folded on a terminal."""
+    from ckpttool.cli.tables import print_text
+
+    text = io.StringIO()
+    error.show(text)
+    with getattr(error, "ctx", None) or nullcontext():
+        for line in text.getvalue().splitlines():
+            label = "Error" if line.startswith("Error: ") else ""
+            print_text(line.removeprefix("Error: "), label, err=True)
+
+
 @contextmanager
 def _output_errors() -> Iterator[None]:
-    """End the program with one line if standard output cannot be written.
+    """End the program if the command line is wrong or standard output cannot be written.
 
     If its reader has closed the pipe (``| head``), end without a line, as SIGPIPE would.
     """
     try:
         yield
+    except click.ClickException as error:
+        _print_usage_error(error)
+        raise SystemExit(error.exit_code) from error
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
@@ -187,13 +210,14 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 
 def _print_problems(problems: Sequence[Diagnostic]) -> None:
     """Print on stderr what ended a command."""
-    from ckpttool.model.wording import printable
+    from ckpttool.cli.tables import print_text
 
-    if len(problems) > 1:
-        click.echo(f"ckpttool: {len(problems)} problems:", err=True)
+    if len(problems) == 1:
+        print_text(problems[0].text, "ckpttool", err=True)
+        return
+    print_text(f"{len(problems)} problems:", "ckpttool", err=True)
     for problem in problems:
-        prefix = "  - " if len(problems) > 1 else "ckpttool: "
-        click.echo(prefix + printable(problem.text), err=True)
+        print_text(f"  - {problem.text}", indent=4, err=True)
 
 
 def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     ),
 )
 @options.run_options()
-@options.report_options()
+@options.report_options(verbose=options.VERBOSE)
 def merge(
     source: Side,
     resolve: ResolveOptions,

@@ -294,9 +294,11 @@ class ReportOptions:
     as_json
         Whether to print one JSON document.
     quiet
-        Whether to print no notes and no progress on stderr.
+        Whether to print nothing but warnings and errors.
     debug
         Whether to print a traceback with an error.
+    verbose
+        Whether to list the outputs.
     limit
         Largest number of listed findings; None for the default of the command.
     """
@@ -304,6 +306,7 @@ class ReportOptions:
     as_json: bool
     quiet: bool
     debug: bool
+    verbose: bool = False
     limit: int | None = None
 
     @property
@@ -364,13 +367,19 @@ def _build_run(
     return {"run": chosen}
 
 
-def _build_report(**values: Any) -> Mapping[str, object]:
+def _build_report(color: None, **values: Any) -> Mapping[str, object]:
     return {"report": ReportOptions(**values)}
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[DEBUG] = value
     return value
+
+
+def _set_color(ctx: click.Context, param: click.Parameter, value: str) -> None:
+    """Replace what the environment says about colours; the root prints errors."""
+    if value != "auto":
+        ctx.color = ctx.find_root().color = value == "always"
 
 
 def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -589,12 +598,24 @@ LIMIT = option(
     metavar="N",
     help="List at most N findings.  [default: 50; with --json all]",
 )
+VERBOSE = option("-v", "--verbose", is_flag=True, help="List the files that were written.")
 report_options = OptionGroup(
     DISPLAY,
     _build_report,
     {
         "as_json": option("--json", is_flag=True, help="Print one JSON document."),
-        "quiet": option("-q", "--quiet", is_flag=True, help="No notes and no progress on stderr."),
+        "quiet": option(
+            "-q", "--quiet", is_flag=True, help="Print nothing but warnings and errors."
+        ),
+        "color": option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            show_default=True,
+            is_eager=True,
+            callback=_set_color,
+            help="Whether to colour; auto: on a terminal without NO_COLOR.",
+        ),
         "debug": option(
             "--debug",
             is_flag=True,

@@ -1,59 +1,121 @@
-"""Progress bars on stderr with amount, speed and remaining time; only on a terminal."""
+"""Progress on stderr: a bar on a terminal, in a log a line every 30 seconds."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import click
+
+from ckpttool.cli.tables import terminal_columns
+from ckpttool.model.wording import format_bytes
+
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, Task, TaskID
+    from ckpttool.concurrency import OnProgress, OpenProgress
+
+STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
+LOG_SECONDS = 30  # between two lines; a shorter run has none
+BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
+FACTS_COLUMNS = 55  # beside the bar and the name of the phase
+
+
+def open_progress(default: str, quiet: bool) -> OpenProgress:
+    """Return the `OpenProgress` of a command; ``default`` names its phases that have no name."""
+
+    @contextmanager
+    def show_phase(nbytes: int, phase: str = default) -> Iterator[OnProgress]:
+        done = 0
+        with show_count(phase, quiet, format_bytes) as on_progress:
+            on_progress(0, nbytes)
+
+            def advance(more: int) -> None:
+                nonlocal done
+                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
+                on_progress(done, nbytes)
+
+            yield advance
+
+    return show_phase
 
 
 @contextmanager
-def show_progress(what: str, total_bytes: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of bytes done since the last call.
+def show_count(
+    phase: str, quiet: bool, unit: Callable[[int], str] = str
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a phase; yield a function that takes what is done so far and the total, 0 if unknown.
 
-    Without a terminal it shows nothing, even with ``FORCE_COLOR``: a bar does not belong in a log.
+    ``FORCE_COLOR`` does not bring the bar into a log.
     """
-    if quiet or not sys.stderr.isatty():
-        yield lambda nbytes: None
-        return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-    from rich.text import Text
-
-    class Speed(TransferSpeedColumn):
-        """The speed, or an empty text before it is measured."""
-
-        def render(self, task: Task) -> Text:
-            return super().render(task) if task.finished_speed or task.speed else Text("")
-
-    columns = DownloadColumn(binary_units=True), Speed()
-    with _bar(what, total_bytes, *columns) as (progress, task):
-        yield lambda nbytes: progress.update(task, advance=nbytes)
-
-
-@contextmanager
-def show_count(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes the number of items done so far, and the total."""
-    if quiet or not sys.stderr.isatty():
+    columns = terminal_columns(sys.stderr)
+    if quiet:
         yield lambda done, total: None
-        return
-    from rich.progress import MofNCompleteColumn
+    elif columns is None or os.environ.get("TERM") in ("dumb", "unknown"):
+        yield _Log(phase, unit).update
+    else:
+        with _bar(phase, unit, columns) as update:
+            yield update
 
-    with _bar(what, None, MofNCompleteColumn()) as (progress, task):
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+class _Log:
+    """The lines of a phase in a log: one for every 30 seconds of the run."""
+
+    def __init__(self, phase: str, unit: Callable[[int], str]) -> None:
+        self.phase = phase
+        self.unit = unit
+        self.started = now = time.monotonic()
+        of_run = click.get_current_context().meta.setdefault(STARTED, now)
+        self.due = now + LOG_SECONDS - (now - of_run) % LOG_SECONDS
+
+    def update(self, done: int, total: int) -> None:
+        """Print a line if it is due."""
+        if (now := time.monotonic()) >= self.due:
+            facts = _describe(done, total, now - self.started, self.unit)
+            click.echo(f"{self.phase}: {facts}", err=True)
+            self.due += LOG_SECONDS * (1 + (now - self.due) // LOG_SECONDS)
 
 
 @contextmanager
 def _bar(
-    what: str, total: int | None, *columns: ProgressColumn
-) -> Iterator[tuple[Progress, TaskID]]:
-    """Show a bar with these columns and the remaining time; ``total`` may be set later."""
+    phase: str, unit: Callable[[int], str], columns: int
+) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
 
-    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
-        yield progress, progress.add_task(what, total=total)
+    class Facts(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            facts = _describe(int(task.completed), int(task.total or 0), task.elapsed or 0, unit)
+            return Text(facts, no_wrap=True, overflow="ellipsis")
+
+    least, most = BAR_COLUMNS
+    width = min(most, columns - FACTS_COLUMNS - len(phase))
+    bar = [BarColumn(bar_width=width)] if width >= least else []
+    is_plain = click.get_current_context().color is False
+    console = Console(stderr=True, no_color=is_plain or None, width=columns)
+    with Progress(TextColumn(phase), *bar, Facts(), console=console, transient=True) as progress:
+        task = progress.add_task(phase, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+
+
+def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str]) -> str:
+    """Return per cent, amount, speed and remaining time; of an unknown total the time so far.
+
+    Examples
+    --------
+    >>> _describe(3 * 2**20, 4 * 2**20, 60, format_bytes)
+    '75%, 3.0 of 4.0 MiB, 51.2 KiB/s, ETA 0:00:20'
+    """
+    if not total:
+        return str(timedelta(seconds=int(seconds)))
+    whole = unit(total)
+    amount = unit(done).removesuffix(f" {whole.rpartition(' ')[2]}")
+    facts = [f"{100 * done // total}%", f"{amount} of {whole}"]
+    if done and seconds:
+        left = timedelta(seconds=round((total - done) * seconds / done))
+        facts += [f"{unit(int(done / seconds))}/s", f"ETA {left}"]
+    return ", ".join(facts)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @options.rank_outputs
 @options.run_options()
-@options.report_options()
+@options.report_options(verbose=options.VERBOSE)
 def reshard(
     source: Side,
     resolve: ResolveOptions,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @options.resolve_options("replicated", "unlisted", "strict")
 @options.rank_outputs
 @options.run_options()
-@options.report_options()
+@options.report_options(verbose=options.VERBOSE)
 def split(
     source: Side,
     resolve: ResolveOptions,

@@ -1,19 +1,21 @@
 """What commands print: tables, verdicts and documents on stdout, notes on stderr.
 
-Tables are as wide as needed in a pipe, and folded to fit on a terminal.  No word is ever broken, so
-that a name can be found and copied.  If the columns do not fit on the terminal, the column with the
-longest words gets lines of its own.
+Text is folded to fit on a terminal; in a pipe a row, a note or an error is one line.  No word is
+ever broken, so that a name can be found and copied.  If the columns do not fit on the terminal, the
+column with the longest words gets lines of its own above the row.  `click.echo` removes bold and
+colours where they are not shown; rich would need 0.1 s to load, and its tables break words.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -41,8 +43,21 @@ if TYPE_CHECKING:
     from ckpttool.verification.diff import Comparison, TensorDifference
 
 
+COLORS = {
+    "OK": "green",
+    "equal": "green",
+    "warning": "yellow",
+    "different": "red",
+    "error": "red",
+    "Error": "red",  # of click, about the command line
+    "ckpttool": "red",  # before the error that ends a run
+}
+MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
+INDENT = 2  # columns before the rest of a paragraph, or of a row
+
+
 def echo(text: str) -> None:
-    """Print a line; an error names standard output, as other errors name their file."""
+    """Print text; an error names standard output, as other errors name their file."""
     try:
         click.echo(text)
     except BrokenPipeError:
@@ -59,35 +74,81 @@ def print_json(document: Json) -> None:
     echo(json.dumps(document))  # ASCII, which every locale can print
 
 
+def print_text(
+    text: str, label: str = "", code: str = "", *, indent: int = INDENT, err: bool = False
+) -> None:
+    """Print a paragraph: folded on a terminal, one line in a pipe.
+
+    Parameters
+    ----------
+    text
+        The paragraph.
+    label
+        Its first word, bold and in one of `COLORS`.
+    code
+        Code of a diagnostic, which follows the label in brackets.
+    indent
+        Columns before the lines after the first.
+    err
+        Whether to print it on stderr.
+    """
+    columns = terminal_columns(sys.stderr if err else sys.stdout)
+    bracketed = f"[{code}]" if code else ""
+    text = printable(f"{label}{bracketed}: {text}" if label else text)
+    if columns is not None:
+        text = "\n".join(_fold(text, columns, indent))
+    if label:
+        text = click.style(label, fg=COLORS.get(label), bold=True) + text.removeprefix(label)
+    if err:
+        click.echo(text, err=True)
+    else:
+        echo(text)
+
+
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
-    """Print diagnostics on stderr, one line each; if ``quiet``, only the warnings."""
+    """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
     for note in notes:
-        if severity_of[note.code] == "warning":
-            click.echo(f"warning: {printable(note.text)}", err=True)
-        elif not quiet:
-            click.echo(f"note: {printable(note.text)}", err=True)
+        is_warning = severity_of[note.code] == "warning"
+        if is_warning or not quiet:
+            print_text(note.text, "warning" if is_warning else "note", err=True)
 
 
-MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
-INDENT = 2  # more columns before a cell that has lines of its own, or before the rest of its row
+def terminal_columns(stream: TextIO) -> int | None:
+    """Return the width of a terminal; None if the stream is a pipe or a file."""
+    if not stream.isatty():
+        return None
+    own = os.get_terminal_size(stream.fileno())
+    return shutil.get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
+
+
+def _rule_letter() -> str:
+    # In the C locale Python writes UTF-8, whatever the terminal can show.
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
+    has_utf8 = "utf" in sys.stdout.encoding.lower() and locale not in ("C", "POSIX")
+    return "─" if has_utf8 else "-"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; columns whose name ends in ``>`` are aligned right and not folded."""
-    table = [[column.rstrip(">") for column in columns]]
-    table += [[printable(cell) for cell in row] for row in rows]
-    is_right = [column.endswith(">") for column in columns]
-    widths = [max(map(_width, cells)) for cells in zip(*table, strict=True)]
-    terminal = shutil.get_terminal_size().columns  # $COLUMNS or 80 without a terminal
-    room = terminal - MARGIN - 1  # the rule is longer than the rows
-    if sys.stdout.isatty():
+    """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
+
+    A column without contents is left out.
+    """
+    cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
+    shown = [i for i in range(len(columns)) if not cells or any(cells[i])]
+    filled = [(columns[i].rstrip(">"), *(cells[i] if cells else ())) for i in shown]
+    table = list(zip(*filled, strict=True))
+    is_right = [columns[i].endswith(">") for i in shown]
+    widths = [max(map(_width, column)) for column in filled]
+    inline = list(range(len(shown)))
+    titles, room = [printable(title)], 0
+    if (terminal := terminal_columns(sys.stdout)) is not None:
+        titles = _fold(titles[0], terminal)
+        room = terminal - MARGIN - 1  # the rule is longer than the rows
         inline = _fit(table, is_right, widths, room)
-        rule = _row_width(widths, inline) + 2
-    else:
-        inline = list(range(len(columns)))
-        rule = min(_row_width(widths, inline) + 2, terminal - 2)
-    header, *body = ("\n".join(_lines(row, widths, is_right, inline, room)) for row in table)
-    echo("\n".join((printable(title), "", header, f" {'─' * rule}", *body, "")))
+    header, *body = (list(_lines(row, widths, is_right, inline, room)) for row in table)
+    heads = [click.style(line, bold=True) for line in (*titles, "", *header)]
+    rule = click.style(f" {_rule_letter() * (_row_width(widths, inline) + 2)}", dim=True)
+    echo("\n".join((*heads, rule, *chain.from_iterable(body), "")))
 
 
 def _fit(
@@ -110,7 +171,7 @@ def _fit(
 
 
 def _row_width(widths: Sequence[int], inline: Sequence[int]) -> int:
-    indent = 0 if 0 in inline else INDENT
+    indent = INDENT if len(inline) < len(widths) else 0
     return indent + sum(widths[i] + SPACE for i in inline) - SPACE
 
 
@@ -121,10 +182,10 @@ def _lines(
     inline: Sequence[int],
     room: int,
 ) -> Iterator[str]:
-    """Yield the lines of a row: a first cell with its own lines, inline cells, other cells."""
+    """Yield the lines of a row: the cells that have their own, then the inline cells."""
     margin = " " * MARGIN
-    if 0 not in inline:
-        yield from (f"{margin}{part}".rstrip() for part in _fold(cells[0], room))
+    if others := [cell for i, cell in enumerate(cells) if i not in inline]:
+        yield from (f"{margin}{part}" for cell in others for part in _fold(cell, room) if part)
         margin += " " * INDENT
     for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in inline), fillvalue=""):
         line = margin
@@ -132,29 +193,29 @@ def _lines(
             padding = " " * (widths[i] - _width(part))
             line += (padding + part if is_right[i] else part + padding) + " " * SPACE
         yield line.rstrip()
-    margin = " " * (MARGIN + INDENT)
-    for i in sorted({*range(1, len(cells))}.difference(inline)):
-        yield from (f"{margin}{part}" for part in _fold(cells[i], room - INDENT) if part)
 
 
-def _fold(cell: str, width: int) -> list[str]:
-    """Fold a cell between words into parts of at most ``width`` columns, or of one wider word.
+def _fold(text: str, width: int, indent: int = 0) -> list[str]:
+    """Fold a text between words into lines of at most ``width`` columns.
+
+    Lines after the first are indented.  A word that is wider than a line is not broken, and a
+    bullet does not stand alone.
 
     Examples
     --------
     >>> _fold("ranks 0-3, 5-7 have adam_m.layers.0.weight", 13)
     ['ranks 0-3,', '5-7 have', 'adam_m.layers.0.weight']
     """
-    if _width(cell) <= width:
-        return [cell]
-    first, *words = cell.split(" ")
-    parts = [first]
+    if _width(text) <= width:
+        return [text]
+    first, *words = text.split(" ")
+    lines = [first]
     for word in words:
-        if _width(f"{parts[-1]} {word}") <= width:
-            parts[-1] += f" {word}"
+        if _width(f"{lines[-1]} {word}") <= width or not lines[-1].strip(" -"):
+            lines[-1] += f" {word}"
         else:
-            parts.append(word)
-    return parts
+            lines.append(" " * indent + word)
+    return lines
 
 
 def _width(text: str) -> int:
@@ -245,16 +306,6 @@ def print_checkpoint(catalog: Catalog, document: Json) -> None:
         )
 
 
-def print_largest(tensors: Sequence[Json]) -> None:
-    """Print the largest sharded tensors of a source, if any is sharded."""
-    if tensors:
-        print_table(
-            "largest sharded tensors: check that these are the shapes of the model",
-            ("name", "dtype", "shape", *LAYOUT),
-            (_row(tensor) for tensor in tensors),
-        )
-
-
 def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
     listed = tensor["device_matrix"] is not None
     return (
@@ -293,7 +344,7 @@ def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-MAX_ROWS = 50  # of a table without --limit
+MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
@@ -304,11 +355,11 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
     counts = found.count_severities()
-    verdict = ", ".join(
-        count(counts[severity], severity) for severity in ("error", "warning") if counts[severity]
-    )
+    present = [severity for severity in ("error", "warning") if counts[severity]]
+    verdict = ", ".join(count(counts[severity], severity) for severity in present)
     clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
-    echo(printable(f"{found.path}: {verdict or clean} ({read})"))
+    if present or not options.quiet:
+        print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
     _print_findings(found.findings, found.severity_of, options.limit)
     # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
     of_verify = severities("verify")
@@ -324,21 +375,20 @@ def print_comparison(
 ) -> None:
     """Print the result of diff: a verdict, the differences, the findings and the notes."""
     how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
-    verdict = "equal"
-    if found.differences:
-        parts = (f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
-        verdict = f"different: {', '.join(parts)}"
+    size = f"({count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how})"
+    facts = [f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items()]
+    verdict = f": {', '.join(facts)}" if facts else ""
     if found.findings:
         replicas = "replicas differ (the lowest rank's are compared)"
-        verdict = (
-            f"{verdict}; {replicas}" if found.differences else f"{replicas}, nothing else does"
-        )
-    echo(printable(f"A {a} and B {b}: {verdict} ({size})"))
+        verdict = f"{verdict}; {replicas}" if facts else f": {replicas}, nothing else does"
+    if verdict or not options.quiet:
+        print_text(f"A {a} and B {b}{verdict} {size}", "different" if verdict else "equal")
     if found.differences:
         columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
-        rows = [_difference_row(tensor) for tensor in found.differences]
-        _print_rows("differences", columns, rows, options.limit)
+        shown = found.differences[: _max_shown(options.limit)]
+        if shown:
+            print_table("differences", columns, map(_difference_row, shown))
+        _print_number_of_others(len(found.differences) - len(shown))
     severity_of = severities("diff")
     _print_findings(found.findings, severity_of, options.limit)
     print_notes(found.notes, severity_of, options.quiet)
@@ -347,9 +397,19 @@ def print_comparison(
 def _print_findings(
     findings: Sequence[Diagnostic], severity_of: SeverityOf, limit: int | None
 ) -> None:
-    rows = [(str(severity_of[found.code]), found.code, found.text) for found in findings]
-    if rows:
-        _print_rows("findings", ("severity", "code", "what"), rows, limit)
+    shown = findings[: _max_shown(limit)]
+    for found in shown:
+        print_text(found.text, str(severity_of[found.code]), found.code)
+    _print_number_of_others(len(findings) - len(shown))
+
+
+def _max_shown(limit: int | None) -> int:
+    return MAX_ROWS if limit is None else limit
+
+
+def _print_number_of_others(number: int) -> None:
+    if number:
+        print_text(f"and {number} more (--limit N shows N, --json all)")
 
 
 _WORDS = {  # by kind of difference
@@ -383,29 +443,18 @@ def _show(meta: TensorMeta) -> str:
     return f"{meta.dtype} {format_shape(meta.shape)}"
 
 
-def _print_rows(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None
-) -> None:
-    """Print a table of the first rows, and the number of the others."""
-    max_rows = MAX_ROWS if limit is None else limit
-    if max_rows:
-        print_table(title, columns, rows[:max_rows])
-    if len(rows) > max_rows:
-        echo(f"and {len(rows) - max_rows} more (--limit N shows N, --json all)")
-
-
 def print_foreign(document: Json) -> None:
     """Print what `describe_foreign` says of a file that is not a checkpoint."""
     from ckpttool.formats.foreign import FOREIGN_KINDS
 
     shown: Mapping[str, Any] = document
     noun = FOREIGN_KINDS[shown["kind"]].noun
-    echo(printable(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}"))
+    print_text(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}")
     if shown["kind"] == "group_info":
         rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
         print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
         ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
-        echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+        print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
     if shown["kind"] == "rank_table":
         places = shown["ranks"]
         print_table(

@@ -8,7 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
-from ckpttool.cli.progress import show_progress
+from ckpttool.cli.progress import open_progress
 from ckpttool.model.diagnostics import severities
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def verify(
             crc=crc,
             ignore=ignore,
             executor=executor,
-            open_progress=lambda total: show_progress("reading", total, report.hides_progress),
+            open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
         tables.print_json(documents.describe_report(found, deep, report.limit))

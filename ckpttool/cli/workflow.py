@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,10 @@ import click
 import ckpttool
 from ckpttool.cli import documents, tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
-from ckpttool.cli.progress import show_count, show_progress
+from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
 from ckpttool.model.wording import count, format_bytes, shorten
 
@@ -132,31 +132,28 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
     """
     from ckpttool.execution.executors import is_cluster
 
-    def open_progress(nbytes: int) -> AbstractContextManager[Callable[[int], None]]:
-        return show_progress("reading what is kept", nbytes, report.hides_progress)
-
     def print_note(note: Diagnostic) -> None:
         late_notes.append(note)
         tables.print_notes([note], severities("convert"), report.quiet)
 
     late_notes: list[Diagnostic] = []
+    show = open_progress("reading what is kept", report.hides_progress)
     started = time.perf_counter()
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
     with ckpttool.open_engine(run.engine) as executor:
         if is_cluster(run.engine):
             with ckpttool.open_engine("threads") as local:
-                plan, assignment = make_plan(executor=local, open_progress=open_progress)
+                plan, assignment = make_plan(executor=local, open_progress=show)
         else:
-            plan, assignment = make_plan(executor=executor, open_progress=open_progress)
+            plan, assignment = make_plan(executor=executor, open_progress=show)
         mine = plan.limited_to(assignment.ranks)
         sizes = ckpttool.fit_memory(run, executor, mine)
         notes = (*plan.notes, *assignment.notes)
         tables.print_notes(notes, severities("convert"), report.quiet)
         total = sum(mine.sizes.values())
         guard: SignalGuard = click.get_current_context().meta[SIGNALS]
-        progress = show_progress("writing", total, report.hides_progress)
-        with progress as on_progress, guard.deferring():
+        with show(total, "writing") as on_progress, guard.deferring():
             try:
                 written = ckpttool.execute(
                     plan,
@@ -175,41 +172,73 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
     document = documents.describe_run(plan, assignment, written, seconds)
     if report.as_json:
         tables.print_json(document)
-    else:
-        _print_written(plan, assignment, written, seconds)
+    elif not report.quiet:
+        _print_written(plan, assignment, written, seconds, report.verbose)
+
+
+FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
+KIND_WORDS = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
 
 
 def _print_written(
-    plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float
+    plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float, verbose: bool
 ) -> None:
-    """Print the outputs, and the number of those that an earlier run wrote."""
-    rows = [(out.path, out.format, str(out.tensors), format_bytes(out.nbytes)) for out in written]
-    rows += [
-        (document.path, document.kind, "", format_bytes(len(document.data)))
+    """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
+    added = [
+        (document.kind, document.path, len(document.data))
         for document in documents.documents_of(plan, assignment)
     ]
-    kept = sum(out.is_kept for out in written)
-    if rows:  # a part may have no outputs, which a note reports
-        title = "outputs" if kept else "wrote"
-        tables.print_table(title, ("path", "format", "tensors>", "size>"), rows)
-        tables.print_largest(documents.describe_largest(plan))
-    nbytes = sum(out.nbytes for out in written)
-    of_step = f", step {plan.catalog.step}" if plan.catalog.step else ""
-    part = assignment.part
-    of_part = f", part {part.number}/{part.count}" if part else ""
-    of_kept = f" ({kept} kept, {len(written) - kept} written)" if kept else ""
-    tables.echo(
-        f"{count(len(written), 'file')}, {format_bytes(nbytes)}"
-        f"{of_kept} in {seconds:.2f} s{of_step}{of_part}"
-    )
-    words = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
+    if verbose:
+        rows = [(one.path, one.format, str(one.tensors), one.nbytes) for one in written]
+        rows += [(path, kind, "", nbytes) for kind, path, nbytes in added]
+        tables.print_table(
+            "outputs",
+            ("path", "format", "tensors>", "size>"),
+            ((*row, format_bytes(nbytes)) for *row, nbytes in rows),
+        )
     not_listed = [
-        f"{tensors} {words[kind]} ({format_bytes(nbytes)})"
+        f"{tensors} {KIND_WORDS[kind]} ({format_bytes(nbytes)})"
         for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
         if tensors
     ]
     if not_listed:
-        tables.echo(f"not in the target strategy: {', '.join(not_listed)}")
+        tables.print_text(f"not in the target strategy: {', '.join(not_listed)}")
+    largest = [
+        f"{source.meta.name} {'x'.join(map(str, source.meta.shape))}"
+        for source in documents.find_largest(plan)
+    ]
+    if largest:
+        tables.print_text(f"Check the full shapes: {', '.join(largest)}")
+    catalog = plan.catalog
+    files = count(len(catalog.files), "file" if isinstance(catalog, MergedCatalog) else "rank")
+    text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"
+    text += f" at step {catalog.step}" if catalog.step else ""
+    is_set = plan.target.is_numbered or not plan.target.is_merged
+    if is_set and assignment.part is None:
+        manifest = str(Path(plan.target.manifest_path))
+        named = ", ".join(f"{kind} {path}" for kind, path, _ in [("manifest", manifest, 0), *added])
+        text += f"; {named}"
+    tables.print_text(text)
+
+
+def _describe_outputs(plan: Plan, assignment: Assignment, written: Sequence[Written]) -> str:
+    """Return which outputs there are, their format and size, and how many were kept."""
+    kept = sum(one.is_kept for one in written)
+    verb = "Kept" if 0 < kept == len(written) else "Wrote"
+    if assignment.part is not None:
+        verb += f" part {assignment.part}:"
+    if not written:
+        return f"{verb} nothing"
+    facts = [FORMAT_WORDS[plan.target.format], format_bytes(sum(one.nbytes for one in written))]
+    paths = [Path(one.path) for one in written]
+    if plan.target.is_merged and not plan.target.is_numbered:
+        facts.insert(1, count(written[0].tensors, "tensor"))
+        return f"{verb} {paths[0]} ({', '.join(facts)})"
+    if not plan.target.is_merged:
+        paths = [path.parent for path in paths]
+    names = f"{paths[0]} ... {paths[-1].name}" if len(paths) > 1 else str(paths[0])
+    of_kept = [f"{kept} kept, {len(written) - kept} written"] if kept else []
+    return f"{verb} {names} ({', '.join([count(len(paths), 'file'), *of_kept, *facts])})"
 
 
 def _remedy(kept: int, outputs: int) -> str:

@@ -252,16 +252,25 @@ def _plan_and_check(
     try:
         if refusal is not None:
             raise refusal
-        resolved = resolve(catalog, strategy, options, executor, diagnostics)
-        plan = targets.plan(resolved, target, diagnostics)
-        if plan is not None:
-            provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
-            plan = replace(plan, provenance=provenance)
-        if plan is not None and extension is not None:
-            plan = extension.complete(plan, diagnostics)
+        resolved = resolve(
+            catalog, strategy, options, executor, diagnostics, open_progress=policy.open_progress
+        )
+        with policy.open_progress(0, "planning"):
+            plan = targets.plan(resolved, target, diagnostics)
+            if plan is not None:
+                provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
+                plan = replace(plan, provenance=provenance)
+            if plan is not None and extension is not None:
+                plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:
         diagnostics.failures.append(error)
-    checksum_errors, notes = check_files(catalog, executor, "crc_num" in target.attrs)
+    crc = "crc_num" in target.attrs
+    files = catalog.files.values()
+    has_checks = crc or any(file.cipher is not None for file in files)
+    nbytes = sum(file.nbytes for file in files)
+    show_phase = policy.open_progress if has_checks else no_progress
+    with show_phase(nbytes, "verifying checksums") as on_progress:
+        checksum_errors, notes = check_files(catalog, executor, crc, on_progress)
     diagnostics.add(*notes)
     if resolved is not None:
         _check_contents(resolved, plan, diagnostics)

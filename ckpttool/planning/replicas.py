@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from ckpttool.concurrency import OnProgress
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
@@ -91,7 +92,11 @@ def compare_replicas(
 
 
 def replica_problems(
-    catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
+    catalog: Catalog,
+    sharding: Sharding,
+    sources: Sequence[Source],
+    executor: Executor,
+    on_progress: OnProgress = lambda nbytes: None,
 ) -> list[Diagnostic]:
     """Return a problem for each slice whose replicas differ; of very many, a count of the rest.
 
@@ -99,8 +104,8 @@ def replica_problems(
     ----------
     catalog, sharding, sources
         The checkpoint, its sharding, and the full tensors to check.
-    executor
-        Reads the slices.
+    executor, on_progress
+        Reads the slices, and is called with the bytes that were read since the last call.
     """
     replicated = (
         one
@@ -111,12 +116,12 @@ def replica_problems(
     )
     found = [
         problem
-        for one, stats in compare_replicas(replicated, executor)
+        for one, stats in compare_replicas(replicated, executor, None, on_progress)
         if (problem := find_difference(one, stats)) is not None
     ]
     if found:
         found[0] = replace(found[0], hint=REMEDY)
-    found += compare_stages(catalog, sharding, sources, executor)
+    found += compare_stages(catalog, sharding, sources, executor, on_progress)
     if len(found) > MAX_PROBLEMS:
         text = f"and {count(len(found) - MAX_PROBLEMS, 'more slice')} whose replicas differ"
         found[MAX_PROBLEMS:] = [Diagnostic("replica", text)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from ckpttool.concurrency import InlineExecutor, wait_result
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.errors import CkptToolError, CombinedError, NoStrategyError, PlanError
 from ckpttool.formats.local import is_file
@@ -129,6 +129,7 @@ def resolve(
     *,
     contents: Contents = "all",
     keep_going: bool = False,
+    open_progress: OpenProgress = no_progress,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
 
@@ -154,6 +155,8 @@ def resolve(
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
         Read contents even if headers show problems.
+    open_progress
+        Shows the phases that read contents.
 
     Raises
     ------
@@ -169,7 +172,9 @@ def resolve(
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     executor = executor or InlineExecutor()
-    resolved = _resolve(catalog, sharding, options, contents, keep_going, executor, found)
+    resolved = _resolve(
+        catalog, sharding, options, contents, keep_going, executor, found, open_progress
+    )
     if diagnostics is None:
         found.add(*resolved.content_diagnostics)
         found.raise_if_errors()
@@ -184,6 +189,7 @@ def _resolve(
     keep_going: bool,
     executor: Executor,
     diagnostics: Diagnostics,
+    open_progress: OpenProgress,
 ) -> ResolvedSources:
     """Resolve a checkpoint; ``sharding`` may still have rules."""
     if isinstance(sharding, Strategy):
@@ -205,26 +211,32 @@ def _resolve(
 
     sources: Sources | None = None
     replicas: list[Diagnostic] = []
+    compares_replicas = False
     try:
-        if contents == "all":
-            content_groups = compare_contents(catalog, sharding, executor, of_contents)
-            differing = [name for name, groups in content_groups.items() if len(groups) > 1]
-            running = find_running_statistics(catalog, sharding, differing, executor)
-        else:
-            content_groups = sample_states(catalog, sharding, executor)
-        sources = find(sharding)
-        problem = _optimizer_shard_problem(sharding, options)
-        if problem is not None:
-            of_contents.add(problem)
-        elif contents == "headers":
-            of_contents.add(*find_contradictions(catalog, sharding))
-        elif keep_going or not (sources.problems or sources.damage):  # else contents repeat these
-            by_samples = contents == "samples"
-            sharding, sources = correct_strategy(
-                find, sources, catalog, sharding, executor, options, by_samples, of_contents
-            )
-            if options.check_replicas and not isinstance(sharding, Merged):
-                replicas = replica_problems(catalog, sharding, sources.found, executor)
+        with open_progress(0, "sampling"):
+            if contents == "all":
+                content_groups = compare_contents(catalog, sharding, executor, of_contents)
+                differing = [name for name, groups in content_groups.items() if len(groups) > 1]
+                running = find_running_statistics(catalog, sharding, differing, executor)
+            else:
+                content_groups = sample_states(catalog, sharding, executor)
+            sources = find(sharding)
+            problem = _optimizer_shard_problem(sharding, options)
+            if problem is not None:
+                of_contents.add(problem)
+            elif contents == "headers":
+                of_contents.add(*find_contradictions(catalog, sharding))
+            elif keep_going or not (sources.problems or sources.damage):
+                # Otherwise the contents would repeat these problems.
+                by_samples = contents == "samples"
+                sharding, sources = correct_strategy(
+                    find, sources, catalog, sharding, executor, options, by_samples, of_contents
+                )
+                compares_replicas = options.check_replicas and not isinstance(sharding, Merged)
+        if compares_replicas:
+            nbytes = sum(file.nbytes for file in catalog.files.values())
+            with open_progress(nbytes, "comparing replicas") as on_progress:
+                replicas = replica_problems(catalog, sharding, sources.found, executor, on_progress)
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)

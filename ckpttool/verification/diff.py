@@ -159,7 +159,11 @@ def diff(
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                resolved = resolve(catalog, given, own, executor, found, keep_going=True)
+                resolved = resolve(
+                    *(catalog, given, own, executor, found),
+                    keep_going=True,
+                    open_progress=open_progress,
+                )
             except (PlanError, StrategyError) as error:
                 errors += [*catalog.damaged.values(), with_side(error, side)]
                 continue

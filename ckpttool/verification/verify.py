@@ -250,7 +250,7 @@ def verify(
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
-        resolved = _resolve(catalog, strategy, options, deep, executor, of_headers)
+        resolved = _resolve(catalog, strategy, options, deep, executor, of_headers, open_progress)
         damaged = resolved.catalog.damaged.values()
         raise_all(error for error in of_headers.failures if error not in damaged)
         of_files = find_damage(resolved.catalog, of_headers)
@@ -278,6 +278,7 @@ def _resolve(
     deep: bool,
     executor: Executor,
     diagnostics: Diagnostics,
+    open_progress: OpenProgress,
 ) -> ResolvedSources:
     """Resolve a checkpoint; without a strategy each file is resolved separately.
 
@@ -288,7 +289,14 @@ def _resolve(
     has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
     given = Merged() if has_none else strategy
     return resolve(
-        catalog, given, options, executor, diagnostics, contents=contents, keep_going=True
+        catalog,
+        given,
+        options,
+        executor,
+        diagnostics,
+        contents=contents,
+        keep_going=True,
+        open_progress=open_progress,
     )
 
 

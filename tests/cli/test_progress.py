@@ -1,58 +1,116 @@
-"""The progress bar, on a real pseudo-terminal."""
+"""Progress: a bar on a real pseudo-terminal, and lines in a log."""
 
 from __future__ import annotations
 
 import os
-import pty
 import re
-import sys
 import time
 
+import click
+import pytest
+
+from ckpttool.cli import progress
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
+from tests.support.terminals import on_terminal
+
+CASE = GOLDEN / "reshard_8_to_4"
+SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
 
 
-def on_terminal(*arguments):
-    """What a command shows on a terminal, escape sequences and all, and its exit status."""
-    shown = bytearray()
-
-    def read(fd):
-        data = os.read(fd, 65536)
-        shown.extend(data)
-        return data
-
-    status = pty.spawn([sys.executable, "-m", "ckpttool", *map(str, arguments)], read)
-    return shown.decode(), os.waitstatus_to_exitcode(status)
-
-
-def test_a_terminal_gets_bytes_rate_and_time_left(tmp_path, capfdbinary):
-    case = GOLDEN / "reshard_8_to_4"
-    words = [case / "src", "-s", case / "src_strategy.ckpt", "-o"]
-    shown, code = on_terminal("merge", *words, tmp_path / "m.h5")
+@pytest.mark.parametrize("columns", [20, 60, 140])
+def test_a_terminal_gets_per_cent_bytes_speed_and_time_left(tmp_path, columns):
+    shown, code = on_terminal("merge", *SRC, "-o", tmp_path / "m.h5", columns=columns)
     assert code == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"writing .*\d/\d+\.\d KiB .*-:--:--", plain)
-    assert "KiB ?" not in plain
-    shown, code = on_terminal("merge", *words, tmp_path / "q.h5", "-q")
+    facts = r"writing .*100%, 42\.6 of 42\.6 KiB, \d+\.\d [KM]iB/s, ETA 0:00:00"
+    assert re.search(facts, shown) or columns == 20
+    for phase in ("reading headers", "sampling", "planning", "writing"):
+        assert phase in shown
+    assert "checksums" not in shown
+
+
+def test_quiet_hides_everything(tmp_path):
+    assert on_terminal("merge", *SRC, "-o", tmp_path / "q.h5", "-q") == ("", 0)
+
+
+def test_a_dumb_terminal_gets_no_bar(tmp_path):
+    shown, code = on_terminal("merge", *SRC, "-o", tmp_path / "m.h5", TERM="dumb")
     assert code == 0
     assert "writing" not in shown
 
 
-def test_no_color_is_honoured(tmp_path, capfdbinary, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    case = GOLDEN / "reshard_8_to_4"
-    shown, _ = on_terminal("inspect", case / "src")
-    assert "rank_7/checkpoint-2_10.ckpt" in shown
-    assert not re.search(r"\x1b\[3[0-7]m", shown)
-
-
-def test_a_terminal_shows_how_much_of_what_is_kept_was_read(tmp_path, capfdbinary):
-    case = GOLDEN / "reshard_8_to_4"
-    words = [case / "src", "-s", case / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
+def test_a_terminal_shows_how_much_of_what_is_kept_was_read(tmp_path):
+    words = [*SRC, "-o", tmp_path / "m.h5"]
     run_well("merge", *words)
     time.sleep(0.01)
     os.utime(tmp_path / "m.h5")  # so that only its contents tell that it is what was written
     shown, code = on_terminal("merge", *words, "--resume")
     assert code == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"reading what is kept .*\d/\d+\.\d KiB ", plain)
+    assert re.search(r"reading what is kept .*\d of \d+\.\d KiB", shown)
+
+
+def test_phases_of_checks_have_names(tmp_path):
+    words = [*SRC, "-o", tmp_path / "m.ckpt", "--check-replicas", "--crc"]
+    shown, code = on_terminal("merge", *words)
+    assert code == 0
+    assert "verifying checksums" in shown
+    assert re.search(r"comparing replicas .*\d%", shown)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    with click.Context(click.Command("merge")):
+        yield clock
+
+
+def test_a_log_gets_a_line_every_30_seconds_of_the_run(clock, capsys):
+    show = progress.open_progress("reading", quiet=False)
+    for phase in ("first", "second"):
+        with show(100 << 20, phase) as on_progress:
+            for _ in range(50):
+                clock.now += 1
+                on_progress(2 << 20)
+    assert capsys.readouterr().err == (
+        "first: 60%, 60.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:20\n"
+        "second: 20%, 20.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:40\n"
+        "second: 80%, 80.0 of 100.0 MiB, 2.0 MiB/s, ETA 0:00:10\n"
+    )
+
+
+def test_a_log_has_one_line_for_a_time_without_news(clock, capsys):
+    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+        clock.now += 100
+        on_progress(50)
+        on_progress(1)
+        clock.now += 20
+        on_progress(1)
+    assert capsys.readouterr().err == (
+        "reading: 50%, 50 of 100 B, 0 B/s, ETA 0:01:40\n"
+        "reading: 52%, 52 of 100 B, 0 B/s, ETA 0:01:51\n"
+    )
+
+
+def test_a_log_of_a_short_run_has_no_line(clock, capsys):
+    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+        clock.now += 29
+        on_progress(100)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_more_bytes_than_estimated_are_100_per_cent(clock, capsys):
+    with progress.open_progress("reading", quiet=False)(100) as on_progress:
+        clock.now += 30
+        on_progress(150)
+    assert capsys.readouterr().err == "reading: 100%, 100 of 100 B, 3 B/s, ETA 0:00:00\n"

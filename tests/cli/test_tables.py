@@ -1,14 +1,27 @@
-"""Tables: aligned, and folded where a terminal is too narrow."""
+"""Tables and messages: aligned, coloured, and folded where a terminal is too narrow."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import io
+import re
+import sys
 
 import pytest
 
 from ckpttool.cli import tables
-from ckpttool.cli.tables import print_table
+from ckpttool.cli.tables import print_table, print_text
+from tests.support.commands import run
+from tests.support.corpus import GOLDEN
+from tests.support.terminals import on_terminal
+
+CASE = GOLDEN / "reshard_8_to_4"
+SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
+
+
+@pytest.fixture(autouse=True)
+def _utf8(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+
 
 COLUMNS = ("name", "size>")
 ROWS = [("layers.0.weight", "4 B"), ("重み", "1.5 KiB"), ("e\u0301\x1b", "")]
@@ -33,13 +46,31 @@ def test_a_table_without_rows_is_a_header(capsys):
     assert capsys.readouterr().out == "none\n\n  name   size\n ─────────────\n\n"
 
 
-def test_in_a_pipe_the_rule_is_no_longer_than_a_line_though_rows_are(capsys, monkeypatch):
-    for columns, length in (("100", 98), ("", 78)):
-        monkeypatch.setenv("COLUMNS", columns)
-        print_table("t", ("code", "what"), [("damaged", 80 * "word ")])
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[3] == " " + length * "─"
-        assert len(lines[4]) > 400
+def test_a_column_without_contents_is_left_out(capsys):
+    print_table("t", ("name", "shard>", "first"), [("w", "", ""), ("b", "", "(1)")])
+    assert capsys.readouterr().out.splitlines()[2] == "  name   first"
+
+
+def test_in_a_pipe_rows_and_the_rule_are_as_long_as_they_need_to_be(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table("t", ("code", "what"), [("damaged", 80 * "words ")])
+    rule, row, _ = capsys.readouterr().out.splitlines()[3:]
+    assert set(rule.strip()) == {"─"}
+    assert len(rule) == len(row) + 2  # the last word ends in a space
+    assert len(row) > 400
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_without_utf8_the_rule_is_of_ascii(capsys, monkeypatch, locale):
+    monkeypatch.setenv("LC_ALL", locale)
+    print_table("t", ("name",), [("w",)])
+    assert capsys.readouterr().out.splitlines()[3] == " ------"
+
+
+def test_where_standard_output_is_ascii_the_rule_is_too(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    print_table("t", ("name",), [("w",)])
+    assert b" ------\n" in sys.stdout.buffer.getvalue()
 
 
 NAMES = (
@@ -58,8 +89,7 @@ def terminal(capsys, monkeypatch):
     """A function: the lines of a table on a terminal of so many columns, without the title."""
 
     def lines(width, columns, rows):
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: os.terminal_size((width, 24)))
-        monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True)
+        monkeypatch.setattr(tables, "terminal_columns", lambda stream: width)
         print_table("t", columns, rows)
         return capsys.readouterr().out.splitlines()[2:-1]
 
@@ -91,13 +121,13 @@ def test_a_name_that_leaves_no_room_stands_above_its_row(terminal):
     ]
 
 
-def test_another_cell_that_leaves_no_room_stands_below_its_row(terminal):
+def test_another_cell_that_leaves_no_room_stands_above_its_row_too(terminal):
     assert terminal(40, FILES, PATHS[:1]) == [
-        "  rank      size",
-        "    path",
-        " " + "─" * 16,
-        "     0   1.5 GiB",
-        "    rank_0/llama_7b_rank_0-2_3.ckpt",
+        "  path",
+        "    rank      size",
+        " " + "─" * 18,
+        "  rank_0/llama_7b_rank_0-2_3.ckpt",
+        "       0   1.5 GiB",
     ]
 
 
@@ -107,3 +137,102 @@ def test_long_cells_are_folded_between_words(terminal):
         ["accum.layer1.weight", "ranks", "0-3,"],
         ["5-7", "have", "0"],
     ]
+
+
+# ------------------------------------------------------------------------------------ paragraphs
+
+LONG = "rank 2: checkpoint/rank_2/net-2_10.ckpt: byte 28091: cut short; give the right file"
+
+
+def test_in_a_pipe_a_message_is_one_line(capsys):
+    print_text(LONG, "error", "damaged", err=True)
+    assert capsys.readouterr() == ("", f"error[damaged]: {LONG}\n")
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80])
+def test_on_a_terminal_a_message_is_folded_between_words_and_indented(capsys, monkeypatch, columns):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
+    print_text(LONG, "warning")
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert rest
+    assert all(line.startswith("  ") and line[2] != " " for line in rest)
+    assert " ".join([first, *(line.strip() for line in rest)]) == f"warning: {LONG}"
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in (first, *rest))
+
+
+def test_a_bullet_does_not_stand_alone(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 12)
+    print_text("  - rank_0/net-2_10.ckpt: cut short", indent=4)
+    assert capsys.readouterr().out == "  - rank_0/net-2_10.ckpt:\n    cut\n    short\n"
+
+
+def test_a_message_in_wide_letters_is_no_wider_than_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 20)
+    print_text(" ".join(["重み"] * 9))
+    assert capsys.readouterr().out.splitlines()[0] == "重み 重み 重み 重み"
+
+
+def test_escape_sequences_of_a_name_are_spelled_out(capsys):
+    print_text("a\x1b[2J", "note")
+    assert capsys.readouterr().out == "note: a\\x1b[2J\n"
+
+
+# ---------------------------------------------------------------------------- on a real terminal
+
+GREEN, RED = (f"\x1b[{color}m\x1b[1m" for color in (32, 31))
+
+
+def test_ok_is_green_an_error_is_red_heads_are_bold_and_rules_are_dim(tmp_path):
+    assert f"{GREEN}OK\x1b[0m:" in on_terminal("verify", *SRC, raw=True)[0]
+    assert f"{RED}ckpttool\x1b[0m:" in on_terminal("inspect", tmp_path, raw=True)[0]
+    shown, _ = on_terminal("merge", *SRC, "-v", "-o", tmp_path / "m.ckpt", raw=True)
+    assert "\x1b[1moutputs\x1b[0m" in shown
+    assert "\x1b[2m ──" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        ([], {"NO_COLOR": "1"}),
+        ([], {"NO_COLOR": "1", "FORCE_COLOR": "1"}),
+        ([], {"TERM": "dumb"}),
+        (["--color", "never"], {"FORCE_COLOR": "1"}),
+    ],
+)
+def test_a_terminal_without_colours_gets_none(tmp_path, words, variables):
+    of_errors, _ = on_terminal("inspect", tmp_path, *words, raw=True, **variables)
+    of_usage, _ = on_terminal("inspect", *words, tmp_path / "x", raw=True, **variables)
+    shown, _ = on_terminal("verify", *SRC, *words, raw=True, **variables)
+    assert "ckpttool:" in of_errors
+    assert "Error:" in of_usage
+    assert "OK:" in shown
+    assert not re.search(r"\x1b\[[0-9;]*m", of_errors + of_usage + shown)
+
+
+@pytest.mark.parametrize("words", [["--no-such"], ["inspekt"], ["merge", "no/such/folder"]])
+def test_a_mistake_on_the_command_line_is_red_and_folded(words):
+    shown, code = on_terminal(*words, columns=60, raw=True)
+    assert code == 2
+    assert f"{RED}Error\x1b[0m:" in shown
+    assert max(map(len, on_terminal(*words, columns=60)[0].splitlines())) <= 60
+
+
+def test_a_pipe_gets_colours_only_on_request(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b" not in run("verify", *SRC).stdout
+    assert run("verify", *SRC, "--color", "always").stdout.startswith(GREEN)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run("verify", *SRC).stdout.startswith(GREEN)
+    assert "\x1b" not in run("verify", *SRC, "--color", "never").stdout
+    assert "\x1b" not in run("verify", *SRC, "--json").stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_no_line_is_longer_than_the_terminal_except_for_a_long_word(tmp_path, columns):
+    for words in (["verify"], ["merge", "-v", "-o", tmp_path / "m.ckpt"]):
+        shown, code = on_terminal(words[0], *SRC, *words[1:], columns=columns)
+        assert code == 0
+        lines = shown.rpartition("\r")[2].splitlines()
+        assert all(len(line) <= columns or len(line.split()) == 1 for line in lines)

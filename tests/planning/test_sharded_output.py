@@ -64,7 +64,7 @@ def test_either_index_leads_to_every_tensor(tmp_path, full, format, size):
 
 
 def test_names_are_those_that_loaders_look_for(tmp_path):
-    result = merge(tmp_path)
+    result = merge(tmp_path, "-v")
     assert result.exit_code == 0
     assert files_below(tmp_path) == FILES
     assert all(name in result.stdout for name in FILES)

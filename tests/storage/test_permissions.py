@@ -87,7 +87,7 @@ def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(pl
     result = run_without_rights("verify src -s old.ckpt", place)
     assert result.returncode == 1
     assert not mentions(
-        result.stdout, f"error +damaged_replica +rank 3: src/rank_3: {DENIED}; all its "
+        result.stdout, rf"error\[damaged_replica\]: rank 3: src/rank_3: {DENIED}; all its "
     )
     for rank in range(8):
         give_away(place / f"src/rank_{rank}", 0o700)

@@ -56,7 +56,7 @@ class Transcript:
         """Run a command line in this process, and add what it prints."""
         result = run(*shlex.split(line))
         stdout = result.stdout
-        is_of_hdf5 = ".h5" in line or "hdf5" in stdout
+        is_of_hdf5 = ".h5" in line or "hdf5" in stdout.lower()
         if "--json" in line and stdout.startswith("{"):
             stdout = lay_out(stdout, is_of_hdf5)
         elif is_of_hdf5:

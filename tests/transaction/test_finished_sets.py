@@ -304,7 +304,7 @@ def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
     )
     verified = run("verify", half)
     assert verified.exit_code == 1
-    assert f"unfinished {said}" in " ".join(message(verified).split())
+    assert f"error[unfinished]: {said}" in " ".join(message(verified).split())
     assert said in message(run("merge", half, "-o", tmp_path / "m.h5"))
     assert not (tmp_path / "m.h5").exists()
     assert f"warning: {said}" in message(run_well("inspect", half))

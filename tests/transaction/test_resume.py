@@ -50,7 +50,9 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
     assert "2 of 4 outputs that it left complete are kept" in message(result)
-    assert re.search(r"outputs path .* 4 files, .* \(2 kept, 2 written\) in", message(result))
+    assert re.search(
+        r"Wrote .*/rank_0 \.\.\. rank_3 \(4 files, 2 kept, 2 written, ", message(result)
+    )
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume", "--json")

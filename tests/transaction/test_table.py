@@ -410,7 +410,7 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
     written = int(what.rpartition("writes ")[2]) if "writes" in what else 0
     assert filled == written
     if "keeps" in what:
-        assert f"({what[6]} kept, {written} written)" in text
+        assert f", {what[6]} kept, {written} written, " in text
     elif "writes" not in what:
         assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
         assert is_unchanged or is_running or (code == "0" and column == "finalize")

@@ -435,9 +435,11 @@ def test_equal_is_one_line_and_exit_code_0(merged):
     result = run(*words(merged))
     assert result.exit_code == 0
     assert result.stdout == (
-        f"A {CASE}/src and B {merged}: equal (21 tensors, 40.6 KiB compared, bytes)\n"
+        f"equal: A {CASE}/src and B {merged} (21 tensors, 40.6 KiB compared, bytes)\n"
     )
     assert result.stderr == ""
+    quiet = run(*words(merged, "-q"))
+    assert (quiet.stdout, quiet.stderr, quiet.exit_code) == ("", "", 0)
 
 
 def test_differences_are_a_summary_and_a_table_and_exit_code_1(merged):
@@ -445,8 +447,9 @@ def test_differences_are_a_summary_and_a_table_and_exit_code_1(merged):
     result = run(*words(merged))
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
-    assert lines[0].endswith(
-        ": different: 1 with other values (21 tensors, 40.6 KiB compared, bytes)"
+    assert lines[0] == (
+        f"different: A {CASE}/src and B {merged}: 1 with other values "
+        "(21 tensors, 40.6 KiB compared, bytes)"
     )
     (row,) = (line for line in lines if "layer1.weight" in line)
     assert "1 of 2048" in row
@@ -479,7 +482,7 @@ def test_limit_cuts_the_list_and_not_the_summary(tmp_path):
     a = written(tmp_path / "a", {f"w{i}": entry_of(W) for i in range(60)}).root
     b = written(tmp_path / "b", {"x": entry_of(W)}).root
     text = run("diff", a, b).stdout
-    assert ": different: 60 only in A, 1 only in B (61 tensors, " in text
+    assert ": 60 only in A, 1 only in B (61 tensors, " in text
     assert "and 11 more (--limit N shows N, --json all)" in text
     assert len(json.loads(run("diff", a, b, "--json", "--limit", "3").stdout)["differences"]) == 3
 
