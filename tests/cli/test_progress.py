@@ -41,7 +41,7 @@ def test_a_terminal_gets_bytes_rate_and_time_left(tmp_path, capfdbinary):
 def test_no_color_is_honoured(tmp_path, capfdbinary, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     case = GOLDEN / "reshard_8_to_4"
-    shown, _ = on_terminal("inspect", case / "src")
+    shown, _ = on_terminal("inspect", case / "src", "--ranks")
     assert "rank_7/checkpoint-2_10.ckpt" in shown
     assert not re.search(r"\x1b\[3[0-7]m", shown)
 
