@@ -28,7 +28,7 @@ from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.manifest import MANIFEST, Provenance, differences
+from ckpttool.model.manifest import Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
@@ -46,6 +46,7 @@ from ckpttool.transaction.states import (
     State,
     choose_entries,
     look,
+    records_around,
 )
 
 
@@ -493,11 +494,9 @@ def _foreign_partials(
 
 def _plan_that_lists(partial: Path) -> Path | None:
     """Return the plan of another set that lists the output of a temporary file."""
-    output = Path(str(partial).removesuffix(PARTIAL))
-    folders = (Record(folder / MANIFEST) for folder in output.parents[:2])
-    for record in (Record(output.with_name(f"{output.name}.{MANIFEST}")), *folders):
+    for record, name in records_around(Path(str(partial).removesuffix(PARTIAL))):
         with suppress(FileNotFoundError, FormatError):  # nothing is known from it
-            if os.path.relpath(output, record.folder) in RecordedPlan.read(record.plan).outputs:
+            if name in RecordedPlan.read(record.plan).outputs:
                 return record.plan
     return None
 

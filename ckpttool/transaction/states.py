@@ -404,7 +404,20 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
     if destination.state is State.NONE and destination.damaged:  # which nobody may read
         text = f"{output}: whether a run has ended here cannot be known: {destination.damaged[0]}"
         return Diagnostic("unfinished", text, "run it as a user who may read that")
+    for record, name in records_around(output) if output.is_file() else ():
+        of_set = look(record)
+        is_complete = of_set.state is State.COMPLETE or name in of_set.logged()
+        if of_set.plan is not None and name in of_set.plan.outputs and not is_complete:
+            text = f"{output}: {record.plan} lists it, and no log there says that it is complete"
+            return Diagnostic("unfinished", text, "finish it with its own command and --resume")
     return None
+
+
+def records_around(output: Path) -> Iterator[tuple[Record, str]]:
+    """Yield the records that may tell of a file, and its path relative to the manifest of each."""
+    yield Record.of(output), output.name
+    for folder in output.absolute().parents[:2]:
+        yield Record(folder / MANIFEST), os.path.relpath(output, folder)
 
 
 def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
@@ -434,6 +447,8 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     record = Record.of(output)
     destination = look(record)
     for error in destination.damaged:
+        if error.path == str(record.home) and destination.state is State.NONE:
+            continue  # `find_unfinished_run` reports it
         hint = "" if error.path == str(record.home) else "--overwrite writes all anew"
         yield Diagnostic("leftover", str(error), hint)
     if found := record.earlier_records():

@@ -160,6 +160,10 @@ class Runs:
             if path.is_file() and path.parent.name != RECORD and path.suffix != ".partial"
         }
 
+    def is_stopped(self):
+        """Return whether a run has not ended here."""
+        return look(Record(self.out / MANIFEST)).state is State.STOPPED
+
     def is_planned(self, kind):
         """Return whether the plan that is there is that of a set."""
         path = self.out / PLAN
@@ -229,6 +233,8 @@ SCENARIOS = {
         part_of_another_plan, lambda runs: runs.run(part=(2, 2)), part=(2, 2), overwrite=True
     ),
     "without locks": Scenario(lambda runs: None, run_without_locks),
+    "resume without locks": Scenario(Runs.stop, run_without_locks),
+    "another plan without locks": Scenario(lambda runs: runs.stop(OTHER), run_without_locks),
     "failing": Scenario(lambda runs: None, lambda runs: runs.fail(2)),
     "failing at once": Scenario(lambda runs: None, lambda runs: runs.fail(0)),
 }
@@ -241,9 +247,13 @@ def runs(tmp_path_factory):
         yield Runs(tmp_path_factory.mktemp("runs"))
 
 
-def check_state(runs, before):
-    """Check that the state is true of the files that are there."""
+def check_state(runs, before, was_stopped):
+    """Check that the state is true of the files that are there.
+
+    What a stopped run has left stays marked until a run has finished the set.
+    """
     destination, now = look(Record(runs.out / MANIFEST)), runs.files()
+    assert not (was_stopped and destination.state is State.NONE)
     assert not destination.damaged
     assert destination.state in (State.NONE, State.STOPPED, State.COMPLETE)
     if destination.state is State.COMPLETE:
@@ -272,9 +282,9 @@ def test_a_run_that_crashes_anywhere_is_known_and_finished_by_the_next(runs, nam
         number += 1
         runs.begin()
         scenario.prepare(runs)
-        before = runs.files()
+        before, was_stopped = runs.files(), runs.is_stopped()
         crashed = has_crashed(lambda: scenario.act(runs), lambda at=number: crash_at(at))
-        check_state(runs, before)
+        check_state(runs, before, was_stopped)
         if name == "finalize" and not resume:
             runs.finalize()
         else:
@@ -290,7 +300,7 @@ def test_runs_that_crash_one_after_the_other_are_finished_by_the_last(runs, name
         first, *others = (moments.randrange(1, 60) for _ in range(3))
         runs.begin()
         scenario.prepare(runs)
-        before = runs.files()
+        before, was_stopped = runs.files(), runs.is_stopped()
         has_crashed(lambda: scenario.act(runs), lambda at=first: crash_at(at))
         for number in others:
             resume = moments.random() < 0.5
@@ -298,6 +308,6 @@ def test_runs_that_crash_one_after_the_other_are_finished_by_the_last(runs, name
                 lambda resume=resume: scenario.recover(runs, resume=resume),
                 lambda at=number: crash_at(at),
             )
-            check_state(runs, before)
+            check_state(runs, before, was_stopped)
         scenario.recover(runs, resume=True)
         check_finished(runs)

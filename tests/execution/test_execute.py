@@ -9,7 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,7 @@ from ckpttool.model.tensors import StoredFile, TensorMeta
 from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
-from tests.support.executors import make_plan
+from tests.support.executors import make_plan, wait_until
 from tests.support.manifests import UNFINISHED
 from tests.support.readers import Entry, read
 
@@ -94,6 +97,40 @@ def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monke
     ]
     names = ["rank_0/checkpoint_0.ckpt", "rank_1/checkpoint_1.ckpt"]
     assert files_below(tmp_path) == [*UNFINISHED, *names]
+
+
+def test_a_removed_output_stays_open_until_no_task_can_write_to_it(tmp_path, monkeypatch):
+    """Else the next run's file gets its inode, and a task of this run writes into that."""
+    partial = tmp_path / "rank_1" / "checkpoint_1.ckpt.partial"
+    has_begun, seen = threading.Event(), []
+
+    def fail_beside_a_slow_task(task):
+        path = task.units[0].tensor.file.path
+        if path == str(partial):
+            inode = partial.stat().st_ino
+            has_begun.set()
+            wait_until(lambda: not partial.exists(), "the end of the run")
+            time.sleep(0.1)
+            seen.append(inode in open_inodes())
+        elif "rank_0" in path:
+            assert has_begun.wait(60)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return fill(task)
+
+    monkeypatch.setattr(execute_module, "fill", fail_beside_a_slow_task)
+    with open_engine("threads:2") as executor, pytest.raises(ckpttool.ExecutionError):
+        execute(*make_plan(tmp_path), executor)
+    assert seen == [True]
+    assert files_below(tmp_path) == []
+
+
+def open_inodes():
+    """Return the inodes of the files that this process has open."""
+    inodes = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed meanwhile
+            inodes.add(link.stat().st_ino)
+    return inodes
 
 
 def test_a_failure_does_not_touch_the_file_that_was_to_be_replaced(tmp_path, monkeypatch):

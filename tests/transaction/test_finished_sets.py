@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.transaction import manifest
-from tests.support.commands import message, run
+from tests.support.commands import message, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.manifests import MANIFEST
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
@@ -290,3 +290,25 @@ def test_a_sparse_file_of_ours_is_named_and_not_read(
         small.run_well("--overwrite")
     assert small.read() == small.wanted()
     assert run("verify", small.out, "-s", small.strategy).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["split", "numbered"])
+def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
+    """It has its full size and a whole header, and zeros where the rest should be."""
+    small = SmallSet(tmp_path, command=command)
+    small.stop()
+    complete, half = small.outputs[1], small.outputs[2]
+    shutil.copy(complete, half)
+    said = (
+        f"{half}: {small.record / 'plan.json'} lists it, and no log there says that it is complete"
+    )
+    verified = run("verify", half)
+    assert verified.exit_code == 1
+    assert f"unfinished {said}" in " ".join(message(verified).split())
+    assert said in message(run("merge", half, "-o", tmp_path / "m.h5"))
+    assert not (tmp_path / "m.h5").exists()
+    assert f"warning: {said}" in message(run_well("inspect", half))
+    assert run("verify", complete).exit_code == 0
+    half.unlink()
+    small.run_well("--resume")
+    assert run("verify", half).exit_code == 0

@@ -169,6 +169,42 @@ def backup_restored(small):
     shutil.copytree(other.out, out, dirs_exist_ok=True)
 
 
+def finished_other(small):
+    """Return the finished set of another checkpoint, elsewhere."""
+    other = SmallSet(small.folder, "other")
+    other.out = small.folder / "elsewhere"
+    other.run_well()
+    return other
+
+
+def another_copied_over_it(small):
+    """What ``cp -r elsewhere/* out/`` does, which leaves the record where it is."""
+    other = finished_other(small)
+    for path in (other.manifest, *other.outputs):
+        shutil.copyfile(path, small.out / path.relative_to(other.out))
+
+
+def manifest_of_another(small):
+    shutil.copyfile(finished_other(small).manifest, small.manifest)
+
+
+def changed_and_manifest_put_back(small):
+    """The manifest is a copy, younger than the damage."""
+    flip_byte(small.outputs[0])
+    data = small.manifest.read_bytes()
+    small.manifest.unlink()
+    small.manifest.write_bytes(data)
+
+
+def killed_before_a_rename(small):
+    """The log has the entry of an output, and the older file still has its name."""
+    log = small.record / "whole.log"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert lines[-1].startswith(b'{"stamp": "rank_1/')
+    log.write_bytes(b"".join(lines[:-1]))
+    shutil.copyfile(finished_other(small).outputs[1], small.outputs[1])
+
+
 def record_of_another(*names):
     """Return what replaces files of the record by those of another checkpoint's set."""
 
@@ -387,6 +423,17 @@ HISTORIES = {
     "another set restored over it": History(
         finished, backup_restored, rerun=EXIST, resume="5 was written to since + --overwrite"
     ),
+    "another set copied over it with cp -r": History(
+        finished, another_copied_over_it, rerun=EXIST,
+        resume="5 stamps.json is of another set than + --overwrite",
+    ),
+    "ckpttool.json of another checkpoint": History(
+        finished, manifest_of_another, verify="1 not what was written", finalize="7",
+        rerun=EXIST, resume="5 stamps.json is of another set than + --overwrite",
+    ),
+    "an output changed, ckpttool.json put back": History(
+        finished, changed_and_manifest_put_back, **DAMAGED
+    ),
     "stamps.json of another checkpoint": History(
         finished, record_of_another("stamps.json"), rerun=EXIST, resume="5 --overwrite"
     ),
@@ -455,6 +502,9 @@ HISTORIES = {
     "stopped, an output cut": History(
         stopped, to_output(cut_short), merge="3", inspect="3", rerun="5 checkpoint_0",
         resume="5 checkpoint_0",
+    ),
+    "stopped, killed before a rename": History(
+        stopped, killed_before_a_rename, rerun="5 checkpoint_1", resume="5 checkpoint_1"
     ),
     "stopped, outputs deleted": History(
         stopped, all_outputs_deleted, "5 has not ended here", rerun="0", resume="0"

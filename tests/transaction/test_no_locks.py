@@ -11,15 +11,20 @@ import socket
 import subprocess
 import sys
 import time
+from threading import Event, Thread, current_thread
 
 import pytest
 
+import ckpttool
+from ckpttool.execution import execute as execute_module
 from ckpttool.transaction import claim
+from ckpttool.transaction.states import RecordedPlan
 from tests.support.commands import message, run, run_well
 from tests.support.manifests import reseal
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
 ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
+RESUMED = ("--resume", "--overwrite")
 WARNING = "this file system has no locks"
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -110,17 +115,20 @@ def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living
     result = small.run(*more)
     assert result.exit_code == 5, message(result)
     assert f"process {process} on {host} since {begun}" in message(result)
-    assert re.search("no locks.*--overwrite goes on", message(result))
+    assert re.search("no locks.*; if it has ended, --resume --overwrite goes on", message(result))
     assert files_of(small) == before
     for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
         assert f"process {process} on {host}" in message(run(*words))
         assert run(*words).exit_code == (1 if words[0] == "verify" else 5)
 
 
-def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living):
-    """Else nobody gets out, after a node that does not come back."""
+@pytest.mark.parametrize(("more", "count"), [(("--overwrite",), 4), (RESUMED, 2)])
+def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living, more, count):
+    """Else nobody gets out, after a node that does not come back, or loses what it completed."""
     stop_as(small, *living)
-    assert WARNING in message(small.run_well("--overwrite"))
+    with filled_outputs() as filled:
+        assert WARNING in message(small.run_well(*more))
+    assert len(filled) == count
     assert small.read() == small.wanted()
 
 
@@ -181,6 +189,97 @@ def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks,
     assert "another run" in message(result)
     assert small.read() == {}
     assert (small.record / "plan.json").exists()
+
+
+class Other:
+    """A whole run of another host, in a thread; it waits when it has written two outputs."""
+
+    def __init__(self, small):
+        self.small, self.error = small, None
+        self._stands, self._may_end = Event(), Event()
+        self._thread = Thread(target=self._run)
+
+    def patch(self, monkeypatch):
+        """Give it a host of its own, and have it wait."""
+        host, fill = socket.gethostname(), execute_module.fill
+        monkeypatch.setattr(socket, "gethostname", lambda: "node7" if self.is_this() else host)
+        monkeypatch.setattr(
+            execute_module,
+            "fill",
+            lambda task: (self.is_this() and self._pause(task), fill(task))[1],
+        )
+
+    def is_this(self):
+        return current_thread() is self._thread
+
+    def start(self):
+        """Return when it waits, or has ended."""
+        self._thread.start()
+        assert self._stands.wait(60)
+
+    def end(self):
+        self._may_end.set()
+        self._thread.join()
+
+    def _run(self):
+        try:
+            execute_split(self.small)
+        except ckpttool.CkptToolError as error:
+            self.error = error
+        finally:
+            self._stands.set()
+
+    def _pause(self, task):
+        if task.units[0].tensor.file.path.startswith(str(self.small.outputs[2])):
+            self._stands.set()
+            assert self._may_end.wait(60)
+
+
+def execute_split(small):
+    source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
+    options = ckpttool.OutputOptions("ckpt")
+    plan = ckpttool.plan_split(
+        source, ckpttool.read_strategy(strategy), str(small.out), output_options=options
+    )
+    ckpttool.execute(*plan)
+
+
+def test_of_two_runs_that_both_find_no_plan_one_is_refused(small, monkeypatch):
+    """Else both write.  The second begins behind each look of the first for a plan, in turn."""
+    monkeypatch.setattr(fcntl, "flock", failing_with(errno.ENOLCK))
+    looks = begin_another(small, number=-1)
+    assert looks > 3
+    for number in range(looks):
+        begin_another(SmallSet(small.folder / str(number)), number)
+
+
+def begin_another(small, number):
+    """Run, and begin another run behind one of the looks for a plan; return how many there are."""
+    other, looks, read, errors = Other(SmallSet(small.folder, "other")), [], RecordedPlan.read, []
+
+    def look(path):
+        try:
+            return read(path)
+        except FileNotFoundError:
+            if not other.is_this():
+                looks.append(path)
+                other.start() if len(looks) == number + 1 else None
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        other.patch(patch)
+        patch.setattr(RecordedPlan, "read", look)
+        try:
+            execute_split(small)
+        except ckpttool.PlanError as error:
+            errors.append(error)
+        if number >= 0:
+            other.end()
+            errors += filter(None, [other.error])
+            (refusal,) = errors
+            assert isinstance(refusal, ckpttool.PlanError)
+            assert small.read() == (small if other.error else other.small).wanted()
+    return len(looks)
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",)])

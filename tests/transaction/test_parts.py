@@ -369,7 +369,7 @@ def test_of_parts_of_several_counts_all_of_one_make_a_set(tmp_path):
     run_parts(tmp_path, (1,), 2)
     run_parts(tmp_path, (1, 3), 3, "ckpt", "--resume")
     text = commit_fails(tmp_path, 5)
-    assert "part 2 of 2 is not there" in text or "part 2 of 3 is not there" in text
+    assert "part 2 of 2 is not there" in text
     run_parts(tmp_path, (2,), 2, "ckpt", "--resume")
     run_well("finalize", tmp_path)
     run_well(*reshard_words(tmp_path / "whole", "ckpt"))

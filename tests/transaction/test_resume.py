@@ -72,7 +72,9 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     run_well(*ordered_words(tmp_path / "out"))
     before = everything_in(tmp_path / "out")
     if is_copied:  # then only contents tell that the others are what was written
-        shutil.copytree(tmp_path / "out", tmp_path / "copy")
+        shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
+        for path in (tmp_path / "copy").rglob("*.ckpt"):
+            os.utime(path)
     out = tmp_path / ("copy" if is_copied else "out")
     gone = out / "rank_0" / "checkpoint_0.ckpt"
     gone.unlink()
@@ -785,13 +787,40 @@ def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
 
 
 STRANGE = {
-    "deep": b"[" * 60000,
-    "no list": log_line('{"run": "anew", "process": 1, "host": ["\x1b[2J"], "time": "now"}'),
-    "half": log_line('{"run": "anew", "process": 1, "host": "\\ud800\\u0007", "time": "now"}'),
-    "no process": log_line('{"run": "anew", "process": -1, "host": "a", "time": "now"}'),
-    "name": log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
-    "no seal": b'{"run": "anew"} 01234567\n',
-    "zeros": bytes(1 << 20),
+    "deep": (log_line("[" * 60000), "no JSON: nested too deep"),
+    "control": (
+        log_line('{"process": 1, "host": "\x1b[2J", "time": "now"}'),
+        "no JSON: Invalid control character",
+    ),
+    "no text": (
+        log_line('{"process": 1, "host": ["\\u001b[2J"], "time": "now"}'),
+        "host: expected a string",
+    ),
+    "half": (
+        log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now"}'),
+        "no JSON: 'utf-8' codec can't encode",
+    ),
+    "no process": (
+        log_line('{"process": -1, "host": "a", "time": "now"}'),
+        "process: expected a count",
+    ),
+    "no run": (log_line('{"rank": 0, "path": "a"}'), "byte 0: no log of ckpttool"),
+    "name": (
+        log_line('{"process": 1, "host": "a", "time": "now"}')
+        + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
+        "path: expected a path below the folder",
+    ),
+    "no seal": (
+        b'{"process": 1, "host": "a", "time": "now"} 01234567\n',
+        "byte 0: the line is not as it was written",
+    ),
+    "zeros": (bytes(1 << 20) + b"\n", "byte 0: the line is not as it was written"),
+}
+STRANGE_PLANS = {
+    "no process": ('"process": ', '"process": -', "process: expected a count"),
+    "no text": ('"host": "', '"host": 1, "x": "\\u001b[2J', "host: expected a string"),
+    "no bytes": ('"documents": []', '"documents": [{"path": "a", "data": "?"}]', "data: expected"),
+    "a half": ('"step": "2_10"', '"step": "\\ud800\\u0007"', "no JSON: "),
 }
 
 
@@ -807,7 +836,7 @@ def assert_is_unfinished(folder):
 def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
-    line = '{"run": "anew", "process": 1, "host": "\\u001b[2J", "time": "\\u0007"}'
+    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007"}'
     (tmp_path / LOG).write_bytes(log_line(line))
     assert_is_unfinished(tmp_path)
     result = run(*ordered_words(tmp_path))
@@ -815,19 +844,35 @@ def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     assert "2 outputs exist already" in message(result)
 
 
-@pytest.mark.parametrize("text", STRANGE.values(), ids=STRANGE)
-@pytest.mark.parametrize("name", [LOG, PLAN])
-def test_a_record_of_strange_lines_does_no_harm(tmp_path, failing, name, text):
+@pytest.mark.parametrize(("text", "reason"), STRANGE.values(), ids=STRANGE)
+def test_a_log_of_strange_lines_does_no_harm(tmp_path, failing, text, reason):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
     failing(None)
-    (tmp_path / name).write_bytes(text + b"\n")
+    (tmp_path / LOG).write_bytes(text)
     before = contents(tmp_path)
     assert_is_unfinished(tmp_path)
     for more in ([], ["--resume"]):
         result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
-        assert str(tmp_path / name) in message(result)
+        assert f"{tmp_path / LOG}: {reason}" in message(result)
+    assert contents(tmp_path) == before
+    run_well(*ordered_words(tmp_path), "--overwrite")
+    assert len(files_below(tmp_path)) == 4
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), STRANGE_PLANS.values(), ids=STRANGE_PLANS)
+def test_a_plan_of_strange_entries_does_no_harm(tmp_path, failing, old, new, reason):
+    failing("rank_2")
+    assert run(*ordered_words(tmp_path)).exit_code == 6
+    failing(None)
+    reseal(tmp_path / PLAN, (old, new))
+    before = contents(tmp_path)
+    assert_is_unfinished(tmp_path)
+    for more in ([], ["--resume"]):
+        result = run(*ordered_words(tmp_path), *more)
+        assert result.exit_code == 5
+        assert f"{tmp_path / PLAN}: {reason}" in message(result)
     assert contents(tmp_path) == before
     run_well(*ordered_words(tmp_path), "--overwrite")
     assert len(files_below(tmp_path)) == 4

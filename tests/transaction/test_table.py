@@ -7,12 +7,14 @@ import os
 import re
 from inspect import signature
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
 from ckpttool.execution import execute as execute_module
 from tests.support.commands import message, run
 from tests.support.damage import cut_short, flip_byte
+from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
 PAGE = Path(__file__).parents[2] / "docs/development/states.md"
@@ -57,25 +59,49 @@ def half_file_of_others(small):
 
 
 def remove_record(small):
-    for path in small.record.iterdir():
-        path.unlink()
-    small.record.rmdir()
+    rmtree(small.record)
+
+
+def killed_and_removed(small):
+    small.stop()
+    remove_record(small)
+
+
+OUTPUTS_OF = {"1/1": (0, 1, 2), "1/2": (0, 2), "2/2": (1, 3), "1/3": (0, 3)}  # the last is in work
 
 
 def running(*more, name="a"):
-    """Return what calls a function while a run is writing its second or third output."""
+    """Return what calls a function while a run is writing an output."""
 
     def act(small, command):
         other = SmallSet(small.folder, name, small.command)
-        first, output = (1, 3) if "2/2" in more else (0, 2)
+        *first, output = OUTPUTS_OF[more[1]] if more else (0, 2)
 
         def wait_and_act():
-            other.wait_for(first)
+            other.wait_for(*first)
             return command()
 
         with while_filling(other.outputs[output], wait_and_act) as seen:
             other.run_well(*more)
         assert more or other.read() == other.wanted()
+        return seen[0]
+
+    return act
+
+
+def running_removed(*more):
+    """Return what removes the record of a run that is writing, and calls a function."""
+
+    def act(small, command):
+        def remove_and_act():
+            small.wait_for(0)
+            remove_record(small)
+            return command()
+
+        with while_filling(small.outputs[2], remove_and_act) as seen:
+            result = small.run(*more)
+        assert result.exit_code == 6
+        assert "removed or replaced while this run wrote" in message(result)
         return seen[0]
 
     return act
@@ -122,12 +148,31 @@ def killed_other(small):
     SmallSet(small.folder, "other").stop()
 
 
+def killed_at_once(small):
+    left = {}
+
+    def keep_and_fail():
+        left.update((path, path.read_bytes()) for path in small.record.iterdir())
+        fail(None)
+
+    with while_filling(small.outputs[0], keep_and_fail):
+        assert small.run().exit_code == 6
+    small.record.mkdir()
+    for path, data in left.items():
+        path.write_bytes(data)
+    Path(f"{small.outputs[0]}.partial").write_bytes(b"half of an output")
+
+
 def killed_part(small):
     small.stop("--part", "1/2")
 
 
 def one_part(small):
     small.run_well("--part", "2/2")
+
+
+def one_part_of_three(small):
+    small.run_well("--part", "1/3")
 
 
 def one_part_and_half(small):
@@ -191,6 +236,21 @@ def killed_at_the_end(small):
         path.write_bytes(data)
 
 
+def finished_without_record(small):
+    finished(small)
+    remove_record(small)
+
+
+def closed(act):
+    """Return what does something, and gives the record to another user, who keeps it closed."""
+
+    def close(small):
+        act(small)
+        give_away(small.record, 0o700)
+
+    return close
+
+
 def copied(small):
     finished(small)
     for path in small.outputs:
@@ -226,12 +286,18 @@ STATES = {
     "outputs, no record": files_of_others,
     "outputs, journal of an earlier ckpttool": journal_of_earlier,
     "half-written file, no record": half_file_of_others,
+    "a run was killed, `.ckpttool` removed": killed_and_removed,
+    "`.ckpttool` removed while a run writes": running_removed(),
+    "`.ckpttool` removed while part 1/2 writes": running_removed("--part", "1/2"),
     "a whole run": running(),
     "part 1/2": running("--part", "1/2"),
     "part 2/2": running("--part", "2/2"),
+    "part 1/1 of the same plan": running("--part", "1/1"),
+    "part 1/3 of the same plan": running("--part", "1/3"),
     "part 2/2 of another plan": running("--part", "2/2", name="other"),
     "a run failed": failed,
     "killed, half-written file left": killed,
+    "killed, nothing complete": killed_at_once,
     "killed, last line torn": killed_in_a_line,
     "killed, entry without stamp": killed_before_a_stamp,
     "killed, another plan": killed_other,
@@ -241,6 +307,7 @@ STATES = {
     "`whole.log` damaged": damaged_log,
     "part 1/2 killed": killed_part,
     "part 2/2 done": one_part,
+    "part 1/3 done": one_part_of_three,
     "part 2/2 done, 1/2 killed": one_part_and_half,
     "all parts done": all_parts,
     "all parts done, an output changed": all_parts_changed,
@@ -252,10 +319,14 @@ STATES = {
     "a run with `--overwrite` has begun": running_over,
     "copied with `cp -r`": copied,
     "`stamps.json` gone": without_stamps,
+    "`.ckpttool` removed": finished_without_record,
     "an output gone": output_gone,
     "an output changed": output_changed,
     "all outputs gone": outputs_gone,
     "another command": finished_other,
+    "a finished set": closed(finished),
+    "parts that are done": closed(all_parts),
+    "a run that was killed": closed(killed),
 }
 
 
@@ -281,7 +352,8 @@ def read_tables():
 CELLS, WORDS = read_tables()
 
 
-WRITING = ("plain", "--resume", "--overwrite", "--part 1/2")
+CLOSED = {state for state, column in CELLS if column == "merge"}
+WRITING = ("plain", "--resume", "--overwrite", "--part 1/2", "--part 1/2 --overwrite")
 
 
 def words_of(small, column):
@@ -290,6 +362,8 @@ def words_of(small, column):
         return [column, small.out]
     if column == "verify":
         return ["verify", small.out, "-s", small.strategy, "--deep"]
+    if column == "merge":
+        return ["merge", small.out, "-s", small.strategy, "-o", small.folder / "merged.h5"]
     return small.words(*([] if column == "plain" else column.split()))
 
 
@@ -306,7 +380,7 @@ def test_every_state_of_the_table_is_built():
 SOME = {"a whole run", "killed, half-written file left", "part 2/2 done", "all parts done",
         "this command", "an output gone"}  # fmt: skip
 CASES = [
-    *((*cell, "split") for cell in CELLS),
+    *((*cell, "split") for cell in CELLS if cell[0] not in CLOSED),
     *((*cell, other) for cell in CELLS if cell[0] in SOME and cell[1] in WRITING
       for other in ("numbered", "reshard")),
 ]  # fmt: skip
@@ -340,7 +414,9 @@ def test_a_command_does_in_a_state_what_the_table_says(tmp_path, state, column, 
     elif "writes" not in what:
         assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
         assert is_unchanged or is_running or (code == "0" and column == "finalize")
-    if code == "0" and not is_running and column in WRITING[:3]:
+    if is_running and "writing" in what:
+        assert not re.search("left over|half-written", text)  # or somebody removes it
+    if code == "0" and not is_running and column in ("plain", "--resume", "--overwrite"):
         assert small.read() == small.wanted()
 
 
@@ -360,6 +436,34 @@ def test_resume_and_overwrite_keep_what_is_as_it_was_recorded(tmp_path, state):
     assert small.read() == small.wanted()
 
 
+@ROOT_ONLY
+@pytest.mark.interpreter
+@pytest.mark.parametrize(("state", "column"), [cell for cell in CELLS if cell[0] in CLOSED])
+def test_a_command_does_what_the_table_says_with_a_record_that_is_closed(tmp_path, state, column):
+    """Else a set of which nothing is known is taken for a whole one, or replaced."""
+    small = SmallSet(tmp_path)
+    STATES[state](small)
+    before = contents(small)
+    done = run_without_rights(" ".join(map(str, words_of(small, column))), tmp_path)
+    text = " ".join((done.stdout + done.stderr).split())
+    code, _, what = CELLS[state, column].partition(" ")
+    assert str(done.returncode) == code, text
+    assert text.count("Permission denied") <= 1 or state != "a finished set", text
+    assert re.search(".*".join(map(re.escape, WORDS[what].split(" ... "))), text), text
+    assert contents(small) == before
+
+
+def test_without_deep_verify_looks_at_sizes_and_headers(tmp_path):
+    """Else the page promises more than a quick look at a set of many terabytes can tell."""
+    small = SmallSet(tmp_path)
+    output_changed(small)
+    words = ["verify", small.out, "-s", small.strategy]
+    assert WORDS["fine"] in message(run(*words))
+    assert run(*words, "--deep").exit_code == 1
+    cut_short(small.outputs[0])
+    assert run(*words).exit_code == 1
+
+
 @pytest.mark.parametrize("state", ["part 1/2 killed", "killed, half-written file left"])
 def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
     """Else a run that is gone on with in parts begins anew."""
@@ -369,3 +473,31 @@ def test_a_resumed_part_keeps_what_any_log_lists(tmp_path, state):
         with filled_outputs() as filled:
             small.run_well("--part", f"{number}/2", "--resume")
         assert len(filled) == 2 - kept
+
+
+@pytest.mark.parametrize("touch", [None, os.utime])
+@pytest.mark.parametrize(
+    ("state", "more", "kept"),
+    [
+        ("killed, half-written file left", (), 2),
+        ("killed, half-written file left", ("--overwrite",), 2),
+        ("killed, half-written file left", ("--part", "1/2"), 2),
+        ("part 1/2 killed", (), 1),
+        ("part 1/2 killed", ("--part", "1/2"), 1),
+        ("all parts done", ("--overwrite",), 4),
+        ("this command", ("--overwrite",), 4),
+    ],
+)
+def test_a_run_that_ends_before_it_replaces_anything_costs_nothing(
+    tmp_path, state, more, kept, touch
+):
+    """Else an option that was forgotten, and Ctrl-C at once, cost hours of work."""
+    small = SmallSet(tmp_path)
+    STATES[state](small)
+    touch(small.outputs[0]) if touch else None
+    with while_filling(small.outputs[0], lambda: fail(None)):
+        assert small.run(*more).exit_code == 6
+    with filled_outputs() as filled:
+        small.run_well("--resume")
+    assert len(filled) == 4 - kept
+    assert small.read() == small.wanted()
