@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
-    Show what a checkpoint holds, from headers alone (with a strategy some pages of the tensors show
-    whether it is true).  SRC is a file or a folder with an index
-    (param_name_map.json, model.safetensors.index.json), whose tensors are listed, or a folder of
-    rank folders (or the output folder of a MindFormers run), whose ranks are listed, and with a
-    strategy the tensors, their full shapes and layouts.  A checkpoint that describes itself is
-    shown like this without one.  Group information, rank tables and graphs are shown as what they
-    are.
+    Say what a checkpoint is: its size, how it is sharded, and whether it is complete.  Then list
+    its tensors, equal layers folded.  Headers and some pages of the tensors are read.  SRC is a
+    file, an index or its folder, a folder of rank folders, or the output folder of a MindFormers
+    run.  Strategy files (those of several stages together), group information, rank tables and
+    graphs are shown as what they are.
     """,
 )
 @options.source_options()
@@ -51,7 +49,7 @@ def inspect(
     show_ranks: bool,
     report: ReportOptions,
 ) -> None:
-    """Show the contents of a checkpoint, from headers alone."""
+    """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification import describe

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.verification.summary import (
         Amount,
         Completeness,
+        EqualRanks,
         Parallelism,
         Placement,
         Row,
@@ -105,14 +106,14 @@ def print_checkpoint(
     if show_ranks:
         _print_files(catalog, document)
     if show_all:
-        _print_all(catalog, document)
+        _print_all(catalog, found)
     else:
         _print_rows(catalog, summary)
     options = [] if show_all else ["--all lists every tensor"]
     options += [] if show_ranks else ["--ranks every file" if options else "--ranks lists files"]
     if is_merged and len(catalog.files) == 1:
         options = options[:1] if not show_all else []
-    if options:
+    if options and catalog.metas:
         print_paragraph(f"{', '.join(options)}, --json everything", 0)
 
 
@@ -124,9 +125,9 @@ def _size_texts(catalog: Catalog, summary: Summary) -> Iterator[str]:
     weights, states = summary.weights, summary.optimizer_state
     is_merged = isinstance(catalog, MergedCatalog) and summary.parallelism is None
     is_stored = summary.parallelism is None and not is_merged
-    what = count(len(catalog.files), "rank")
-    if is_merged:
-        what = "one file" if len(catalog.files) == 1 else f"{len(catalog.files)} files"
+    total = len(catalog.files) + len(catalog.damaged)
+    what = count(total, "file" if is_merged else "rank")
+    what = f"{len(catalog.files)} of {what}" if catalog.damaged else what
     number = f"{format_number(weights.elements)} parameters"
     number += f" ({shorten(weights.dtypes, 3)})" if weights.tensors else ""
     number = count(len(catalog.metas), "tensor") if is_stored else number
@@ -137,7 +138,7 @@ def _size_texts(catalog: Catalog, summary: Summary) -> Iterator[str]:
     if states.tensors:
         dtypes = _other_dtypes(weights, states)
         sizes.append(f"optimizer state {format_bytes(states.nbytes)}{dtypes}")
-    sizes += ["replicas included"] if is_stored else []
+    sizes += ["replicas included"] if is_stored and sizes else []
     missing = () if summary.completeness is None else summary.completeness.missing_tensors
     sizes += [f"without {count(len(missing), 'incomplete tensor')}"] if missing else []
     if sizes:
@@ -196,8 +197,8 @@ def parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
         ways = f"parameters in {' or '.join(shown)}"
     else:
         whole = max((split.replicas for split in parallelism.splits), default=1)
-        ways = "every rank of a stage holds full parameters"
-        ways += f": {count(whole, 'replica')}" if whole > 1 else ""
+        full = "" if parallelism.optimizer_shards else "full "
+        ways = count(whole, f"{full}replica")
     if not parallelism.stages:
         yield ways
         return
@@ -260,12 +261,14 @@ def _completeness_text(catalog: Catalog, done: Completeness) -> str:
         return f"yes: {whole} (headers; verify --deep reads the data){others}"
     if done.missing_tensors:
         number = count(len(done.missing_tensors), "tensor")
-        gone.append(f"{number} without all slices: {shorten(done.missing_tensors, 3)}")
+        names = shorten(done.missing_tensors, 3)
+        gone.append(f"{number} cannot be joined from slices: {names}")
+    # What has a line of its own needs no meaning.
+    codes = [code for code in done.codes if not gone or code not in ("missing", "damaged")]
+    reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
     if done.is_complete is None:
-        meanings = [CODES[code].meaning for code in done.codes[:2]]
-        text = f"not known: {'; '.join(meanings)}" if meanings else _NO_STRATEGY
-        return "; ".join([text, *gone])
-    return f"no: {'; '.join(gone or [CODES[code].meaning for code in done.codes[:2]])}"
+        return f"not known: {reasons}" if codes else "; ".join([_NO_STRATEGY, *gone])
+    return f"no: {reasons}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -454,8 +457,10 @@ def groups_text(groups: Sequence[Sequence[int]]) -> str:
 def _equal_text(row: Row, summary: Summary) -> str:
     """Return which ranks have equal samples of a tensor without a layout."""
     equal = summary.equal_ranks.get(row.names[0])
-    if equal is None:
-        return owners_text(row)
+    return owners_text(row) if equal is None else _equal_ranks_text(equal)
+
+
+def _equal_ranks_text(equal: EqualRanks) -> str:
     return groups_text(equal.groups) + (" (one value)" if equal.is_constant else "")
 
 
@@ -523,11 +528,11 @@ def _print_files(catalog: Catalog, document: Json) -> None:
     print_table(count(len(rows), "file"), columns, rows)
 
 
-def _print_all(catalog: Catalog, document: Json) -> None:
+def _print_all(catalog: Catalog, found: Inspection) -> None:
     """Print a table of all tensors."""
-    tensors: Any = document.get("tensors")
-    if tensors is None or "ranks" not in document:
-        _print_stored(catalog)
+    tensors: Any = found.document.get("tensors")
+    if tensors is None or "ranks" not in found.document:
+        _print_stored(catalog, found.summary)
         return
     if isinstance(catalog, SelfDescribedCatalog):
         columns: Sequence[str] = ("name", "dtype", "shape", "slice", "parts", "ranks of each slice")
@@ -541,18 +546,22 @@ def _print_all(catalog: Catalog, document: Json) -> None:
     print_table(f"{len(rows)}{' tensors' if len(rows) == total else rest}", columns, rows)
 
 
-def _print_stored(catalog: Catalog) -> None:
+def _print_stored(catalog: Catalog, summary: Summary) -> None:
     """Print a table of the tensors as files store them, of ranks those of the lowest one."""
-    has_files = isinstance(catalog, MergedCatalog) and len(catalog.files) > 1
+    is_merged = isinstance(catalog, MergedCatalog)
     columns = ["name", "dtype", "shape", "size>"]
-    columns += ["file"] if has_files else [] if isinstance(catalog, MergedCatalog) else ["ranks"]
+    if not is_merged:
+        columns.append("ranks with equal samples" if summary.equal_ranks else "ranks")
+    elif len(catalog.files) > 1:
+        columns.append("file")
     rows = []
     for name, meta in catalog.metas.items():
-        ranks = catalog.holders[name]
-        where = [format_numbers(ranks)]
-        if isinstance(catalog, MergedCatalog):
-            where = [PurePath(catalog.files[ranks[0]].path).name] if has_files else []
-        rows.append((name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), *where))
+        held = catalog.holders[name]
+        where = PurePath(catalog.files[held[0]].path).name if is_merged else groups_text([held])
+        if (equal := summary.equal_ranks.get(name)) is not None:
+            where = _equal_ranks_text(equal)
+        cells = (name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), where)
+        rows.append(cells[: len(columns)])
     print_table(count(len(rows), "tensor"), columns, rows)
 
 

@@ -406,7 +406,8 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
     The shape is that of the lowest rank.
     """
     placements = _Placements()
-    known: Known = "full" if isinstance(catalog, MergedCatalog) else "stored"
+    is_merged = isinstance(catalog, MergedCatalog)
+    full = placements.get("full", None, (tuple(catalog.files),))
     nbytes: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     for ranks, header in catalog.headers.items():
@@ -420,7 +421,7 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
             name,
             meta.dtype,
             meta.shape,
-            placements.get(known, None, (catalog.holders[name],)),
+            full if is_merged else placements.get("stored", None, (catalog.holders[name],)),
             nbytes[name],
             elements[name],
         )
@@ -617,7 +618,7 @@ def _find_stages(strategy: Strategy) -> Iterator[Stage]:
         yield Stage(ranks, tuple(matrix for matrix, _ in common))
 
 
-_DOUBTS = ("strategy", "contradicted", "replica", "undecided_shard", "one_of_several")
+_DOUBTS = ("strategy", "contradicted", "replica", "undecided_shard", "one_of_several", "empty")
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 
 

@@ -110,7 +110,10 @@ def test_what_is_missing_is_named(lost):
     result = run("inspect", lost(2, 3, 6, 7), *SOURCE[1:])
     assert result.exit_code == 5
     text = " ".join(result.stdout.split())
-    assert "complete no: ranks 2, 3, 6, 7 have no file; 6 tensors without all slices: lay" in text
+    assert (
+        "complete no: ranks 2, 3, 6, 7 have no file; 6 tensors cannot be joined from slices: lay"
+        in text
+    )
     assert "2-way tensor parallel x 4 replicas" in text, "as the strategy says"
     assert "without 6 incomplete tensors" in text
 
@@ -149,6 +152,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
     assert "sampled pages: tensors 1 different between ranks" in text
+    assert " w Float32 4 16 B 2 slices x 32-33 ranks" in text
 
 
 # ---------------------------------------------------------------------------------- kinds of source
@@ -157,12 +161,40 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
 def test_a_single_file_has_the_same_table_with_sizes(tmp_path):
     run_well("merge", *SOURCE, "-o", tmp_path / "m.safetensors")
     text = screen(tmp_path / "m.safetensors")
-    assert "one file, safetensors, " in text
+    assert "1 file, safetensors, " in text
     assert "parallelism none: full tensors" in text
     assert "complete yes: every tensor is there" in text
     assert " layer{1,2}.bias 32 768 B" in text
     assert "single values: learning_rate, momentum, global_step" in text
     assert text.endswith("--all lists every tensor, --json everything\n")
+
+
+def test_parameters_and_states_in_several_files_are_one_row(tmp_path):
+    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
+    text = screen(tmp_path / "model")
+    assert "18 tensors: 6 parameters, each with accum., stat." in text
+    assert " layer1.weight 64 x 32 24.0 KiB" in text
+
+
+def test_an_empty_file_is_not_called_complete(tmp_path):
+    (tmp_path / "net.ckpt").write_bytes(b"")
+    text = screen(tmp_path / "net.ckpt")
+    assert "complete not known: a file holds no tensor, which may be right" in text
+
+
+def test_ranks_that_differ_in_type_are_not_called_complete():
+    case = GOLDEN / "broken_inputs" / "dtype_mismatch"
+    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
+    text = " ".join(result.stdout.split())
+    said = "no: 1 tensor cannot be joined from slices: weight; ranks hold a parameter in several"
+    assert said in text
+
+
+def test_files_that_cannot_be_read_are_counted():
+    result = run("inspect", GOLDEN / "encrypted_gcm" / "src")
+    text = " ".join(result.stdout.split())
+    assert "0 of 2 ranks, step 2_10, 0 B, 0 tensors parallelism not known" in text
+    assert "ranks 0, 1 cannot be read" in text
 
 
 def test_one_rank_of_several_is_not_called_complete():
