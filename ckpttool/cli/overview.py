@@ -498,7 +498,8 @@ def _equality_text(catalog: Catalog, row: Row, summary: Summary) -> str:
         return f",{on}" if on else ""
     if len(equal.groups) > 1:
         return f", different between ranks ({groups_text(equal.groups)})"
-    return f", equal{on or ' on all ranks'}"
+    what = "equal samples" if equal.is_part else "equal"
+    return f", {what}{on or ' on all ranks'}"
 
 
 # ---------------------------------------------------------------------------- every file and tensor
@@ -560,7 +561,7 @@ def _print_stored(catalog: Catalog, summary: Summary) -> None:
         where = PurePath(catalog.files[held[0]].path).name if is_merged else groups_text([held])
         if (equal := summary.equal_ranks.get(name)) is not None:
             where = _equal_ranks_text(equal)
-        cells = (name, meta.dtype, _shape(meta.shape), format_bytes(meta.nbytes), where)
+        cells = (name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), where)
         rows.append(cells[: len(columns)])
     print_table(count(len(rows), "tensor"), columns, rows)
 
@@ -637,7 +638,7 @@ def _print_layouts(document: Json) -> None:
     rows = [
         (
             name,
-            "" if layout["shape"] is None else _shape(layout["shape"]),
+            "" if layout["shape"] is None else format_shape(layout["shape"]),
             format_shape(layout["device_matrix"]),
             " ".join(format_shape(axes) if axes else "-" for axes in layout["tensor_map"]),
             str(layout["optimizer_shard"]) if layout["optimizer_shard"] > 1 else "",

@@ -268,10 +268,11 @@ def _sample_equal_ranks(
     if ranks < 2 or not names or not (is_quick or sample_all):
         return {}
     from ckpttool.planning.resolve import sample_ranks
+    from ckpttool.storage.sampling import SAMPLE_BYTES
 
     try:
         return {
-            name: EqualRanks(groups, is_constant)
+            name: EqualRanks(groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
             for name, groups, is_constant in sample_ranks(catalog, names, executor)
         }
     except CkptToolError as error:
@@ -354,7 +355,12 @@ def _describe_summary(summary: Summary) -> Json:
             "replicas": None if done.replicas is None else list(done.replicas),
         }
         document["equal_ranks"] = [
-            {"name": name, "ranks": list(map(list, equal.groups)), "one_value": equal.is_constant}
+            {
+                "name": name,
+                "ranks": list(map(list, equal.groups)),
+                "one_value": equal.is_constant,
+                "sampled": equal.is_part,
+            }
             for name, equal in summary.equal_ranks.items()
         ]
     return document

@@ -249,10 +249,21 @@ class Completeness:
 
 @dataclass(frozen=True, slots=True)
 class EqualRanks:
-    """The ranks with equal samples of a tensor; samples that are one value tell little."""
+    """The ranks with equal samples of a tensor.
+
+    Attributes
+    ----------
+    groups
+        The ranks, grouped.
+    is_constant
+        Whether all samples are one value, which slices of different elements may be.
+    is_part
+        Whether the samples are a part of the tensor.
+    """
 
     groups: tuple[Ranks, ...]
     is_constant: bool
+    is_part: bool
 
 
 @dataclass(frozen=True, slots=True)

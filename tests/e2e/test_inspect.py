@@ -82,7 +82,8 @@ def test_the_document_has_the_facts_of_the_first_lines():
     assert summary["parallelism"]["stages"][0]["device_matrices"] == [[8], [2, 2, 2]]
     assert (summary["complete"], summary["replicas"]) == (True, [4, 8])
     (first, *_) = summary["equal_ranks"]
-    assert first == {"name": "global_step", "ranks": [[*range(8)]], "one_value": False}
+    same = {"one_value": False, "sampled": False}
+    assert first == {"name": "global_step", "ranks": [[*range(8)]], **same}
 
 
 @pytest.fixture
@@ -144,6 +145,16 @@ def test_slices_of_one_value_are_not_taken_for_equal_tensors(tmp_path):
     assert " b 4 0,1 (one value)" in text
 
 
+def test_of_a_large_tensor_only_samples_are_said_to_be_equal(tmp_path):
+    entries = {"w": noise("w", "Float32", (4,)), "table": noise("t", "Float32", (2000,))}
+    write_ranks(tmp_path / "src", dict.fromkeys((0, 1), entries), "ckpt")
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
+    )
+    text = screen(tmp_path / "src", "-s", tmp_path / "s.json")
+    assert " not in the strategy, equal samples on all ranks: table" in text
+
+
 def test_many_ranks_are_sampled_only_on_request(tmp_path):
     ranks = {rank: {"w": noise(f"w{rank % 2}", "Float32", (4,))} for rank in range(65)}
     write_ranks(tmp_path / "src", ranks, "ckpt")
@@ -152,7 +163,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
     assert "sampled pages: tensors 1 different between ranks" in text
-    assert " w Float32 4 16 B 2 slices x 32-33 ranks" in text
+    assert " w Float32 (4) 16 B 2 slices x 32-33 ranks" in text
 
 
 # ---------------------------------------------------------------------------------- kinds of source
