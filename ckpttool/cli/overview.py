@@ -233,14 +233,11 @@ def _samples_text(summary: Summary) -> str:
     if not summary.equal_ranks:
         return "--all samples pages of every tensor, which tell what ranks hold the same"
     numbers = {"equal on all ranks": 0, "different between ranks": 0, "of one value": 0}
-    for row in summary.rows:
-        equal = summary.equal_ranks.get(row.names[0])
-        if equal is None:
-            continue
+    for equal in summary.equal_ranks.values():
         kind = "of one value" if equal.is_constant else "equal on all ranks"
-        numbers["different between ranks" if len(equal.groups) > 1 else kind] += len(row.names)
+        numbers["different between ranks" if len(equal.groups) > 1 else kind] += 1
     found = [f"{number} {kind}" for kind, number in numbers.items() if number]
-    return f"sampled pages: tensors {', '.join(found)}"
+    return f"sampled pages of {count(len(summary.equal_ranks), 'tensor')}: {', '.join(found)}"
 
 
 def _completeness_text(catalog: Catalog, done: Completeness) -> str:

@@ -133,7 +133,8 @@ def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
 def test_samples_tell_which_ranks_hold_the_same():
     text = screen(CASE / "src")
     assert "parallelism not known without a strategy (-s STRATEGY)" in text
-    assert "sampled pages: tensors 15 equal on all ranks, 6 different between ranks" in text
+    assert "sampled pages of 8 tensors: 6 equal on all ranks, 2 different between ranks" in text
+    assert "sampled pages of 21 tensors: 15 equal on all ranks, 6 " in screen(CASE / "src", "--all")
     assert " layer1.weight 64 x 16 0,1,4,5 | 2,3,6,7" in text
     assert "single values, equal on all ranks: global_step, learning_rate, momentum" in text
 
@@ -141,7 +142,7 @@ def test_samples_tell_which_ranks_hold_the_same():
 def test_slices_of_one_value_are_not_taken_for_equal_tensors(tmp_path):
     write_ranks(tmp_path / "src", {rank: {"b": zeros((4,))} for rank in (0, 1)}, "ckpt")
     text = screen(tmp_path / "src")
-    assert "sampled pages: tensors 1 of one value" in text
+    assert "sampled pages of 1 tensor: 1 of one value" in text
     assert " b 4 0,1 (one value)" in text
 
 
@@ -162,7 +163,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert "--all samples pages of every tensor, which tell what ranks hold the same" in text
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
-    assert "sampled pages: tensors 1 different between ranks" in text
+    assert "sampled pages of 1 tensor: 1 different between ranks" in text
     assert " w Float32 (4) 16 B 2 slices x 32-33 ranks" in text
 
 
