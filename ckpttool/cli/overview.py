@@ -283,8 +283,7 @@ def _print_rows(catalog: Catalog, summary: Summary) -> None:
     in_lines = _rows_in_lines(summary)
     listed = [row for row in summary.rows if row not in in_lines]
     shown = _join_unsharded(listed)
-    states = {row.prefixes for row in shown if "" in row.prefixes}
-    common = states.pop() if len(states) == 1 else None
+    common = _common_prefixes(listed)
     is_merged = isinstance(catalog, MergedCatalog) and summary.parallelism is None
     is_stored = summary.parallelism is None and not is_merged
     has_dtypes = len({row.first.dtype for row in shown}) > 1
@@ -304,6 +303,12 @@ def _print_rows(catalog: Catalog, summary: Summary) -> None:
         columns.append((RANKS_OF_SLICES, [owners_text(row) for row in shown]))
     _print_columns(_title(listed, common), columns, shown)
     _print_lines(catalog, summary, in_lines)
+
+
+def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...] | None:
+    """Return the prefixes of the states of every parameter; None if they differ."""
+    prefixes = {row.prefixes for row in rows if "" in row.prefixes}
+    return prefixes.pop() if len(prefixes) == 1 else None
 
 
 def _print_columns(
@@ -377,10 +382,12 @@ def _join(rows: Sequence[Row]) -> Row:
         return rows[0]
     number = sum(row.count for row in rows)
     first = replace(rows[0].first, shape=None)
+    states = "" if "" in rows[0].prefixes else f" {', '.join(rows[0].prefixes)}"
     owners = {(*one.owners, one.others): one for row in rows for one in row.placements}
     return replace(
         rows[0],
-        pattern=f"{number} more",
+        pattern=f"{number} more{states}",
+        prefixes=("",) if states else rows[0].prefixes,
         count=number,
         first=first,
         placements=tuple(owners.values()),
@@ -425,7 +432,9 @@ def owners_text(row: Row) -> str:
     """Return the ranks that hold each slice; numbers of them, if there are many."""
     more = len(row.placements) - 1
     if more:
-        return f"{groups_text(row.first.placement.owners)}; {count(more, 'more stage')}"
+        is_stage = row.first.placement.known == "layout"
+        what = count(more, "more stage" if is_stage else "more rank group")
+        return f"{groups_text(row.first.placement.owners)}; {what}"
     return _placement_text(row.placements[0])
 
 
@@ -608,8 +617,7 @@ def print_strategy(found: Inspection, *, show_all: bool) -> None:
         _print_layouts(document)
         return
     shown = _join_unsharded(summary.rows)
-    states = {row.prefixes for row in shown if "" in row.prefixes}
-    common = states.pop() if len(states) == 1 else None
+    common = _common_prefixes(summary.rows)
     patterns = [count(len(rules), "pattern")] if rules else []
     own = summary.rows[: len(summary.rows) - len(rules)]
     title = ", ".join([_title(own, common), *patterns] if listed else patterns)

@@ -321,7 +321,12 @@ def _describe_tensors(
         return tensors, _summarize_files(catalog, found)
     metas = {source.meta.name: source.meta for source in resolved.sources}
     is_replicated = isinstance(sharding, Replicated)
-    entries = entries_of_sources(catalog, resolved.sources, is_replicated)
+    entries = entries_of_sources(
+        catalog,
+        resolved.sources,
+        is_replicated=is_replicated,
+        is_deduplicated=resolved.is_deduplicated,
+    )
     incomplete: tuple[Entry, ...] = ()
     if isinstance(sharding, Strategy):
         names = catalog.holders.keys() - metas.keys()

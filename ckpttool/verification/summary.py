@@ -313,13 +313,15 @@ class _Placements:
         optimizer_shard: int = 1,
         replicas: int = 1,
         others: Ranks = (),
+        first_rank: int = 0,
     ) -> Placement:
-        """Return the placement with these fields."""
+        """Return the placement with these fields; the pattern counts ranks from ``first_rank``."""
         common = (known, slice_counts, optimizer_shard, replicas)
         key = (common, owners, others)
         if key not in self._by_value:
-            low = min(map(min, owners)) if known in ("layout", "described") else 0
-            shifted = tuple(tuple(rank - low for rank in ranks) for ranks in (*owners, others))
+            shifted = tuple(
+                tuple(rank - first_rank for rank in ranks) for ranks in (*owners, others)
+            )
             pattern = self._patterns.setdefault((common, shifted), len(self._patterns))
             self._by_value[key] = Placement(
                 known, slice_counts, optimizer_shard, owners, replicas, others, pattern
@@ -328,11 +330,17 @@ class _Placements:
 
 
 def entries_of_sources(
-    catalog: Catalog, sources: Iterable[Source], is_replicated: bool = False
+    catalog: Catalog,
+    sources: Iterable[Source],
+    *,
+    is_replicated: bool = False,
+    is_deduplicated: bool = False,
 ) -> tuple[Entry, ...]:
     """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
     ``is_replicated`` tells that every rank holds full tensors, as a hand-written strategy may say.
+    ``is_deduplicated`` tells that only one of the ranks of each slice has it on disk; the ranks are
+    then those of the layout.
     """
     placements = _Placements()
     known: dict[object, Placement] = {}  # thousands of tensors have few distributions
@@ -342,26 +350,36 @@ def entries_of_sources(
         held = holders[source.meta.name]
         key = (source.slicing.distribution_key, source.has_layout, id(held))
         if key not in known:
-            known[key] = _place(source, held, is_replicated, placements)
+            having = catalog.files if is_deduplicated else frozenset(held)
+            known[key] = _place(source, held, having, is_replicated, placements)
         meta = source.meta
         elements = 0 if meta.text is not None else math.prod(meta.shape)
         entries.append(Entry(meta.name, meta.dtype, meta.shape, known[key], meta.nbytes, elements))
     return tuple(entries)
 
 
-def _place(source: Source, held: Ranks, is_replicated: bool, placements: _Placements) -> Placement:
+def _place(
+    source: Source,
+    held: Ranks,
+    having: Collection[int],
+    is_replicated: bool,
+    placements: _Placements,
+) -> Placement:
+    """Return the placement of a tensor on the ranks in ``having``."""
     slicing = source.slicing
     if not source.has_layout:
         known: Known = "described" if is_replicated else "unlisted"
         counts = (1,) * len(source.meta.shape)
         return placements.get(known, counts, (held,), replicas=len(held))
-    having = frozenset(held)
     owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in slicing.owners())
-    others = tuple(sorted(having.difference(*owners)))
+    others = tuple(sorted(set(held).difference(*owners)))
     if isinstance(slicing, BoxSlicing):
         grid = slicing.slice_counts if slicing.is_grid else None
         replicas = min(map(len, owners), default=0)
-        return placements.get("described", grid, owners, replicas=replicas, others=others)
+        first = min(chain(*owners), default=0)
+        return placements.get(
+            "described", grid, owners, replicas=replicas, others=others, first_rank=first
+        )
     assert isinstance(slicing, LayoutSlicing)
     return _place_layout(slicing.layout, owners, others, placements)
 
@@ -376,6 +394,7 @@ def _place_layout(
         optimizer_shard=layout.optimizer_shard,
         replicas=layout.replicas,
         others=others,
+        first_rank=layout.first_rank,
     )
 
 
@@ -671,6 +690,8 @@ def assess(
         for placement in dict.fromkeys(e.placement for e in entries if e.placement.is_listed)
         for ranks in placement.owners
     }
+    if "deduplicated" in codes and counts:
+        counts = {1}
     return Completeness(
         False if wrong or missing else None if doubts else True,
         (*wrong, *doubts),

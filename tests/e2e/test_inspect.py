@@ -209,6 +209,16 @@ def test_files_that_cannot_be_read_are_counted():
     assert "ranks 0, 1 cannot be read" in text
 
 
+def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_there_once():
+    case = GOLDEN / "safetensors_remove_redundancy"
+    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
+    assert "complete yes: every slice is there, once" in text
+    assert "36 tensors: 12 parameters, each with adam_m., adam_v." in text
+    assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
+    assert " 3 more no 0-7" in text
+    assert "more stage" not in text
+
+
 def test_one_rank_of_several_is_not_called_complete():
     text = screen(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt")
     assert "complete not known: one rank's file of several" in text
