@@ -110,7 +110,9 @@ def print_checkpoint(
     else:
         _print_rows(catalog, summary)
     options = [] if show_all else ["--all lists every tensor"]
-    options += [] if show_ranks else ["--ranks every file" if options else "--ranks lists files"]
+    options += (
+        [] if show_ranks else ["--ranks every file" if options else "--ranks lists every file"]
+    )
     if is_merged and len(catalog.files) == 1:
         options = options[:1] if not show_all else []
     if options and catalog.metas:
