@@ -36,6 +36,7 @@ The document holds no times, hosts or keys, so equal inputs give equal documents
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -106,6 +107,14 @@ class Provenance:
         """Whether the outputs store a checksum; None if no options are known."""
         crc = dict(self.options).get("crc")
         return None if crc is None else crc == "--crc"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the outputs; `differences` finds none between equal ones."""
+        inputs = [file.entry() for file in self.inputs]
+        strategies = sorted({(file.path, file.sha256) for file in self.strategies})
+        text = json.dumps([self.version, self.plan, inputs, strategies])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def head(self) -> Mapping[str, object]:
         """Return the first lines of a manifest as a JSON object, without times."""

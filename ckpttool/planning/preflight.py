@@ -85,7 +85,7 @@ def _destination_problems(
     source: Catalog,
     target: Target,
     blocked: Mapping[str, Diagnostic],
-    overwrite: bool,
+    policy: DestinationPolicy,
     documents: Collection[str],
     replaceable: Collection[str],
 ) -> Iterator[Diagnostic]:
@@ -99,12 +99,12 @@ def _destination_problems(
         The outputs.
     blocked
         Outputs that cannot be written at all; see `_blocked`.
-    overwrite
-        Whether to replace other files.
+    policy
+        How to treat existing files.
     documents
         Small files that are written with the outputs.
     replaceable
-        Outputs that are replaced even without ``overwrite``; see
+        Outputs that are replaced even without ``--overwrite``; see
         `ckpttool.transaction.resume.Assignment`.
     """
     yield from dict.fromkeys(blocked.values())
@@ -114,15 +114,18 @@ def _destination_problems(
     existing = [path for path in files if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if is_there(path) and path not in replaceable]
-    if existing and not overwrite:
+    if existing and not policy.overwrite:
         have = f"{existing[0]} exists already"
         if len(existing) > 1:
             have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
-        yield Diagnostic("destination", have, "--overwrite replaces what is there")
+        hint = "--overwrite replaces what is there"
+        if policy.resume:
+            hint = "--resume --overwrite replaces what is there, and keeps what is complete"
+        yield Diagnostic("destination", have, hint)
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if overwrite or blocked else _stale_files_message(target)
+    stale = None if policy.overwrite or blocked else _stale_files_message(target)
     if stale:
         hint = "move it away, write to another folder, or keep it with --overwrite"
         yield Diagnostic("destination", stale, hint)
@@ -296,8 +299,8 @@ def preflight(
             seen.add(Diagnostic("stale", stale, hint))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     replaceable = frozenset() if found is None else found.replaceable
-    problems = _destination_problems(
-        source, target, blocked, policy.overwrite, documents, replaceable
-    )
+    if policy.part is not None:
+        documents = ()  # `finalize` writes them
+    problems = _destination_problems(source, target, blocked, policy, documents, replaceable)
     diagnostics.add(*problems)
     return found

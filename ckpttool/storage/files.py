@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def try_lock(path: Path, fd: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def lock(path: Path, fd: int) -> int:
+def lock(path: Path, fd: int, tries: int = 1) -> int:
     """Lock an open file and return its descriptor; close it on failure.
 
     On a file system without locks, only the name of the file protects it.
@@ -69,8 +70,11 @@ def lock(path: Path, fd: int) -> int:
         Another run has locked or replaced the file.
     """
     try:
-        if try_lock(path, fd) is False:
-            raise TakenError(errno.EWOULDBLOCK, "another run is writing it", str(path))
+        while try_lock(path, fd) is False:
+            tries -= 1
+            if not tries:
+                raise TakenError(errno.EWOULDBLOCK, "another run is writing it", str(path))
+            time.sleep(PAUSE_SECONDS)
         require_name(path, fd)
     except BaseException:
         os.close(fd)
@@ -94,6 +98,7 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 
 PARTIAL = ".partial"  # suffix of temporary files
+PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
 OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
 
@@ -311,10 +316,10 @@ def _create(path: Path) -> int:
     """Create and lock a file; remove it if the system cannot lock it."""
     fd = os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        return lock(path, fd)
+        return lock(path, fd, LOOK_TRIES)
     except TakenError:
         raise
-    except OSError as error:
+    except BaseException as error:
         clean_up(error, path.unlink)
         raise
 
@@ -343,11 +348,13 @@ def reserve(fd: int, nbytes: int) -> None:
 
 
 def stamp_at(path: Path) -> FileStamp | None:
-    """Return the stamp of the file at ``path``, or of a link; None if there is none."""
+    """Return the stamp of the file at ``path``, after links are resolved; None if there is none."""
     try:
-        return as_stamp(path.stat(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        return as_stamp(path.stat())
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
 
 
 def verify_header(file: StoredFile, output: OutputFile) -> int:

@@ -20,12 +20,12 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
-from ckpttool.transaction.locks import FileLock, HeldError
+from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import files_of_others, find_unchanged, size_problems
 from ckpttool.transaction.record import finish_set
-from ckpttool.transaction.resume import access_problems
+from ckpttool.transaction.resume import access_problems, is_written
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
 ALTERED = "changed by somebody else since it was written"
@@ -57,11 +57,11 @@ def finalize(folder: str) -> Manifest:
         raise PlanError(problems)
     if destination.state is State.STOPPED:
         try:
-            lock = FileLock(record.lock)
+            lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
             raise PlanError([_busy(folder, look(record))]) from error
         try:
-            _finish(folder, look(record, is_locked=True))
+            _finish(folder, look(record))
         except OSError as error:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
@@ -79,13 +79,15 @@ def _busy(folder: str, destination: Destination) -> Diagnostic:
 def _finish(folder: str, destination: Destination) -> None:
     """Write the documents of a set and its manifest, if all of its parts are done."""
     record, plan = destination.record, destination.plan
+    if destination.state is State.RUNNING:
+        raise PlanError([_busy(folder, destination)])
+    if destination.state is not State.STOPPED:
+        return  # another run has ended meanwhile
     raise_all(
         type(error)(error.path, error.offset, f"{error.reason}; {_remedy_for(record, error)}")
         for error in destination.damaged
     )
-    if plan is None:
-        return  # another run has ended meanwhile
-    if not destination.parts:
+    if plan is None or not destination.parts:
         raise PlanError([unfinished_problem(destination, Path(folder))])
     errors: list[CkptToolError] = []
     problems = list(_missing_parts(folder, destination))
@@ -97,9 +99,15 @@ def _finish(folder: str, destination: Destination) -> None:
             if not is_within(record.folder, document.path)
         ),
     )
+    documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
+    problems += (
+        Diagnostic("destination", f"{one.path}: exists, and is not of this set", "move it away")
+        for one in documents
+        if is_there(one.path) and not is_written(one)
+    )
     if problems:
         errors.append(PlanError(problems))
-    entries = destination.logged()
+    entries = destination.logged(plan.provenance.digest)
     stamps = find_unchanged(
         record.folder,
         plan.provenance,
@@ -114,8 +122,7 @@ def _finish(folder: str, destination: Destination) -> None:
     if absent:
         text = f"{folder}: the logs do not tell of {shorten(absent, 3)}"
         raise PlanError([Diagnostic("parts", text, "run all parts again, with --resume")])
-    remove_half_written(record, plan)
-    documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
+    remove_half_written(record, plan.files)
     ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
     finish_set(record, plan.provenance, documents, ordered, {n: stamps[n] for n in plan.outputs})
 

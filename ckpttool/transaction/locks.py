@@ -1,10 +1,9 @@
 """Locks of the record of a run: who writes, and who may.
 
-A whole run and `ckpttool.finalize` lock the record exclusively, parts share it, and each part locks
-its log exclusively.  The locks are those of flock(2), which end with the process.  A file may be
-removed and made again while another run waits for its lock; so a lock counts only if its path still
-leads to the locked file.  No lock is converted: NFS keeps a shared lock when it refuses the
-exclusive one, and local file systems give it up.
+A run holds the lock of its log as long as it writes.  It holds that of the record while it begins
+and ends, and so does `ckpttool.finalize`: one goes after the other.  The locks are those of
+flock(2), which end with the process.  A file may be removed and made again while another run waits
+for its lock; so a lock counts only if its path still leads to the locked file.
 
 Some network file systems have no locks.  `FileLock.works` is then False.
 """
@@ -17,10 +16,17 @@ import os
 import time
 from pathlib import Path
 
-from ckpttool.storage.files import is_open_as, make_folder, try_lock
+from ckpttool.storage.files import (
+    LOOK_TRIES,
+    PAUSE_SECONDS,
+    is_open_as,
+    make_folder,
+    try_lock,
+)
 
 OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-TRIES, PAUSE_SECONDS = 6, 0.05  # others hold a lock for a moment, to look or to begin
+LOOK_SECONDS = PAUSE_SECONDS * LOOK_TRIES
+CLAIM_SECONDS = 60  # parts of an array job begin one after the other, perhaps on a slow disk
 
 
 class HeldError(OSError):
@@ -54,10 +60,8 @@ class FileLock:
     ----------
     path
         The file.  Its folder is made, too.
-    is_shared
-        Whether others may share the lock.
-    tries
-        How often to try, with a pause in between.
+    seconds
+        How long to wait for it.
 
     Attributes
     ----------
@@ -74,19 +78,17 @@ class FileLock:
         The file cannot be made or locked.
     """
 
-    def __init__(self, path: Path, *, is_shared: bool = False, tries: int = TRIES) -> None:
+    def __init__(self, path: Path, seconds: float = LOOK_SECONDS) -> None:
         self.path = path
         self.fd = -1
         self.works = True
-        kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-        for left in reversed(range(tries)):
-            if self._try(kind):
-                return
-            if left:
-                time.sleep(PAUSE_SECONDS)
-        raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(path))
+        end = time.monotonic() + seconds
+        while not self._try():
+            if time.monotonic() > end:
+                raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(path))
+            time.sleep(PAUSE_SECONDS)
 
-    def _try(self, kind: int) -> bool:
+    def _try(self) -> bool:
         """Open and lock the file; return False if it is held, or was removed meanwhile."""
         try:
             make_folder(self.path.parent)
@@ -94,7 +96,7 @@ class FileLock:
         except FileNotFoundError:
             return False  # a run that leaves nothing has just removed the folder
         try:
-            is_locked = try_lock(self.path, fd, kind)
+            is_locked = try_lock(self.path, fd)
             if is_locked is not False and is_open_as(self.path, fd):
                 self.fd, self.works = fd, is_locked is not None
                 return True

@@ -2,13 +2,14 @@
 
 A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
 
-    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z"} 5c5f1d2e
+    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z", "plan": "4b1c..."} 5c5f1d2e
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
     {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
     {"done": true} 3d2f2d6a
 
 ``process``
-    A run begins to write the log.
+    A run begins to write the log.  All lines up to the next one of this kind are of its plan:
+    `Provenance.digest`.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
@@ -28,7 +29,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
@@ -85,6 +86,8 @@ class LoggedOutput:
     ----------
     log, start, stop
         The file, and the bytes of the output's line.
+    plan
+        The plan of the run that wrote it.
     stamp
         The stamp of the output under its final name; None if the log does not have it.
     """
@@ -92,6 +95,7 @@ class LoggedOutput:
     log: Path
     start: int
     stop: int
+    plan: str
     stamp: FileStamp | None = None
 
     def read_line(self) -> str:
@@ -117,10 +121,10 @@ class Log:
     ----------
     path
         The file.
-    writer
-        Who wrote it last.
-    outputs
-        The outputs by path, relative to the manifest.
+    writer, plan
+        Who wrote it last, and the plan of that run.
+    plans
+        The outputs by plan, and then by path, relative to the manifest.
     is_done
         Whether the last writer has written its part.
     nbytes
@@ -136,14 +140,21 @@ class Log:
 
     path: Path
     writer: Writer | None = None
-    outputs: dict[str, LoggedOutput] = field(default_factory=dict)
+    plan: str = ""
+    plans: dict[str, dict[str, LoggedOutput]] = field(default_factory=dict)
     is_done: bool = False
     nbytes: int = 0
+
+    @property
+    def outputs(self) -> Mapping[str, LoggedOutput]:
+        """The outputs of the plan of the last run."""
+        return self.plans.get(self.plan, {})
 
     @classmethod
     def read(cls, path: Path) -> Log:
         """Read a log; it has no writer if a run has just made it."""
         log = cls(path)
+        outputs: dict[str, LoggedOutput] = {}  # of the plan of the lines
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
@@ -154,14 +165,15 @@ class Log:
             if is_output:
                 line.number("rank")
                 last = line.file("path")
-                log.outputs[last] = LoggedOutput(path, start, stop)
+                outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 continue
             if "process" in line.entries:
-                log.writer = Writer.parse(line)
+                log.writer, log.plan = Writer.parse(line), line.text("plan")
+                outputs = log.plans.setdefault(log.plan, {})
             elif "stamp" in line.entries:
                 if last is None or line.text("stamp") != last:
                     raise line.wrong("stamp", "the output in the line before")
-                log.outputs[last] = replace(log.outputs[last], stamp=line.stamp())
+                outputs[last] = replace(outputs[last], stamp=line.stamp())
             log.is_done = "done" in line.entries
             last = None
         return log
@@ -210,6 +222,8 @@ class LogWriter:
         The log, and its descriptor.
     kept
         How many of its bytes are kept: all whole lines.
+    plan
+        The plan of the run.
 
     Attributes
     ----------
@@ -222,18 +236,19 @@ class LogWriter:
         The log cannot be written.
     """
 
-    def __init__(self, path: Path, fd: int, kept: int) -> None:
+    def __init__(self, path: Path, fd: int, kept: int, plan: str) -> None:
         self.path = path
         self._fd = fd
+        self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        self._append(json.dumps(Writer.this().entries()))
+        self._append(json.dumps({**Writer.this().entries(), "plan": plan}))
 
     def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""
         start = self._end
         self._append(line, is_durable=is_durable)
-        return LoggedOutput(self.path, start, self._end)
+        return LoggedOutput(self.path, start, self._end, self._plan)
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""

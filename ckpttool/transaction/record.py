@@ -1,22 +1,21 @@
 """The record of a run, line by line.  After a crash behind any line the state is known.
 
-1. `look` (preflight) takes no lock and writes nothing.
+1. `look` (preflight) keeps no lock and writes nothing.
 2. It returns COMPLETE, RUNNING, STOPPED or NONE.
-3. `Transaction.open` makes the record and locks it: a whole run alone, a part with other parts, and
-   its log alone.  If another run is in the way, this one is refused.
+3. `Transaction.open` makes the record and locks it until line 6.  If another run is writing, this
+   one is refused; only parts of one plan write side by side.
 4. What the run would replace is as preflight saw it, or the run is refused.
-5. The plan is written.  If it is there already, the two are compared.
-6. Equal: the logs stay; without ``--resume`` the own one begins anew.  Not equal: if nobody else
-   holds the lock, the old logs are set aside and the plan is replaced.
-7. An output is kept if its stamp or its hashes are those in a log, whichever run wrote it.
+5. The plan is written, or replaces that of a run that stopped.
+6. The run locks its log and appends that it begins, with the digest of its plan.
+7. An output is kept if its stamp or its hashes are those in a log, in an entry of the same plan.
 8. `PartialFile.seal`: an output is on disk under its temporary name, and its header is read back.
 9. `Transaction.record_complete` appends its entry to the log and syncs it.
 10. Before the first rename, the manifest, stamps and documents of an older set are removed.
 11. `PartialFile.rename`; then `Transaction.record_placed` appends the stamp.
-12. `Transaction.finish`: the sources are unchanged.  A part appends ``done`` and unlocks its log.
+12. `Transaction.finish`: the sources are unchanged.  A part appends ``done`` and ends.
 13. A whole run, or `ckpttool.finalize` for parts: the outputs are unchanged.  The stamps and
     documents are written, then the manifest: COMPLETE.
-14. The logs and the plan are removed.
+14. The logs and the plan are removed, with the record locked.
 15. `Transaction.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
     record is removed.  After a crash line 2 decides.
 """
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.errors import ExecutionError, PlanError, VerifyError
@@ -35,7 +33,7 @@ from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, clean_up, remove_document, stamp_at, write_document
-from ckpttool.transaction.claim import Claim, forget_run, remove_leftovers
+from ckpttool.transaction.claim import Claim, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, LogWriter
 from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
 from ckpttool.transaction.outputs import find_unchanged
@@ -115,7 +113,7 @@ class Transaction:
 
     def _find_kept(self) -> None:
         """Find the entries of outputs that logs list."""
-        logged = look(self._record, is_locked=True).logged()
+        logged = look(self._record).logged(self._outputs.provenance.digest)
         self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
         if self._stamps.keys() - self._entries.keys():
             text = f"{self._record.home}: written by another run since this one began"
@@ -212,6 +210,8 @@ class Transaction:
                 self.writing = (error.filename or self.writing).removesuffix(PARTIAL)
                 raise
         self._claim.release()
+        if outputs.part is None:
+            remove_leftovers(record)
 
     def _describe_source_changes(self) -> str:
         changed = changed_sources(self._plan.catalog)
@@ -237,7 +237,7 @@ def finish_set(
     entries: Collection[LoggedOutput],
     stamps: Mapping[str, FileStamp],
 ) -> None:
-    """Write what says that a set is complete, and remove its logs and plan.
+    """Write what says that a set is complete.
 
     Parameters
     ----------
@@ -265,5 +265,3 @@ def finish_set(
     for document in documents:
         write_document(document.path, document.data)
     write_document(str(record.manifest), manifest_text())
-    with suppress(OSError):  # the set is complete; the next run removes them
-        forget_run(record)

@@ -136,7 +136,7 @@ class Assignment:
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
         outputs = self.outputs
-        logged = look(outputs.record).logged()
+        logged = look(outputs.record).logged(outputs.provenance.digest)
         stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
         return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
 
@@ -237,7 +237,7 @@ def inspect_previous_run(
         return _without_other_problems(assignment, outputs)
     destination = look(record)
     assignment = replace(assignment, destination=destination)
-    diagnostics.add(*_foreign_partials(outputs, destination.plan, policy.overwrite))
+    diagnostics.add(*_foreign_partials(outputs, destination, policy.overwrite))
     find = partial(
         find_unchanged,
         outputs.folder,
@@ -245,7 +245,7 @@ def inspect_previous_run(
         executor=executor,
         open_progress=policy.open_progress,
     )
-    problems = list(_busy_problems(outputs, destination, policy.overwrite))
+    problems = list(busy_problems(outputs, destination, policy.overwrite))
     if destination.state is State.COMPLETE and not problems:
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
     problems += () if policy.overwrite else _damage(outputs, destination)
@@ -266,23 +266,23 @@ def _inspect_stopped(
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a run keeps and may replace where others have not ended."""
-    if destination.plan is None:
-        return assignment
-    logged = destination.logged()
-    logs = [logged, *(log.outputs for log in destination.previous)]
-    chosen = choose_entries(outputs.folder, logs)
+    digest = outputs.provenance.digest
+    logged = destination.logged(digest)
+    chosen = choose_entries(outputs.folder, (logged, destination.logged()))
     stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
     is_read = assignment.is_resumed or not assignment.overwrites
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
-    done = {name for log in destination.finished_parts.values() for name in log.outputs}
+    done = {n for log in destination.finished_parts.values() for n in log.outputs}
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
     documents = {str(Path(one.path)) for one in outputs.own_documents if is_written(one)}
     paths = documents.union(str(outputs.folder / name) for name in replaceable)
     assignment = replace(assignment, replaceable=frozenset(paths))
-    if changes := list(differences(outputs.provenance, destination.plan.provenance)):
+    plan = destination.plan
+    changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
+    if changes and (destination.finished_parts or not logged):
         diagnostics.add(*_inspect_other_plan(destination, assignment, changes, len(intact)))
         return assignment
-    complete = {name: intact[name] for name in intact if chosen[name] is logged.get(name)}
+    complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
     is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
     if is_done and not assignment.is_resumed and not assignment.overwrites:
         diagnostics.add(_already_written(outputs, outputs.record.log(outputs.part)))
@@ -402,7 +402,7 @@ def _inspect_outputs(
     if changed and not assignment.overwrites:
         text = f"{shorten(changed, 3)}: not what {manifest.path} says was written; has it been "
         text += "changed?"
-        hint = "--overwrite writes it again"
+        hint = "--resume --overwrite writes it again, and keeps the others"
         diagnostics.add(Diagnostic("destination", text, hint))
         return _without_other_problems(assignment, outputs)
     if missing and kept:
@@ -438,10 +438,10 @@ def _are_gone(paths: Sequence[str]) -> str:
 
 def is_written(document: Document) -> bool:
     """Return whether a document is there as it is to be written."""
-    try:
-        return read_file(document.path) == document.data
-    except OSError:
+    stamp = stamp_at(Path(document.path))
+    if stamp is None or stamp.nbytes != len(document.data):
         return False
+    return read_file(document.path) == document.data
 
 
 def access_problems(record: Record, logs: Collection[Path]) -> Iterator[Diagnostic]:
@@ -467,10 +467,12 @@ def _in_the_way(path: Path) -> Diagnostic:
 
 
 def _foreign_partials(
-    outputs: RunOutputs, plan: RecordedPlan | None, may_replace: bool
+    outputs: RunOutputs, destination: Destination, may_replace: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problems of temporary files that are not of this set."""
-    known = plan.outputs if plan is not None else {}
+    plan = destination.plan
+    known = outputs.whole if destination.state is State.STOPPED else {}  # if its plan is gone
+    known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
     for name in sorted(outputs.outputs):
         path = Path(f"{outputs.folder / name}{PARTIAL}")
@@ -508,7 +510,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _busy_problems(
+def busy_problems(
     outputs: RunOutputs, destination: Destination, overwrites: bool
 ) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
@@ -516,11 +518,11 @@ def _busy_problems(
     if overwrites and is_held(record.lock) is None:
         return  # without locks nobody knows whether they still run
     if outputs.part is not None:
-        own = {record.lock, record.log(outputs.part)}
-        if running and not own & running.keys() and destination.plan is not None:
+        in_the_way = {record.log(None), record.log(outputs.part), record.plan}
+        if running and not in_the_way & running.keys() and destination.plan is not None:
             changes = differences(outputs.provenance, destination.plan.provenance)
             yield from beside_problems(destination, changes)
-        running = {path: by for path, by in running.items() if path in own}
+        running = {path: by for path, by in running.items() if path in in_the_way}
     for by in list(running.values())[:1]:
         yield busy_problem(record, by)
 

@@ -4,11 +4,10 @@ The record of a set lies in a folder beside its manifest: ``OUT/.ckpttool/``, of
 ``DIR/.FILE.ckpttool/``.
 
 ===================  ===============================================================================
-``lock``             empty; a whole run and `ckpttool.finalize` lock it exclusively, parts share it
+``lock``             empty; locked while a run begins or ends, and by `ckpttool.finalize`
 ``plan.json``        what is written, from which files, and who began it
-``whole.log``        the log of a whole run (`ckpttool.transaction.log`)
-``K-of-N.log``       the log of a part, which its writer locks exclusively
-``previous-I.log``   the log of a run of another plan that stopped; none of its outputs is kept
+``whole.log``        the log of a whole run (`ckpttool.transaction.log`), which its writer locks
+``K-of-N.log``       the log of a part
 ``stamps.json``      of a finished set: its plan, and the stamps of its sources and outputs
 ===================  ===============================================================================
 
@@ -19,8 +18,8 @@ A destination is in one of four states.  The first that applies is it:
 
 ========  ==========================================================================================
 COMPLETE  the manifest is there: it is removed before the first output is renamed, and written last
-RUNNING   a run has locked the record
-STOPPED   the plan is there: a run ended early, or parts wait for `ckpttool.finalize`
+RUNNING   a run has locked its log
+STOPPED   a plan or a log is there: a run ended early, or parts wait for `ckpttool.finalize`
 NONE      nothing is claimed
 ========  ==========================================================================================
 """
@@ -52,12 +51,10 @@ from ckpttool.transaction.log import Log, LoggedOutput, Writer
 from ckpttool.transaction.manifest import SealedFile
 from ckpttool.transaction.parts import Part
 
-LOG = re.compile(r"whole\.log|(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.log|previous-\d+\.log")
+LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
-RENAMED_PLAN = re.compile(r"plan\.json\.[0-9a-f]{16}")
-PREVIOUS = "previous-"  # begins the names of logs of other plans
 MOST = 3  # logs that are described; an array job may leave thousands
 
 
@@ -118,17 +115,6 @@ class Record:
         """The stamps of a finished set."""
         return self.home / "stamps.json"
 
-    def find_plan(self) -> Path:
-        """Return the plan that is there.
-
-        Without locks a run renames the plan of another before it makes its own; a crash in between
-        leaves it so.
-        """
-        if is_there(self.plan):
-            return self.plan
-        renamed = (path for path in self.leftovers() if RENAMED_PLAN.fullmatch(path.name))
-        return next(renamed, self.plan)
-
     def log(self, part: Part | None) -> Path:
         """Return the path of the log of a whole run, or of a part."""
         return self.home / ("whole.log" if part is None else f"{part.number}-of-{part.count}.log")
@@ -142,18 +128,11 @@ class Record:
         return Part(int(found["number"]), int(found["count"]))
 
     def logs(self) -> list[Path]:
-        """Return the logs of the plan that is there."""
-        return [path for path in self._logs() if not path.name.startswith(PREVIOUS)]
-
-    def previous_logs(self) -> list[Path]:
-        """Return the logs of runs of other plans."""
-        return [path for path in self._logs() if path.name.startswith(PREVIOUS)]
-
-    def _logs(self) -> list[Path]:
+        """Return the logs, of whichever plan."""
         return [path for path in self.leftovers() if LOG.fullmatch(path.name)]
 
     def leftovers(self) -> list[Path]:
-        """Return the files that a finished set does not have: logs, plans, half-written files."""
+        """Return the files of a run: logs, plans, half-written files."""
         is_readable = self.home.is_dir() and os.access(self.home, os.R_OK | os.X_OK)
         found = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
@@ -186,6 +165,11 @@ class RecordedPlan:
     provenance: Provenance
     outputs: Mapping[str, int]
     documents: tuple[Document, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths of the outputs and documents."""
+        return (*self.outputs, *(document.path for document in self.documents))
 
     @classmethod
     def read(cls, path: Path) -> RecordedPlan:
@@ -273,11 +257,9 @@ class Destination:
         The plan of the run that is under way or was stopped; it may also be left in a finished set.
         None if it is not there, or is damaged.
     logs
-        The logs of that plan.
-    previous
-        The logs of runs of other plans.
+        The logs, which may have entries of other plans as well.
     running
-        Who is writing, by the file that the writer has locked.
+        Who is writing, by the log that the writer has locked.
     stamps
         The stamps of a finished set; None if they are not there, or are damaged.
     damaged
@@ -288,15 +270,16 @@ class Destination:
     state: State
     plan: RecordedPlan | None = None
     logs: tuple[Log, ...] = ()
-    previous: tuple[Log, ...] = ()
     running: Mapping[Path, str] = field(default_factory=dict)
     stamps: FinishedStamps | None = None
     damaged: tuple[FormatError, ...] = ()
 
     @property
     def parts(self) -> dict[Part, Log]:
-        """The logs of parts."""
-        return {part: log for log in self.logs if (part := Record.part_of(log.path)) is not None}
+        """The logs of the parts of the plan."""
+        digest = "" if self.plan is None else self.plan.provenance.digest
+        of_plan = (log for log in self.logs if log.plan == digest)
+        return {part: log for log in of_plan if (part := Record.part_of(log.path)) is not None}
 
     @property
     def finished_parts(self) -> dict[Part, Log]:
@@ -313,9 +296,11 @@ class Destination:
         ]
         return min(missing, key=len, default=[])
 
-    def logged(self) -> dict[str, LoggedOutput]:
-        """Return the outputs that a resumed run may keep; see `choose_entries`."""
-        return choose_entries(self.record.folder, (log.outputs for log in self.logs))
+    def logged(self, plan: str | None = None) -> dict[str, LoggedOutput]:
+        """Return the outputs that logs list, for a plan (`Provenance.digest`) or for any."""
+        plans = (item for log in self.logs for item in log.plans.items())
+        listed = (outputs for digest, outputs in plans if plan in (None, digest))
+        return choose_entries(self.record.folder, listed)
 
 
 def choose_entries(
@@ -330,31 +315,25 @@ def choose_entries(
     return found
 
 
-def look(record: Record, *, is_locked: bool = False) -> Destination:
-    """Return what lies at a destination; keeps no lock and writes nothing.
-
-    If the caller has locked the record (``is_locked``), nobody is looked for who has.
-    """
+def look(record: Record) -> Destination:
+    """Return what lies at a destination; keeps no lock and writes nothing."""
     if record.home.is_dir() and not os.access(record.home, os.R_OK | os.X_OK):
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
         reason = describe_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         closed = UnreadableError(str(record.home), None, reason)
         return Destination(record, state, damaged=(closed,))
     damaged: list[FormatError] = []
-    plan = _read(RecordedPlan, record.find_plan(), damaged)
-    stamps = _read(FinishedStamps, record.stamps, damaged)
-    logs, previous = (
-        tuple(_read_logs(paths, damaged)) for paths in (record.logs(), record.previous_logs())
-    )
-    running = {} if is_locked else find_writers(record, plan, logs)
-    state = State.NONE
+    plan = _read(RecordedPlan, record.plan, damaged)
+    logs = tuple(_read_logs(record.logs(), damaged))
+    running = find_writers(record, plan, logs)
+    state, stamps = State.NONE, None
     if is_there(record.manifest):
-        state = State.COMPLETE
+        state, stamps = State.COMPLETE, _read(FinishedStamps, record.stamps, damaged)
     elif running:
         state = State.RUNNING
-    elif is_there(record.find_plan()):
+    elif is_there(record.plan) or any(log.writer for log in logs):
         state = State.STOPPED
-    return Destination(record, state, plan, logs, previous, running, stamps, tuple(damaged))
+    return Destination(record, state, plan, logs, running, stamps, tuple(damaged))
 
 
 def _read(kind: type[T], path: Path, damaged: list[FormatError]) -> T | None:
@@ -380,20 +359,18 @@ def _read_logs(paths: list[Path], damaged: list[FormatError]) -> Iterator[Log]:
 def find_writers(
     record: Record, plan: RecordedPlan | None, logs: Sequence[Log]
 ) -> Mapping[Path, str]:
-    """Return who is writing, by the file that each has locked; empty if nobody is.
+    """Return who is writing, by the log that each has locked; empty if nobody is.
 
     On a file system without locks, whoever began the plan counts as writing, unless that was a
-    process of this host that has ended.
+    process of this host that has ended, or all logs say that their part is done.
     """
+    if is_held(record.lock) is None:
+        is_done = bool(logs) and all(log.is_done for log in logs)
+        if plan is None or is_done or not plan.writer.may_run():
+            return {}
+        return {record.plan: f"{plan.writer} since {plan.writer.time}"}
     writers = {log.path: str(log.writer) for log in logs if log.writer is not None}
-    held = is_held(record.lock)
-    if held is None:
-        may_run = plan is not None and plan.writer.may_run()
-        return {record.lock: f"{plan.writer} since {plan.writer.time}"} if plan and may_run else {}
-    if held:
-        return {record.lock: writers.get(record.log(None), "it has just begun, or finalizes parts")}
-    part_logs = (path for path in record.logs() if path != record.log(None))
-    return {path: writers.get(path, "it has just begun") for path in part_logs if is_held(path)}
+    return {path: writers.get(path, "it has just begun") for path in record.logs() if is_held(path)}
 
 
 def find_unfinished_run(output: Path) -> Diagnostic | None:
@@ -460,7 +437,9 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     for log in islice(logs, MOST):
         complete = shorten(sorted(log.outputs), 3) or "nothing"
         by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
-        text = f"{log.path}: of {by}{_describe_aim(plan)}; complete: {complete}"
+        is_of_plan = log.plan == plan.provenance.digest
+        aim = _describe_aim(plan) if is_of_plan else ", of another plan"
+        text = f"{log.path}: of {by}{aim}; complete: {complete}"
         yield Diagnostic("leftover", text)
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"

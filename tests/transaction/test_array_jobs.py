@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import socket
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Lock, get_ident
+from threading import Barrier
 
 import pytest
 
@@ -20,7 +21,6 @@ from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 ME = f"process {os.getpid()} on {socket.gethostname()}"
 OVERWRITE = ("--overwrite",)
 RESUME = ("--resume",)
-FLOCK, ONE_AT_A_TIME = fcntl.flock, Lock()
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -101,47 +101,86 @@ def test_parts_of_one_plan_run_side_by_side(job):
     is_whole(job)
 
 
-def flock_of_nfs(fd, kind):
-    """Lock as flock(2) does on NFS, where who is refused an exclusive lock keeps the shared one."""
-    with ONE_AT_A_TIME:
-        has_shared = " READ " in Path(f"/proc/self/fdinfo/{fd}").read_text()
-        try:
-            FLOCK(fd, kind)
-        except BlockingIOError:
-            if has_shared:
-                FLOCK(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            raise
-
-
-@pytest.mark.parametrize("flock", [FLOCK, flock_of_nfs])
-def test_many_parts_begin_at_once(job, monkeypatch, flock):
+def test_many_parts_begin_at_once(job, monkeypatch):
     """Else of an array job that a scheduler starts as one, some parts fail by chance.
 
-    All of them come to their first shared lock before any goes on.
+    It takes a while to sync the plan, as on a network disk: the others wait for that.
     """
     strategy = ckpttool.read_strategy([str(job.strategy)])
-    source, start, shared = ckpttool.scan(str(job.source)), Barrier(16), Barrier(16)
-    waiting = set()
+    source, start = ckpttool.scan(str(job.source)), Barrier(16)
 
-    def flock_together(fd, kind):
-        flock(fd, kind)
-        if kind & fcntl.LOCK_SH and get_ident() in waiting:
-            waiting.remove(get_ident())
-            with suppress(BrokenBarrierError):
-                shared.wait(2)
+    def sync(fd):
+        if "plan.json" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            time.sleep(0.5)
 
     def run_part(number):
         options = ckpttool.OutputOptions("ckpt", part=(number, 16))
-        planned = ckpttool.plan_split(source, strategy, str(job.out), output_options=options)
         start.wait(60)
-        waiting.add(get_ident())
-        ckpttool.execute(*planned)
+        ckpttool.execute(
+            *ckpttool.plan_split(source, strategy, str(job.out), output_options=options)
+        )
 
-    monkeypatch.setattr(fcntl, "flock", flock_together)
+    monkeypatch.setattr(os, "fsync", sync)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(run_part, range(1, 17)))
     finalize(job)
     is_whole(job)
+
+
+@pytest.mark.parametrize("options", [["-a"], ["-an"], ["-r"]])
+def test_parts_of_two_checkpoints_that_are_copied_together_are_not_one_set(job, options):
+    """Else a mixture is called whole, of two steps that were written in two places, say."""
+    other = SmallSet(job.folder, "b")
+    other.out = job.folder / "elsewhere"
+    run_parts(job, "1/2")
+    run_parts(other, "2/2")
+    subprocess.run(["cp", *options, f"{other.out}/.", job.out], check=False)
+    refused(run("finalize", job.out), "of 2 is not there", "run what is missing (--part ")
+    assert not job.manifest.exists()
+    text = message(job.run("--resume"))
+    assert "4 kept" not in text
+    job.run_well("--resume", "--overwrite")
+    is_whole(job)
+
+
+def test_a_part_on_a_full_disk_says_so(job, monkeypatch):
+    write = os.write
+
+    def fail(fd, data):
+        if ".log" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        result = job.run("--part", "1/2")
+    assert result.exit_code == 6
+    assert "No space left on device" in message(result)
+    assert not job.record.exists()
+
+
+@pytest.mark.parametrize("command", ["numbered", "split"])
+def test_a_part_of_a_finished_set_with_documents_is_kept(tmp_path, command):
+    """Else a part that is requeued is told to take the set apart."""
+    job = SmallSet(tmp_path, command=command)
+    more = () if command == "numbered" else ("--write-strategy", job.out / "written.ckpt")
+    for part in ("1/2", "2/2"):
+        job.run_well("--part", part, *more)
+    finalize(job)
+    before = job.manifest.read_bytes()
+    assert "2 kept, 0 written" in message(job.run_well("--part", "1/2", "--resume", *more))
+    assert job.manifest.read_bytes() == before
+
+
+def test_finalize_replaces_no_document_of_others(tmp_path):
+    job = SmallSet(tmp_path, command="numbered")
+    run_parts(job, "1/2", "2/2")
+    theirs = job.out / "param_name_map.json"
+    theirs.write_text("theirs")
+    refused(run("finalize", job.out), f"{theirs}: exists, and is not of this set; move it away")
+    assert theirs.read_text() == "theirs"
+    theirs.unlink()
+    finalize(job)
 
 
 @pytest.mark.parametrize("more", [(), RESUME])

@@ -312,3 +312,55 @@ def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
     half.unlink()
     small.run_well("--resume")
     assert run("verify", half).exit_code == 0
+
+
+def test_an_output_that_was_moved_and_linked_is_known_by_the_file(tmp_path):
+    """Else whatever is put behind the link later is taken for the output."""
+    small, other = SmallSet(tmp_path), SmallSet(tmp_path, "b")
+    small.stop()
+    moved = tmp_path / "another disk"
+    small.outputs[1].rename(moved)
+    small.outputs[1].symlink_to(moved)
+    assert "2 kept, 2 written" in message(small.run_well("--resume"))
+    moved.write_bytes(other.wanted()[1])
+    assert small.run("--resume").exit_code == 5
+    assert run("finalize", small.out).exit_code == 7
+
+
+def test_the_advice_after_an_overwrite_that_was_stopped_keeps_what_is_complete(tmp_path):
+    small, old = SmallSet(tmp_path), SmallSet(tmp_path, "old")
+    old.run_well()
+    small.stop("--overwrite")
+    result = small.run("--resume")
+    assert result.exit_code == 5
+    assert "--resume --overwrite replaces what is there, and keeps what" in message(result)
+    assert "2 kept, 2 written" in message(small.run_well("--resume", "--overwrite"))
+    assert small.read() == small.wanted()
+
+
+def test_a_plan_that_was_put_back_makes_no_mixture(tmp_path):
+    small, other = SmallSet(tmp_path), SmallSet(tmp_path, "b")
+    small.stop(output=3)
+    plan = (small.record / "plan.json").read_bytes()
+    other.stop(output=2)
+    (small.record / "plan.json").write_bytes(plan)
+    small.run("--resume", "--overwrite")
+    assert small.read() == small.wanted()
+
+
+def test_a_command_of_another_plan_that_ends_at_once_costs_nothing(tmp_path):
+    small, other = SmallSet(tmp_path), SmallSet(tmp_path, "b")
+    small.stop(output=3)
+    other.stop(output=0)
+    Path(f"{small.outputs[0]}.partial").unlink()
+    assert "3 kept, 1 written" in message(small.run_well("--resume"))
+    assert small.read() == small.wanted()
+
+
+def test_a_document_as_large_as_a_disk_is_not_read(tmp_path):
+    small = SmallSet(tmp_path, command="numbered")
+    small.stop()
+    with (small.out / "param_name_map.json").open("wb") as file:
+        file.truncate(1 << 40)
+    assert small.run("--resume").exit_code == 5
+    small.run_well("--resume", "--overwrite")

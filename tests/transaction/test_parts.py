@@ -154,7 +154,8 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert manifests[0] == manifests[1]
     result = run(*words, "-o", tmp_path / "parts", "--part", "1/3")
     assert result.exit_code == 5
-    assert "exist" in message(result)
+    assert "says that this very command has written all of it" in message(result)
+    run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--resume")
     run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--overwrite")
     left = files_below(tmp_path / "parts", manifests=True)
     assert not {*indexes, "ckpttool.json"} & set(left)
@@ -337,30 +338,30 @@ def test_a_part_of_another_count_replaces_outputs_by_the_same_and_parts_stay_don
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_logs_of_another_plan_go_before_their_outputs_are_replaced(tmp_path, failing, ends_well):
+def test_a_part_that_is_done_does_not_count_for_another_plan(tmp_path, failing, ends_well):
     """Else a part that is done again makes a set of what the other plan has put in their place."""
     run_parts(tmp_path, (1, 2), 2)
+    before = outputs_of(tmp_path)
     failing(None if ends_well else "rank_3")
     words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
     result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
     assert result.exit_code == (0 if ends_well else 6)
-    kept = (tmp_path / PART_LOG.format(2, 2)).exists()
+    missing = "part 2 of 2 is not there" if ends_well else "parts 1, 2 of 2 are not there"
+    assert missing in commit_fails(tmp_path, 5)
     failing(None)
-    run_parts(tmp_path, (1,), 2, "ckpt", "--overwrite")
-    assert not kept
-    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+    run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
+    run_well("finalize", tmp_path)
+    assert contents(tmp_path) == before
 
 
-def test_logs_of_another_plan_are_set_aside_and_their_outputs_may_be_replaced(tmp_path):
+def test_outputs_of_another_plan_may_be_replaced(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     options = ["--rank", "0,2"]
     run_parts(tmp_path, (1,), 2, "ckpt", *options, "--overwrite")
-    previous = sorted((tmp_path / RECORD).glob("previous-*.log"))
-    assert len(previous) == 2
     assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
     run_parts(tmp_path, (2,), 2, "ckpt", *options)
     run_well("finalize", tmp_path)
-    assert not any(path.exists() for path in previous)
+    assert sorted(path.name for path in (tmp_path / RECORD).iterdir()) == ["lock", "stamps.json"]
     stored = json.loads((tmp_path / "ckpttool.json").read_text())
     assert [output["rank"] for output in stored["outputs"]] == [0, 2]
 

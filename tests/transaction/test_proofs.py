@@ -235,7 +235,6 @@ def test_a_pipe_in_the_place_of_a_file_of_ours_is_not_waited_for(small, name, pa
     "name",
     [
         "1-of-2.log",
-        "previous-1.log",
         "lock",
         "plan.json",
         "plan.json.partial",

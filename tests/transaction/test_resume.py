@@ -789,29 +789,29 @@ def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
 STRANGE = {
     "deep": (log_line("[" * 60000), "no JSON: nested too deep"),
     "control": (
-        log_line('{"process": 1, "host": "\x1b[2J", "time": "now"}'),
+        log_line('{"process": 1, "host": "\x1b[2J", "time": "now", "plan": "p"}'),
         "no JSON: Invalid control character",
     ),
     "no text": (
-        log_line('{"process": 1, "host": ["\\u001b[2J"], "time": "now"}'),
+        log_line('{"process": 1, "host": ["\\u001b[2J"], "time": "now", "plan": "p"}'),
         "host: expected a string",
     ),
     "half": (
-        log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now"}'),
+        log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now", "plan": "p"}'),
         "no JSON: 'utf-8' codec can't encode",
     ),
     "no process": (
-        log_line('{"process": -1, "host": "a", "time": "now"}'),
+        log_line('{"process": -1, "host": "a", "time": "now", "plan": "p"}'),
         "process: expected a count",
     ),
     "no run": (log_line('{"rank": 0, "path": "a"}'), "byte 0: no log of ckpttool"),
     "name": (
-        log_line('{"process": 1, "host": "a", "time": "now"}')
+        log_line('{"process": 1, "host": "a", "time": "now", "plan": "p"}')
         + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
         "path: expected a path below the folder",
     ),
     "no seal": (
-        b'{"process": 1, "host": "a", "time": "now"} 01234567\n',
+        b'{"process": 1, "host": "a", "time": "now", "plan": "p"} 01234567\n',
         "byte 0: the line is not as it was written",
     ),
     "zeros": (bytes(1 << 20) + b"\n", "byte 0: the line is not as it was written"),
@@ -836,7 +836,7 @@ def assert_is_unfinished(folder):
 def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
-    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007"}'
+    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007", "plan": "p"}'
     (tmp_path / LOG).write_bytes(log_line(line))
     assert_is_unfinished(tmp_path)
     result = run(*ordered_words(tmp_path))
@@ -960,7 +960,7 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
         "from ckpttool.transaction import record\n"
         "end = record.LogWriter.end\n"
         "record.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
-        "record.forget_run = lambda given: os._exit(9)\n"
+        "record.remove_leftovers = lambda given: os._exit(9)\n"
         "main()"
     )
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9

@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -93,7 +92,7 @@ def test_nothing_is_claimed_of_a_folder_that_nobody_wrote_to(tmp_path, out):
         destination = look(record_of(folder))
         assert destination == look(record_of(folder))
         assert destination.state is State.NONE
-        assert (destination.plan, destination.logs, destination.previous) == (None, (), ())
+        assert (destination.plan, destination.logs) == (None, ())
         assert find_unfinished_run(folder) is None
     (out / "rank_0").mkdir()
     (out / "rank_0" / "checkpoint_0.ckpt").touch()
@@ -117,12 +116,10 @@ def test_while_a_run_writes_its_process_is_named(out, part):
     with running(out, part):
         destination = look(record_of(out))
         assert destination.state is State.RUNNING
-        locked = record_of(out).lock if part is None else log
-        assert destination.running == {locked: THIS}
+        assert destination.running == {log: THIS}
         assert list(destination.plan.outputs.values()) == [0, 1, 2, 3]
         said = str(find_unfinished_run(out))
         assert f"{out}: a run of ckpttool is writing here ({THIS})" in said
-        assert look(record_of(out), is_locked=True).state is State.STOPPED
     assert state_of(out) is State.NONE
     assert not (out / RECORD).exists()
 
@@ -137,9 +134,7 @@ def test_two_parts_that_write_are_both_named(out):
 def test_who_has_a_lock_and_wrote_no_line_yet_is_told(out):
     record = record_of(out)
     with closing(os.fdopen(FileLock(record.lock).fd)):
-        destination = look(record)
-        assert destination.state is State.RUNNING
-        assert destination.running == {record.lock: "it has just begun, or finalizes parts"}
+        assert look(record).state is State.NONE  # who begins writes nothing yet
     with closing(os.fdopen(FileLock(record.log(Part(1, 2))).fd)):
         assert look(record).running == {record.log(Part(1, 2)): "it has just begun"}
     assert look(record).state is State.NONE
@@ -222,22 +217,21 @@ def test_stamps_tell_the_sources_and_outputs_of_a_finished_set(out):
     assert len(sources) == 8
 
 
-# ----------------------------------------------------------------------------- previous logs
+# ----------------------------------------------------------------------------- other plans
 
 
-def test_logs_of_another_plan_are_apart_and_none_of_their_outputs_is_kept(out):
+def test_none_of_the_outputs_of_another_plan_is_kept(out):
     stop(out, 1, prefix="checkpoint_", ranks=[0, 1])
     before = look(record_of(out))
-    (name,) = before.logged()
+    digest = before.plan.provenance.digest
+    (name,) = before.logged(digest)
     stop(out, 0)
     destination = look(record_of(out))
     assert destination.state is State.STOPPED
-    assert [log.path.name for log in destination.previous] == ["previous-1.log"]
-    assert list(destination.previous[0].outputs) == [name]
-    assert destination.logged() == {}
+    assert list(destination.logged()) == [name]
+    assert destination.logged(destination.plan.provenance.digest) == {}
+    assert list(destination.logged(digest)) == [name]  # it is as that run wrote it
     assert len(destination.plan.outputs) == 4
-    stop(out, 0, ranks=[0, 1, 2])
-    assert len(look(record_of(out)).previous) == 1  # the second run completed nothing
     ckpttool.execute(*make_plan(out, "ckpt"))
     assert sorted(path.name for path in (out / RECORD).iterdir()) == ["lock", "stamps.json"]
 
@@ -322,7 +316,7 @@ def test_without_locks_the_process_that_began_the_plan_counts(out, no_locks, mon
     destination = look(record_of(out))
     assert destination.state is State.RUNNING
     ((locked, by),) = destination.running.items()
-    assert locked == record_of(out).lock
+    assert locked == record_of(out).plan
     assert by == f"{THIS} since {destination.plan.writer.time}"
     monkeypatch.undo()
     (out / RECORD / "lock").unlink()
@@ -343,23 +337,14 @@ def test_of_a_process_on_another_host_it_is_not_known_whether_it_runs(monkeypatc
 # ----------------------------------------------------------------------------- locks
 
 
-def test_a_lock_is_held_by_one_or_shared(out, monkeypatch):
+def test_a_lock_is_held_by_one(out, monkeypatch):
     monkeypatch.setattr(locks, "PAUSE_SECONDS", 0)
     path = out / RECORD / "lock"
     assert is_held(path) is False
-    one = FileLock(path, is_shared=True)
-    other = FileLock(path, is_shared=True)
-    assert is_held(path) is False
-    with pytest.raises(HeldError):
-        FileLock(path)
-    one.release()
-    with pytest.raises(HeldError):
-        FileLock(path, tries=1)
-    other.release()
     one = FileLock(path)
     assert is_held(path) is True
     with pytest.raises(HeldError):
-        FileLock(path, is_shared=True)
+        FileLock(path, 0)
     one.release()
     assert is_held(path) is False
 
@@ -398,7 +383,6 @@ def test_the_record_of_a_folder_and_of_a_file_lie_beside_their_manifests(tmp_pat
     assert folder.part_of(folder.log(None)) is None
     for part in (Part(1, 2), Part(10, 512)):
         assert folder.part_of(folder.log(part)) == part
-    assert folder.part_of(Path("previous-1.log")) is None
 
 
 def test_a_plan_and_stamps_are_read_as_they_were_written(out):
@@ -476,7 +460,7 @@ def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
     write_parts(out, (1, 2))
     (name, entry), *_ = look(record_of(out)).logged().items()
     other = record_of(out).log(Part(3, 3))
-    writer = LogWriter(other, os.open(other, os.O_RDWR | os.O_CREAT), 0)
+    writer = LogWriter(other, os.open(other, os.O_RDWR | os.O_CREAT), 0, entry.plan)
     writer.add(entry.read_line())
     assert look(record_of(out)).logged()[name].log == entry.log
     writer.add_stamp(name, stamp_at(out / PLAN))
