@@ -274,7 +274,8 @@ def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
         "diff --help",
         "help damaged",
         "completion zsh",
-        f"inspect {GOLDEN / 'append_dict_scalars' / 'src'}",
+        f"inspect {GOLDEN / 'append_dict_scalars' / 'src' / 'rank_0' / 'checkpoint-2_10.ckpt'}",
+        f"inspect {GOLDEN / 'append_dict_scalars' / 'src_strategy.ckpt'}",
     ],
 )
 def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(arguments):

@@ -9,7 +9,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables, workflow
 from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.model.diagnostics import Diagnostics, severities
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
@@ -20,36 +20,73 @@ if TYPE_CHECKING:
     help="""\b
     ckpttool inspect checkpoint/ -s strategy.ckpt
 
-    Show what a checkpoint holds, from headers alone.  With a strategy: the full shape and the
-    layout of every tensor.  SRC is a folder of rank folders, a file, or a folder with an index.
+    Say what a checkpoint is: its size, how it is sharded, and whether it is complete.  Then list
+    its tensors, equal layers folded.  Headers and some pages of the tensors are read.  SRC is a
+    file, an index or its folder, a folder of rank folders, or the output folder of a MindFormers
+    run.  Strategy files (those of several stages together), group information, rank tables and
+    graphs are shown as what they are.
     """,
 )
 @options.source_options()
+@click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
+@options.listed_under(
+    options.DISPLAY,
+    "show_all",
+    "--all",
+    is_flag=True,
+    help="List every tensor; sample those without a strategy.",
+)
+@options.listed_under(
+    options.DISPLAY, "show_ranks", "--ranks", is_flag=True, help="List every file."
+)
 @options.report_options()
-def inspect(source: Side, crc: bool, report: ReportOptions) -> None:
-    """Show the contents of a checkpoint, from headers alone."""
+def inspect(
+    source: Side,
+    more: tuple[str, ...],
+    crc: bool,
+    show_all: bool,
+    show_ranks: bool,
+    report: ReportOptions,
+) -> None:
+    """Say what a checkpoint or a strategy is, and list its tensors."""
+    from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.verification.describe import describe_foreign
+    from ckpttool.verification import describe
 
-    foreign = describe_foreign(source.path)
+    if describe.are_strategies((source.path, *more)):
+        paths = (source.path, *more, *source.strategy_files)
+        named = ckpttool.read_strategy(paths)
+        found = describe.describe_strategy(named)
+        if report.as_json:
+            tables.print_json(found.document)
+        else:
+            overview.print_strategy(found, show_all=show_all)
+            tables.print_notes(named.notes, severities("inspect"), report.quiet)
+        return
+    if more:
+        raise click.UsageError("Several paths: only strategy files are shown together.")
+    foreign = describe.describe_foreign(source.path)
     if foreign is not None:
-        (tables.print_json if report.as_json else tables.print_foreign)(foreign)
+        (tables.print_json if report.as_json else overview.print_foreign)(foreign)
         return
     diagnostics = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
-        document = ckpttool.describe(
-            catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics
+        found = describe.examine(
+            catalog,
+            strategy,
+            crc=crc,
+            sample_all=show_all,
+            executor=executor,
+            diagnostics=diagnostics,
         )
     if report.as_json:
-        tables.print_json(document)
-    elif isinstance(catalog, MergedCatalog) and strategy is None:
-        tables.print_merged(catalog, document)
+        tables.print_json(found.document)
     elif catalog.files or not catalog.errors("inspect"):
-        tables.print_checkpoint(catalog, document)
+        overview.print_checkpoint(catalog, found, show_all=show_all, show_ranks=show_ranks)
     if not report.as_json:
         # The error of a damaged file says which replicas are read instead.
         notes = (n for n in diagnostics.of("note", "warning") if n.code != "damaged_replica")

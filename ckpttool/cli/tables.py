@@ -14,20 +14,16 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from ckpttool.cli.options import ANSWERED
 from ckpttool.errors import ExecutionError, describe_os_error
-from ckpttool.formats.base import PROVENANCE
-from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import (
     count,
     format_bytes,
-    format_ranks,
     format_shape,
     format_shapes,
     printable,
@@ -35,7 +31,6 @@ from ckpttool.model.wording import (
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.model.catalog import Catalog
     from ckpttool.model.diagnostics import Diagnostic, Report, SeverityOf
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -227,86 +222,11 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-MOST_SLICES = 8  # of a tensor, in a table
 LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
 
 
-def print_merged(catalog: MergedCatalog, document: Json) -> None:
-    """Print the table of a single file, or of several files with an index."""
-    stored = [tensor for file in catalog.files.values() for tensor in file.tensors.values()]
-    several = "files" in document
-    of_files = f"{len(catalog.files)} files, " if several else ""
-    print_table(
-        f"{document['path']}: {of_files}{document['format']}, "
-        f"{format_bytes(sum(file.nbytes for file in catalog.files.values()))}, "
-        f"{len(stored)} tensors",
-        ("name", "dtype", "shape", "size>", *(["file"] if several else [])),
-        (
-            (meta.name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), *where)
-            for meta, where in (
-                (tensor.meta, [PurePath(tensor.file.path).name] if several else [])
-                for tensor in stored
-            )
-        ),
-    )
-    for file in [*catalog.files.values()][:1]:  # the others say the same; none may be readable
-        _print_provenance(file.attrs)
-
-
-def _print_provenance(attrs: Mapping[str, str]) -> None:
-    """Print how ckpttool made a file, if the file says so."""
-    version, source, step = (attrs.get(PROVENANCE + key) for key in ("version", "source", "step"))
-    if version is not None:
-        of_step = "" if step is None else f", step {step}"
-        echo(printable(f"made by ckpttool {version} from {source}{of_step}"))
-
-
-def print_checkpoint(catalog: Catalog, document: Json) -> None:
-    """Print the tables of rank folders."""
-    total = sum(file.nbytes for file in catalog.files.values())
-    of_step = f", step {catalog.step}" if catalog.step else ""
-    ranks: Any = document["ranks"]
-    places = [key for entry in ranks[:1] for key in ("server", "device") if key in entry]
-    print_table(
-        f"{catalog.root}: {count(len(catalog.files), 'rank')}{of_step}, {format_bytes(total)}",
-        ("rank>", *places, "path", "format", "tensors>", "size>"),
-        (
-            (
-                str(entry["rank"]),
-                *("" if entry[key] is None else str(entry[key]) for key in places),
-                ", ".join(
-                    path.removeprefix(catalog.root).lstrip("/")
-                    for path in (entry["path"], *entry.get("beside", ()))
-                ),
-                entry["format"],
-                str(entry["tensors"]),
-                format_bytes(entry["nbytes"]),
-            )
-            for entry in ranks
-        ),
-    )
-    is_described = isinstance(catalog, SelfDescribedCatalog)
-    if isinstance(catalog, SelfDescribedCatalog) and catalog.description.values:
-        values = catalog.description.values.items()
-        print_table("the checkpoint says", ("name", "value"), values)
-    tensors = document.get("tensors")
-    if isinstance(tensors, list) and is_described:
-        print_table(
-            f"{len(tensors)} tensors",
-            ("name", "dtype", "shape", "slice", "parts", "ranks of each slice"),
-            (_described_row(tensor) for tensor in tensors),
-        )
-    elif isinstance(tensors, list):
-        total = len(catalog.metas)
-        rest = f" of {total} tensors; slices of the others are missing, or do not fit: see below"
-        print_table(
-            f"{len(tensors)}{' tensors' if len(tensors) == total else rest}",
-            ("name", "dtype", "shape", *LAYOUT, "stages"),
-            ((*_row(tensor), ", ".join(map(str, tensor["stages"]))) for tensor in tensors),
-        )
-
-
-def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
+def layout_row(tensor: Mapping[str, Any]) -> Sequence[str]:
+    """Return the cells of a full tensor and its layout; the columns end with `LAYOUT`."""
     listed = tensor["device_matrix"] is not None
     return (
         tensor["name"],
@@ -318,29 +238,6 @@ def _row(tensor: Mapping[str, Any]) -> Sequence[str]:
         if listed
         else "",
         str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
-    )
-
-
-def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
-    slices = tensor.get("slices")
-    if slices is None:
-        return (
-            tensor["name"],
-            tensor["dtype"],
-            format_shape(tensor["shape"]),
-            "",
-            "not described",
-            "",
-        )
-    ranks = [format_ranks(held["ranks"]).partition(" ")[2] for held in slices[:MOST_SLICES]]
-    more = len(slices) - MOST_SLICES
-    return (
-        tensor["name"],
-        tensor["dtype"],
-        format_shape(tensor["shape"]),
-        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
-        f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
-        " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
     )
 
 
@@ -441,27 +338,3 @@ def _show(meta: TensorMeta) -> str:
     if meta.text is not None:
         return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
     return f"{meta.dtype} {format_shape(meta.shape)}"
-
-
-def print_foreign(document: Json) -> None:
-    """Print what `describe_foreign` says of a file that is not a checkpoint."""
-    from ckpttool.formats.foreign import FOREIGN_KINDS
-
-    shown: Mapping[str, Any] = document
-    noun = FOREIGN_KINDS[shown["kind"]].noun
-    print_text(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}")
-    if shown["kind"] == "group_info":
-        rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
-        print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
-        ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
-        print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
-    if shown["kind"] == "rank_table":
-        places = shown["ranks"]
-        print_table(
-            f"{len(places)} ranks on {count(len({one['server'] for one in places}), 'server')}",
-            ("rank>", "server", "device>", "device ip"),
-            (
-                (str(one["rank"]), one["server"], str(one["device"]), one["device_ip"] or "")
-                for one in places
-            ),
-        )

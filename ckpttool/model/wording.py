@@ -68,6 +68,22 @@ def format_bytes(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def format_number(number: int) -> str:
+    """Format a large number for people, in thousands, millions and so on.
+
+    Examples
+    --------
+    >>> format_number(999), format_number(10_400), format_number(7_240_000_000)
+    ('999', '10.4 K', '7.2 B')
+    """
+    size = float(number)
+    for unit in ("", "K", "M", "B"):
+        if size < 999.95:
+            return f"{size:.1f} {unit}" if unit else str(number)
+        size /= 1000
+    return f"{size:.1f} T"
+
+
 _LONGEST_WORD = 1024  # no terminal has room for more
 
 

@@ -138,7 +138,7 @@ def find_missing_slices(
     damage: list[FormatError] = []
     notes: list[Diagnostic] = []
     without_file = tuple(
-        rank for rank in _ranks_without_file(catalog, sharding) if rank not in unreplaced
+        rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
     )
     parameters = _holders_and_layouts(catalog, sharding) if catalog.damaged or without_file else []
     for rank, error in catalog.damaged.items():
@@ -213,7 +213,7 @@ def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
     return bool(held) and all(names == held[0] for names in held)
 
 
-def _ranks_without_file(catalog: Catalog, sharding: Sharding) -> list[int]:
+def ranks_without_file(catalog: Catalog, sharding: Sharding) -> list[int]:
     """Return the ranks without a file, not even a damaged one, that should have one."""
     known = {*catalog.files, *catalog.damaged}
     missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()

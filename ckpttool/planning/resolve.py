@@ -40,6 +40,7 @@ from ckpttool.planning.strategy_check import (
     strategy_notes,
 )
 from ckpttool.planning.unlisted import (
+    RankGroups,
     UnlistedChoice,
     find_contradictions,
     find_statistic_candidates,
@@ -355,6 +356,20 @@ def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> C
         for name, contents in _group_ranks(catalog, names, sample, executor).items()
         if not _is_constant(metas[name], contents)
     }
+
+
+def sample_ranks(
+    catalog: Catalog, names: Iterable[str], executor: Executor
+) -> Iterator[tuple[str, RankGroups, bool]]:
+    """Yield the ranks grouped by equal samples of each tensor, and whether it is one value.
+
+    Slices of one value are equal even if they are of different elements.  Texts are left out.
+    """
+    metas = catalog.metas
+    tensors = [name for name in names if metas[name].text is None]
+    for name, contents in _group_ranks(catalog, tensors, sample, executor).items():
+        groups = tuple(map(tuple, contents.values()))
+        yield name, groups, _is_constant(metas[name], contents)
 
 
 def _group_ranks(

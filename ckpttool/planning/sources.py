@@ -223,7 +223,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
     return found
 
 
-def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
+def listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
     """Return the names whose slices the strategy or the checkpoint itself describes."""
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog.description.tensors.keys()
@@ -232,7 +232,7 @@ def _listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
 
 def _match_states(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
     """Match the optimizer states of a checkpoint with their parameters by their names."""
-    return match_states_by_name(_listed_names(catalog, sharding), catalog.metas)
+    return match_states_by_name(listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
@@ -298,7 +298,7 @@ def find_sources(
         find_missing_slices(catalog, sharding, missing, per_rank, sources.is_deduplicated)
     )
     sources.notes += layout_notes(sources.found, search.corrected, search.listing)
-    listed = _listed_names(catalog, sharding)
+    listed = listed_names(catalog, sharding)
     sources.notes += guessed_state_notes(sources.found, listed, parameter_of_state)
     sources.notes += misplaced_notes(sharding, catalog.holders)
     if not isinstance(sharding, SelfDescribed):

@@ -5,9 +5,9 @@ Modules that read contents are imported late, so that describing a single file n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
@@ -15,7 +15,7 @@ from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
-from ckpttool.formats.local import is_file, stat_file
+from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import (
     Diagnostic,
@@ -23,9 +23,11 @@ from ckpttool.model.diagnostics import (
     describe_diagnostics,
     describe_errors,
     diagnose,
+    severities,
 )
+from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import (
     limit_to_written_ranks,
@@ -33,9 +35,35 @@ from ckpttool.planning.missing import (
     redundancy_note,
     scan_notes,
 )
-from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
+from ckpttool.verification.summary import (
+    Amount,
+    Entry,
+    EqualRanks,
+    Parallelism,
+    Summary,
+    assess,
+    entries_of_files,
+    entries_of_sources,
+    entries_of_strategy,
+    find_parallelism,
+    rows_of_rules,
+    summarize,
+)
 
 Json = dict[str, object]
+
+MAX_SAMPLED_RANKS = 64
+MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a checkpoint or a strategy holds: a document for programs, and its summary."""
+
+    document: Json
+    summary: Summary
 
 
 def describe(
@@ -71,6 +99,23 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
+    return examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics).document
+
+
+def examine(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    *,
+    crc: bool = False,
+    sample_all: bool = False,
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Inspection:
+    """Describe a checkpoint like `describe`, and summarize it.
+
+    With ``sample_all``, pages of every tensor that has no layout tell which ranks hold the same of
+    it; without, pages of one tensor of each row do, if these are few.
+    """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
     found.failures[:0] = catalog.damaged.values()
@@ -82,10 +127,18 @@ def describe(
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         document = _describe_merged(catalog, found)
+        entries = entries_of_files(catalog)
+        summary = summarize(
+            entries,
+            match_states_by_shape((), catalog.metas),
+            completeness=assess(catalog, Merged(), entries, found),
+        )
     else:
-        document = _describe_ranks(catalog, strategy, executor, found)
+        document, summary = _describe_ranks(catalog, strategy, executor, sample_all, found)
     found.failures = _join_replaced(found)
-    return {"schema": SCHEMA, **document}
+    return Inspection(
+        {"schema": SCHEMA, **document, "summary": _describe_summary(summary)}, summary
+    )
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
@@ -153,8 +206,12 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
 
 
 def _describe_ranks(
-    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> Json:
+    catalog: Catalog,
+    strategy: Strategy | None,
+    executor: Executor,
+    sample_all: bool,
+    found: Diagnostics,
+) -> tuple[Json, Summary]:
     """Describe the files of ranks, and with layouts the full tensors."""
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
@@ -172,16 +229,60 @@ def _describe_ranks(
     if isinstance(catalog, SelfDescribedCatalog):
         document["values"] = dict(catalog.description.values)
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
-        document["tensors"] = _describe_tensors(catalog, strategy, executor, found)
+        document["tensors"], summary = _describe_tensors(catalog, strategy, executor, found)
     else:
         checked = quarantine_damaged(catalog, Merged())
         quarantined = [rank for rank in catalog.files if rank not in checked.files]
         found.failures += [checked.damaged[rank] for rank in quarantined]
         found.add(*scan_notes(catalog, Merged()))
         found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
+        summary = _summarize_files(checked, found)
+    equal_ranks = _sample_equal_ranks(catalog, summary, sample_all, executor, found)
     document["notes"] = _describe_notes(found)
     document["problems"] = _describe_problems(found)
-    return document
+    return document, replace(summary, equal_ranks=equal_ranks)
+
+
+def _summarize_files(catalog: Catalog, found: Diagnostics) -> Summary:
+    """Summarize files without layouts."""
+    entries = entries_of_files(catalog)
+    parameter_of_state = match_states_by_shape((), catalog.metas)
+    completeness = assess(catalog, None, entries, found)
+    return summarize(entries, parameter_of_state, completeness=completeness)
+
+
+def _sample_equal_ranks(
+    catalog: Catalog,
+    summary: Summary,
+    sample_all: bool,
+    executor: Executor,
+    found: Diagnostics,
+) -> Mapping[str, EqualRanks]:
+    """Return which ranks hold the same of tensors without a layout, as some pages tell.
+
+    It is empty if that takes longer than reading the headers, unless ``sample_all``.
+    """
+    ranks = len(catalog.files)
+    names = [
+        name
+        for row in summary.rows
+        if row.first.placement.known in ("unlisted", "stored")
+        for name in (row.names if sample_all else row.names[:1])
+    ]
+    is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
+    if ranks < 2 or not names or not (is_quick or sample_all):
+        return {}
+    from ckpttool.planning.resolve import sample_ranks
+    from ckpttool.storage.sampling import SAMPLE_BYTES
+
+    try:
+        return {
+            name: EqualRanks(groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+            for name, groups, is_constant in sample_ranks(catalog, names, executor)
+        }
+    except CkptToolError as error:
+        found.failures.append(error)
+        return {}
 
 
 def _describe_notes(found: Diagnostics) -> list[Json]:
@@ -215,8 +316,8 @@ def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
 
 def _describe_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> list[Json]:
-    """Describe the full tensors."""
+) -> tuple[list[Json], Summary]:
+    """Describe the full tensors, and summarize them."""
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
     if strategy is not None:
@@ -229,7 +330,159 @@ def _describe_tensors(
     found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
     found.failures += (error for error in of_headers.failures if error not in damaged)
     found.add(*of_headers, *resolved.content_diagnostics)
-    return [_describe_source(source, resolved.sharding) for source in resolved.sources]
+    tensors = [_describe_source(source, resolved.sharding) for source in resolved.sources]
+    catalog, sharding = resolved.catalog, resolved.sharding
+    if not resolved.sources or any(one.code == "strategy" for one in found):
+        return tensors, _summarize_files(catalog, found)
+    metas = {source.meta.name: source.meta for source in resolved.sources}
+    is_replicated = isinstance(sharding, Replicated)
+    entries = entries_of_sources(
+        catalog,
+        resolved.sources,
+        is_replicated=is_replicated,
+        is_deduplicated=resolved.is_deduplicated,
+    )
+    incomplete: tuple[Entry, ...] = ()
+    if isinstance(sharding, Strategy):
+        names = catalog.holders.keys() - metas.keys()
+        incomplete = entries_of_strategy(sharding, names)
+    parameter_of_state = match_states_by_shape(listed_names(catalog, sharding), metas)
+    summary = summarize(
+        entries,
+        parameter_of_state,
+        find_parallelism((*entries, *incomplete), parameter_of_state, sharding),
+        assess(catalog, sharding, entries, found),
+    )
+    return tensors, summary
+
+
+def _describe_summary(summary: Summary) -> Json:
+    """Describe the amounts, the parallelism and the completeness of a summary."""
+    done, parallelism = summary.completeness, summary.parallelism
+    document: Json = {
+        "weights": _describe_amount(summary.weights),
+        "optimizer_state": _describe_amount(summary.optimizer_state),
+        "other": _describe_amount(summary.other),
+        "parallelism": None if parallelism is None else _describe_parallelism(parallelism),
+    }
+    if done is not None:
+        document |= {
+            "complete": done.is_complete,
+            "complete_codes": list(done.codes),
+            "missing_ranks": list(done.missing_ranks),
+            "unreadable_ranks": list(done.unreadable_ranks),
+            "missing_tensors": list(done.missing_tensors),
+            "replicas": None if done.replicas is None else list(done.replicas),
+        }
+        document["equal_ranks"] = [
+            {
+                "name": name,
+                "ranks": list(map(list, equal.groups)),
+                "one_value": equal.is_constant,
+                "sampled": equal.is_part,
+            }
+            for name, equal in summary.equal_ranks.items()
+        ]
+    return document
+
+
+def _describe_amount(amount: Amount) -> Json:
+    return {
+        "tensors": amount.tensors,
+        "parameters": amount.elements,
+        "nbytes": amount.nbytes,
+        "dtypes": dict(amount.dtypes),
+    }
+
+
+def _describe_parallelism(parallelism: Parallelism) -> Json:
+    one = parallelism.tensor_parallel
+    return {
+        "tensor_parallel": None if one is None else one.slices,
+        "splits": [
+            {"slices": split.slices, "replicas": split.replicas, "tensors": split.tensors}
+            for split in parallelism.splits
+        ],
+        "stages": [
+            {"ranks": list(stage.ranks), "device_matrices": list(map(list, stage.device_matrices))}
+            for stage in parallelism.stages
+        ],
+        "optimizer_shards": [
+            {"slices": shard, "tensors": tensors}
+            for shard, tensors in parallelism.optimizer_shards.items()
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------- other files
+
+
+def are_strategies(paths: Sequence[str]) -> bool:
+    """Return whether all paths are strategy files, or folders of nothing but these."""
+    try:
+        return all(map(_holds_strategies, paths))
+    except OSError:
+        return False  # the scan of the source reports the error
+
+
+def _holds_strategies(path: str) -> bool:
+    from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
+
+    if not is_folder(path):
+        return _is_strategy(path)
+    inside = [one for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
+    return bool(inside) and all(_is_strategy(str(one)) for one in inside)
+
+
+def _is_strategy(path: str) -> bool:
+    if not is_file(path) or format_of_content(path) is not None:
+        return False
+    foreign = identify_foreign(path)
+    return foreign is not None and foreign.kind == "strategy"
+
+
+def describe_strategy(strategy: Strategy) -> Inspection:
+    """Describe the layouts and the rules of a strategy."""
+    entries = entries_of_strategy(strategy, strategy.layouts)
+    parameter_of_state = match_states_by_name(strategy.layouts, {})
+    rules = rows_of_rules(strategy)
+    of_rules = tuple(row.first for row in rules)
+    parallelism = find_parallelism((*entries, *of_rules), parameter_of_state, strategy)
+    summary = summarize(entries, parameter_of_state, parallelism)
+    document = {
+        "schema": SCHEMA,
+        "kind": "strategy",
+        "files": list(strategy.files),
+        "ranks": len(strategy.ranks),
+        "stages": strategy.stages,
+        "tensors": [
+            {"name": name, "layouts": [_describe_stage_layout(one, strategy) for one in layouts]}
+            for name, layouts in strategy.layouts.items()
+        ],
+        "rules": [
+            {
+                "pattern": rule.pattern,
+                "place": rule.place,
+                "layouts": [
+                    _describe_stage_layout(one, strategy)
+                    for one in rule.layouts(len(rule.layout.tensor_map))
+                ],
+            }
+            for rule in (strategy.rules.rules if strategy.rules else ())
+        ],
+        "replicates_rest": strategy.rules is not None and strategy.rules.replicates_rest,
+        "notes": describe_diagnostics(strategy.notes, severities("inspect")),
+        "summary": {"parallelism": _describe_parallelism(parallelism)},
+    }
+    return Inspection(document, replace(summary, rows=(*summary.rows, *rules)))
+
+
+def _describe_stage_layout(layout: Layout, strategy: Strategy) -> Json:
+    return {
+        "stage": layout.first_rank // strategy.stage_ranks,
+        "shape": None if layout.full_shape is None else list(layout.full_shape),
+        **_describe_layout(layout),
+    }
 
 
 def describe_foreign(path: str) -> Json | None:
@@ -272,6 +525,13 @@ def describe_layout(source: Source) -> Json:
         "dtype": source.meta.dtype,
         "shape": list(shape),
         **_describe_shapes(layout.slice_shapes(shape)),
+        **_describe_layout(layout),
+    }
+
+
+def _describe_layout(layout: Layout) -> Json:
+    """Describe how a layout shards a tensor."""
+    return {
         "device_matrix": list(layout.device_matrix),
         "tensor_map": [list(axes) for axes in layout.tensor_map],
         "optimizer_shard": layout.optimizer_shard,

@@ -69,7 +69,7 @@ def test_inspect_shows_ranks_step_layouts_and_what_was_taken(output):
     tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
     assert tensors["blocks.0.w"]["shape"] == [16, 16]
     assert {"strategy_file", "step"} <= {note["code"] for note in document["notes"]}
-    table = run_well("inspect", output).stdout
+    table = run_well("inspect", output, "--all", "--ranks").stdout
     assert not mentions(table, r"rank_7/llama_7b_rank_7-2_3\.ckpt", r"moment1\.blocks\.1\.w")
 
 

@@ -314,7 +314,7 @@ def test_inspect_lists_every_tensor_with_its_file(model):
         "file": str(model / "part0.safetensors"),
     }
     assert (document["notes"], document["problems"]) == ([], [])
-    text = run_well("inspect", model).stdout
+    text = run_well("inspect", model, "--all").stdout
     assert all(name in text for name in (*ALL, "part1.safetensors", "3 files"))
 
 
@@ -358,7 +358,7 @@ def test_what_does_not_fit_is_found_by_verify_and_inspect_shows_the_rest(model, 
     document = json.loads(result.stdout)
     assert {*ALL} - {"v"} <= {tensor["name"] for tensor in document["tensors"]}
     assert any(said in problem["text"] for problem in document["problems"])
-    result = run("inspect", model)
+    result = run("inspect", model, "--ranks")
     assert "part0.safetensors" in result.stdout
     assert said in message(result)
 

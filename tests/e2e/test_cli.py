@@ -211,7 +211,7 @@ def test_inspect_shows_stages_and_optimizer_shards():
 
 
 def test_tables_name_every_tensor_in_a_pipe():
-    text = run_well("inspect", *src(CASE)).stdout
+    text = run_well("inspect", *src(CASE), "--all").stdout
     for name in read(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"):
         assert name in text
 
@@ -670,7 +670,7 @@ def test_inspect_shows_the_rows_of_a_manual_split():
     assert tensors["embedding_table"]["slice_shape"] == [6, 8]
     assert tensors["embedding_table"]["slice_shapes"] == [[6, 8], [10, 8]]
     assert not {"rows", "slice_shapes"} & tensors["mul_weight"].keys()
-    table = run_well("inspect", *src(GOLDEN / "uneven_manual_split")).stdout
+    table = run_well("inspect", *src(GOLDEN / "uneven_manual_split"), "--all").stdout
     assert re.search(r"embedding_table +Float32 +\(16, 8\) +\(6-10, 8\)", table)
     assert re.search(r"mul_weight +Float32 +\(8, 8, 8\) +\(8, 4, 8\)", table)
 
@@ -804,7 +804,7 @@ def test_shapes_are_written_alike_by_inspect_and_diff(tmp_path):
     write_ckpt(tmp_path / "b.ckpt", {"w": noise("w", "Float32", (4,))})
     told = message(run("diff", tmp_path / "a.ckpt", tmp_path / "b.ckpt"))
     assert "Float32 (3) Float32 (4)" in told
-    assert "Float32 (3)" in message(run_well("inspect", tmp_path / "a.ckpt"))
+    assert "Float32 (3)" in message(run_well("inspect", tmp_path / "a.ckpt", "--all"))
 
 
 def test_a_folder_for_a_file_is_not_said_to_be_replaceable(tmp_path):
@@ -818,7 +818,7 @@ def test_inspect_says_how_many_tensors_are_not_whole(tmp_path):
     shutil.copytree(CASE / "src", tmp_path / "src")
     for rank in (0, 1, 4, 5):
         shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
-    result = run("inspect", tmp_path / "src", "-s", CASE / "src_strategy.ckpt")
+    result = run("inspect", tmp_path / "src", "-s", CASE / "src_strategy.ckpt", "--all")
     assert result.exit_code == 5
     text = "15 of 21 tensors; slices of the others are missing, or do not fit: see below"
     assert text in message(result)
@@ -830,7 +830,7 @@ def test_a_strategy_by_hand_is_called_one(tmp_path):
         ("hand.json", '{"ckpttool_strategy": 1, "ranks": 2}'),
     ):
         (tmp_path / name).write_text(text)
-        result = run("inspect", tmp_path / name)
+        result = run("merge", tmp_path / name, "-o", tmp_path / "m.h5")
         assert result.exit_code == 3
         assert f"{name}: a strategy file, not a checkpoint; name the checkpoint" in message(result)
 

@@ -190,5 +190,5 @@ def test_tensors_may_have_names_of_provenance(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_inspect_says_how_a_file_was_made(case, tmp_path, suffix):
     out = merge(case, tmp_path / f"merged{suffix}")
-    last = run_well("inspect", out).stdout.splitlines()[-1]
-    assert last == f"made by ckpttool {ckpttool.__version__} from src, step 2_10"
+    said = " ".join(run_well("inspect", out).stdout.split())
+    assert f"made by ckpttool {ckpttool.__version__} from src, step 2_10" in said

@@ -73,7 +73,7 @@ def used(schema: str, document: object) -> set[tuple[str, ...]]:
             yield from walk(value, follow(node["$ref"], place[0]))
         for one in node.get("oneOf", ()):
             branch = validator(place[0]).evolve(schema=one)
-            if branch.is_valid(value):
+            if "$ref" in one and branch.is_valid(value):
                 yield from walk(value, follow(one["$ref"], place[0]))
         if isinstance(value, dict):
             for key in node.get("properties", {}).keys() & value.keys():

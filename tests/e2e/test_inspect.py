@@ -1,0 +1,361 @@
+"""The screen of inspect: what it answers first, the folded table, and strategies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+import ckpttool
+from ckpttool.cli import overview
+from ckpttool.verification.describe import examine
+from ckpttool.verification.summary import Placement
+from tests.support.checkpoints import noise, write_ranks
+from tests.support.commands import mentions, message, run, run_well
+from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.readers import rank_file, read, zeros
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+SOURCE = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+LLAMA = GOLDEN / "pipeline_tied_llama"
+PP2 = SAMPLES / "pp2" / "strategy"
+
+
+def screen(*words) -> str:
+    """What inspect prints on stdout, with single spaces."""
+    return re.sub(r"[ ]+", " ", run_well("inspect", *words).stdout)
+
+
+# -------------------------------------------------------------------------------------- the answers
+
+
+def test_the_first_lines_say_what_it_is_how_it_is_sharded_and_whether_it_is_complete():
+    text = screen(*SOURCE)
+    assert "8 ranks, step 2_10, ckpt, 220.0 KiB, 3.5 K parameters (Float32)\n" in text
+    assert "weights 13.5 KiB, optimizer state 27.1 KiB\n" in text
+    assert "2-way tensor parallel x 4 replicas, 1 stage, no optimizer shard\n" in text
+    assert "complete yes: every slice is there, 4 to 8 replicas each (headers; verify" in text
+
+
+def test_equal_layers_states_and_unsharded_tensors_are_folded():
+    lines = screen(*SOURCE).splitlines()
+    assert "18 tensors: 6 parameters, each with accum., stat." in lines
+    assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,3,6,7" in lines
+    assert " layer3.weight 32 x 10 rows / 2 0,1,4,5 | 2,3,6,7" in lines
+    assert " 4 more no 0-7" in lines
+    values = "global_step, learning_rate, momentum"
+    assert f" not in the strategy, equal on all ranks: {values}" in lines
+    assert lines[-1] == "--all lists every tensor, --ranks every file, --json everything"
+
+
+def test_layers_of_all_stages_are_one_row():
+    text = screen(LLAMA / "src", "-s", LLAMA / "src_strategy.ckpt")
+    assert (
+        " model.layers.{0,1}.attention.wq.weight 16 x 16 rows / 2 0,2 | 1,3; 1 more stage" in text
+    )
+    assert "2-way tensor parallel x 2 replicas, 2 stages of 4 ranks, no optimizer shard" in text
+    assert "ranks 0-3: 32 tensors, 20.3 KiB each; 4-7: 32 tensors" in text
+
+
+def test_all_lists_every_tensor_and_ranks_every_file():
+    text = screen(*SOURCE, "--all", "--ranks")
+    names = read(rank_file(CASE / "src", 0))
+    assert not mentions(text, *(rf"^ {re.escape(name)} Float32|Int32" for name in names))
+    assert " 7 rank_7/checkpoint-2_10.ckpt ckpt 21 27.5 KiB" in text
+    assert "--all" not in text.splitlines()[-1]
+
+
+def test_the_document_has_the_facts_of_the_first_lines():
+    summary = json.loads(run_well("inspect", *SOURCE, "--json").stdout)["summary"]
+    assert summary["weights"] == {
+        "tensors": 6,
+        "parameters": 3466,
+        "nbytes": 13864,
+        "dtypes": {"Float32": 3466},
+    }
+    assert summary["optimizer_state"]["nbytes"] == 2 * 13864
+    assert summary["parallelism"]["tensor_parallel"] == 2
+    assert summary["parallelism"]["stages"][0]["device_matrices"] == [[8], [2, 2, 2]]
+    assert (summary["complete"], summary["replicas"]) == (True, [4, 8])
+    (first, *_) = summary["equal_ranks"]
+    same = {"one_value": False, "sampled": False}
+    assert first == {"name": "global_step", "ranks": [[*range(8)]], **same}
+
+
+@pytest.fixture
+def lost(tmp_path):
+    """A function: the checkpoint without some ranks."""
+
+    def without(*ranks):
+        folder = tmp_path / "src"
+        shutil.copytree(CASE / "src", folder)
+        for rank in ranks:
+            shutil.rmtree(folder / f"rank_{rank}")
+        return folder
+
+    return without
+
+
+def test_a_rank_that_replicas_replace_is_named(lost):
+    text = screen(lost(3), *SOURCE[1:])
+    assert "yes: every slice is there, 3 to 7 replicas each" in text
+    assert "rank 3 has no file: replicas hold the slices" in text
+    assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,6,7" in text
+
+
+def test_what_is_missing_is_named(lost):
+    result = run("inspect", lost(2, 3, 6, 7), *SOURCE[1:])
+    assert result.exit_code == 5
+    text = " ".join(result.stdout.split())
+    assert (
+        "complete no: ranks 2, 3, 6, 7 have no file; 6 tensors cannot be joined from slices: lay"
+        in text
+    )
+    assert "2-way tensor parallel x 4 replicas" in text, "as the strategy says"
+    assert "without 6 incomplete tensors" in text
+
+
+def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
+    other = GOLDEN / "safetensors_pipeline" / "src_strategy.ckpt"
+    result = run("inspect", CASE / "src", "-s", other)
+    assert result.exit_code == 5
+    assert result.stdout.count("not known: the strategy does not fit the checkpoint") == 2
+    assert "layer1.weight" in result.stdout
+
+
+# ------------------------------------------------------------------------------- without a strategy
+
+
+def test_samples_tell_which_ranks_hold_the_same():
+    text = screen(CASE / "src")
+    assert "parallelism not known without a strategy (-s STRATEGY)" in text
+    assert "sampled pages of 8 tensors: 6 equal on all ranks, 2 different between ranks" in text
+    assert "sampled pages of 21 tensors: 15 equal on all ranks, 6 " in screen(CASE / "src", "--all")
+    assert " layer1.weight 64 x 16 0,1,4,5 | 2,3,6,7" in text
+    assert "single values, equal on all ranks: global_step, learning_rate, momentum" in text
+
+
+def test_slices_of_one_value_are_not_taken_for_equal_tensors(tmp_path):
+    write_ranks(tmp_path / "src", {rank: {"b": zeros((4,))} for rank in (0, 1)}, "ckpt")
+    text = screen(tmp_path / "src")
+    assert "sampled pages of 1 tensor: 1 of one value" in text
+    assert " b 4 0,1 (one value)" in text
+
+
+def test_of_a_large_tensor_only_samples_are_said_to_be_equal(tmp_path):
+    entries = {"w": noise("w", "Float32", (4,)), "table": noise("t", "Float32", (2000,))}
+    write_ranks(tmp_path / "src", dict.fromkeys((0, 1), entries), "ckpt")
+    (tmp_path / "s.json").write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
+    )
+    text = screen(tmp_path / "src", "-s", tmp_path / "s.json")
+    assert " not in the strategy, equal samples on all ranks: table" in text
+
+
+def test_many_ranks_are_sampled_only_on_request(tmp_path):
+    ranks = {rank: {"w": noise(f"w{rank % 2}", "Float32", (4,))} for rank in range(65)}
+    write_ranks(tmp_path / "src", ranks, "ckpt")
+    text = screen(tmp_path / "src")
+    assert "--all samples pages of every tensor, which tell what ranks hold the same" in text
+    assert " w 4 0-64" in text
+    text = screen(tmp_path / "src", "--all")
+    assert "sampled pages of 1 tensor: 1 different between ranks" in text
+    assert " w Float32 (4) 16 B 2 slices x 32-33 ranks" in text
+
+
+# ---------------------------------------------------------------------------------- kinds of source
+
+
+def test_a_single_file_has_the_same_table_with_sizes(tmp_path):
+    run_well("merge", *SOURCE, "-o", tmp_path / "m.safetensors")
+    text = screen(tmp_path / "m.safetensors")
+    assert "1 file, safetensors, " in text
+    assert "parallelism none: full tensors" in text
+    assert "complete yes: every tensor is there" in text
+    assert " layer{1,2}.bias 32 768 B" in text
+    assert "single values: learning_rate, momentum, global_step" in text
+    assert text.endswith("--all lists every tensor, --json everything\n")
+
+
+def test_parameters_and_states_in_several_files_are_one_row(tmp_path):
+    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
+    text = screen(tmp_path / "model")
+    assert "18 tensors: 6 parameters, each with accum., stat." in text
+    assert " layer1.weight 64 x 32 24.0 KiB" in text
+
+
+def test_an_empty_file_is_not_called_complete(tmp_path):
+    (tmp_path / "net.ckpt").write_bytes(b"")
+    text = screen(tmp_path / "net.ckpt")
+    assert "complete not known: a file holds no tensor, which may be right" in text
+
+
+def test_ranks_that_differ_in_type_are_not_called_complete():
+    case = GOLDEN / "broken_inputs" / "dtype_mismatch"
+    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
+    text = " ".join(result.stdout.split())
+    said = "no: 1 tensor cannot be joined from slices: weight; ranks hold a parameter in several"
+    assert said in text
+
+
+def test_files_that_cannot_be_read_are_counted():
+    result = run("inspect", GOLDEN / "encrypted_gcm" / "src")
+    text = " ".join(result.stdout.split())
+    assert "0 of 2 ranks, step 2_10, 0 B, 0 tensors parallelism not known" in text
+    assert "ranks 0, 1 cannot be read" in text
+
+
+def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_there_once():
+    case = GOLDEN / "safetensors_remove_redundancy"
+    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
+    assert "complete yes: every slice is there, once" in text
+    assert "36 tensors: 12 parameters, each with adam_m., adam_v." in text
+    assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
+    assert " 3 more no 0-7" in text
+    assert "more stage" not in text
+
+
+def test_one_rank_of_several_is_not_called_complete():
+    text = screen(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt")
+    assert "complete not known: one rank's file of several" in text
+
+
+def test_a_checkpoint_that_describes_itself_has_the_same_table():
+    text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
+    assert "parameters in 2 slices x 2 replicas or 4 slices x 1 replica\n" in text
+    assert " net.w Float32 8 x 12 rows / 2, columns / 2 0-3, one each" in text
+
+
+# --------------------------------------------------------------------------------------- strategies
+
+
+def test_a_strategy_is_shown_with_its_stages_and_shards():
+    case = GOLDEN / "optshard_full_adamw"
+    text = screen(case / "src_strategy.ckpt")
+    assert "a strategy for 8 ranks; 36 tensors, 12 sharded parameters" in text
+    assert "1 stage, optimizer shard of 4 or 8 on all 36 tensors" in text
+    assert "device matrix (4, 2)" in text
+    assert " lm_head.weight rows / 2, shard / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
+    text = screen(case / "src_strategy.ckpt", "--all")
+    assert " lm_head.weight (4, 2) (0) - 4 0\n" in text
+
+
+@pytest.mark.parametrize(
+    "paths", [["strategy_0.ckpt", "strategy_4.ckpt"], ["."], ["merged.json"]], ids=str
+)
+def test_the_strategies_of_all_stages_are_shown_together(paths):
+    text = screen(*(PP2 / path for path in paths))
+    assert "a strategy for 8 ranks; 8 tensors, 2 sharded parameters" in text
+    assert "2 stages of 4 ranks" in text
+    document = json.loads(run_well("inspect", *(PP2 / path for path in paths), "--json").stdout)
+    assert (document["kind"], document["ranks"], document["stages"]) == ("strategy", 8, 2)
+    layouts = {one["name"]: one["layouts"] for one in document["tensors"]}
+    assert [layout["stage"] for layout in layouts["blocks.1.w"]] == [1]
+
+
+def test_a_strategy_of_one_stage_of_several_is_an_error():
+    result = run("inspect", PP2 / "strategy_4.ckpt")
+    assert result.exit_code == 4
+    assert "none of stage 0" in message(result)
+
+
+def test_the_patterns_of_a_hand_written_strategy_are_shown(tmp_path):
+    path = tmp_path / "hand.yaml"
+    path.write_text(
+        "ckpttool_strategy: 1\nranks: 8\nparameters:\n"
+        '  "layers.*.weight": {axis: 0, parts: 4}\notherwise: replicated\n'
+    )
+    text = screen(path)
+    assert "a strategy for 8 ranks; 1 pattern, all other parameters replicated" in text
+    assert " layers.*.weight axis 0 / 4 0,1 | 2,3 | 4,5 | 6,7" in text
+    document = json.loads(run_well("inspect", path, "--json").stdout)
+    (rule,) = document["rules"]
+    assert (rule["pattern"], document["replicates_rest"]) == ("layers.*.weight", True)
+
+
+def test_several_checkpoints_are_not_shown_together():
+    result = run("inspect", CASE / "src", LLAMA / "src")
+    assert result.exit_code == 2
+    assert "only strategy files are shown together" in message(result)
+
+
+# ---------------------------------------------------------------------------------------- terminals
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch):
+    """A function: the lines of a checkpoint's screen on a terminal of so many columns."""
+
+    def lines(width, case, **more):
+        size = os.terminal_size((width, 24))
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: size)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        catalog = ckpttool.scan(str(case / "src"))
+        strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
+        found = examine(catalog, strategy)
+        overview.print_checkpoint(catalog, found, **{"show_all": False, "show_ranks": False} | more)
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("case", [CASE, LLAMA], ids=lambda case: case.name)
+def test_no_line_is_wider_than_the_terminal_unless_one_word_is(terminal, case, width):
+    for line in terminal(width, case):
+        assert len(line) <= max(width, 14 + max(map(len, line.split()), default=0))
+
+
+def test_a_row_is_one_line_at_80_columns(terminal):
+    lines = terminal(80, LLAMA)
+    row = "  model.layers.{0,1}.feed_forward.w{1,3}.weight   32 x 16      rows / 2"
+    assert row in lines
+    assert "  rows / 2; columns / 2: on 0,2 | 1,3 or 4,6 | 5,7" in lines
+    lines = terminal(140, LLAMA)
+    assert f"{row}      0,2 | 1,3; 1 more stage" in lines
+
+
+@pytest.mark.parametrize(
+    ("owners", "text"),
+    [
+        ([range(8)], "0-7"),
+        ([[0, 4], [1, 5]], "0,4 | 1,5"),
+        ([[rank] for rank in range(4096)], "0-4095, one each"),
+        ([[rank] for rank in (0, 2, 1, 3)], "0 | 2 | 1 | 3"),
+        ([range(0, 4096, 2), range(1, 4096, 2)], "2 slices x 2048 ranks"),
+        ([range(0, 512, 2)], "256 ranks"),
+        ([range(40), range(40, 79), [80, 82, 84, 86, 88, 90, 92]], "3 slices x 7-40 ranks"),
+    ],
+    ids=str,
+)
+def test_the_ranks_of_each_slice_stay_short(owners, text):
+    assert overview.groups_text(owners) == text
+
+
+@pytest.mark.parametrize(
+    ("counts", "shard", "owners", "text"),
+    [
+        ((2, 1), 1, 2, "rows / 2"),
+        ((8, 2), 4, 16, "rows / 2, columns / 2, shard / 4"),
+        ((4,), 4, 4, "shard / 4"),
+        ((1, 3, 1), 1, 3, "axis 1 / 3"),
+        (None, 1, 5, "5 boxes"),
+        ((1, 1), 1, 1, "no"),
+    ],
+)
+def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
+    ranks = tuple((rank,) for rank in range(owners))
+    placement = Placement("layout", counts, shard, ranks)
+    assert overview.sharded_text(placement) == text
+
+
+def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):
+    bad = "evil\x1b[31m.weight"
+    write_ranks(tmp_path / "src", {r: {bad: noise("w", "Float32", (4,))} for r in (0, 1)}, "ckpt")
+    text = screen(tmp_path / "src")
+    assert "\x1b" not in text
+    assert r"evil\x1b[31m.weight" in text
