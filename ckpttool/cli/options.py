@@ -609,12 +609,13 @@ report_options = OptionGroup(
         ),
         "color": option(
             "--color",
+            metavar="WHEN",
             type=click.Choice(["auto", "always", "never"]),
             default="auto",
             show_default=True,
             is_eager=True,
             callback=_set_color,
-            help="Whether to colour; auto: on a terminal without NO_COLOR.",
+            help="Use colours: auto, always or never.",
         ),
         "debug": option(
             "--debug",
