@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import sys
 
 import pytest
 
 import ckpttool
-from ckpttool.cli import overview
+from ckpttool.cli import overview, tables
 from ckpttool.verification.describe import examine
 from ckpttool.verification.summary import Placement
 from tests.support.checkpoints import noise, write_ranks
@@ -291,9 +289,8 @@ def terminal(capsys, monkeypatch):
     """A function: the lines of a checkpoint's screen on a terminal of so many columns."""
 
     def lines(width, case, **more):
-        size = os.terminal_size((width, 24))
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: size)
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        for module in (overview, tables):
+            monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
         found = examine(catalog, strategy)
