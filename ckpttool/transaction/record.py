@@ -207,7 +207,7 @@ class Transaction:
             try:
                 finish_set(record, outputs.provenance, outputs.documents, entries.values(), stamps)
             except OSError as error:
-                self.writing = (error.filename or self.writing).removesuffix(PARTIAL)
+                self.writing = str(error.filename or self.writing).removesuffix(PARTIAL)
                 raise
         self._claim.release()
         if outputs.part is None:

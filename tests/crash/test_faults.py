@@ -65,7 +65,8 @@ def break_call(monkeypatch):
             if name in path:
                 calls.append(path)
                 if len(calls) > after:
-                    raise OSError(number, os.strerror(number))
+                    named = () if isinstance(fd, int) else (fd,)
+                    raise OSError(number, os.strerror(number), *named)
             return real(fd, *arguments)
 
         monkeypatch.setattr(os, call, fake)
@@ -395,10 +396,11 @@ def test_a_document_of_the_record_that_cannot_be_written_ends_the_run(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("call", ["fsync", "open"])
 def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
-    tmp_path, monkeypatch, break_call
+    tmp_path, monkeypatch, break_call, call
 ):
-    break_call("fsync", errno.ENOSPC, f"{MANIFEST}.partial")
+    break_call(call, errno.ENOSPC, f"{MANIFEST}.partial")
     expected = f"{MANIFEST}: not written: No space left on device"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
 

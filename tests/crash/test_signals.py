@@ -238,7 +238,9 @@ def test_a_second_signal_leaves_nothing_half_written(
     result = run(*ordered_words(tmp_path)[:-2], "--engine", engine)
     assert result.exit_code == code
     assert "; nothing was left half-written; " in message(result)
-    assert files_below(tmp_path) == []
+    if engine == "inline":  # a thread may complete an output before the signal is noticed
+        assert files_below(tmp_path) == []
+    assert not list(tmp_path.rglob(f"*{files.PARTIAL}"))
 
 
 @pytest.mark.crash
