@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from ckpttool.transaction.states import (
 )
 
 BEGINS = "it begins or ends, or finalizes parts"
+ALONE = "see to it that no other run writes there before this one ends"
 
 
 class Claim:
@@ -71,13 +72,15 @@ class Claim:
         self._assignment = assignment
         self._outputs = outputs = assignment.outputs
         self._record = record = outputs.record
-        self._has_locks = True
         self._log_lock: FileLock | None = None
         self._plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
-            self._has_locks = lock.works
+        except HeldError as error:
+            raise PlanError([busy_problem(record, BEGINS)]) from error
+        self._has_locks = lock.works
+        try:
             try:
                 self._settle_plan(look(record))
                 self._log_lock = FileLock(record.log(outputs.part))
@@ -92,14 +95,17 @@ class Claim:
             raise
 
     def _settle_plan(self, destination: Destination) -> None:
-        """Refuse to begin where another run writes, or has written since preflight; else plan.
+        """Write the plan, unless another run writes there, or has written since preflight.
 
-        The record is locked meanwhile, if the file system has locks.
+        The caller has locked the record, if the file system has locks.
         """
         assignment, outputs, record = self._assignment, self._outputs, self._record
         problems = list(busy_problems(outputs, destination, assignment.overwrites))
         if not self._has_locks:
-            problems += self._check_without_locks()
+            self.notes = (self._no_locks("so only the plan there keeps others away", ALONE),)
+            if outputs.part is not None:
+                hint = "write all in one run, or elsewhere"
+                problems.append(self._no_locks("which runs with --part need", hint))
         problems = problems or list(destination_changes(outputs, assignment.seen))
         if problems:
             raise PlanError(problems)
@@ -124,16 +130,9 @@ class Claim:
                 if Path(error.path) in record.logs():
                     Path(error.path).unlink(missing_ok=True)
 
-    def _check_without_locks(self) -> Iterator[Diagnostic]:
-        """Yield why a part may not begin there; a whole run is only warned."""
-        home = self._record.home
-        text = f"{home}: this file system has no locks, "
-        if self._outputs.part is not None:
-            hint = "write all in one run, or elsewhere"
-            yield Diagnostic("no_locks", f"{text}which runs with --part need", hint)
-        hint = "see to it that no other run writes there before this one ends"
-        text += "so only the plan there keeps others away"
-        self.notes = (Diagnostic("no_locks", text, hint),)
+    def _no_locks(self, text: str, hint: str) -> Diagnostic:
+        text = f"{self._record.home}: this file system has no locks, {text}"
+        return Diagnostic("no_locks", text, hint)
 
     def _write_without_locks(
         self, found: RecordedPlan | None, text: Iterable[str], left: Collection[str]
@@ -257,7 +256,7 @@ def remove_leftovers(record: Record) -> None:
 def remove_half_written(record: Record, names: Iterable[str]) -> None:
     """Remove temporary files that runs left, by the names of their files; some may stay."""
     for name in names:
-        with suppress(OSError):  # it is in the way of nobody, or reported when it is
+        with suppress(OSError):  # the run that writes this output reports what is in its way
             remove_stale(record.folder, name + PARTIAL)
 
 

@@ -361,8 +361,8 @@ def find_writers(
 ) -> Mapping[Path, str]:
     """Return who is writing, by the log that each has locked; empty if nobody is.
 
-    On a file system without locks, whoever began the plan counts as writing, unless that was a
-    process of this host that has ended, or all logs say that their part is done.
+    Without locks, the process that began the plan counts as writing.  It does not if it ran on this
+    host and has ended, or if all logs say that their part is done.
     """
     if is_held(record.lock) is None:
         is_done = bool(logs) and all(log.is_done for log in logs)
