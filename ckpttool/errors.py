@@ -317,6 +317,18 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     return error
 
 
+def as_sentence(*clauses: str) -> str:
+    """Return the clauses that are not empty as one sentence.
+
+    Examples
+    --------
+    >>> as_sentence("the disk is full", "", "2 outputs are complete")
+    'The disk is full; 2 outputs are complete.'
+    """
+    text = "; ".join(clause.removesuffix(".") for clause in clauses if clause)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
 def describe_os_error(error: OSError) -> str:
     """Return the system's message of an error, with its meaning for the user where that helps.
 

@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from ckpttool.cli import options
+from ckpttool.cli.params import Choice
 from ckpttool.cli.tables import echo
 
 SHELLS = ("bash", "zsh", "fish")
@@ -20,7 +21,7 @@ SHELLS = ("bash", "zsh", "fish")
     `ckpttool help completion` says where to put it.
     """,
 )
-@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="SHELL", type=Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the completion script of a shell."""
     found = get_completion_class(shell)

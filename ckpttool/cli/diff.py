@@ -10,7 +10,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
-from ckpttool.cli.params import Number
+from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
 from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
@@ -39,8 +39,8 @@ sides = options.OptionGroup(
     options.SOURCE,
     _build_sides,
     {
-        "a": options.argument(),
-        "b": options.argument(),
+        "a": options.argument("a folder of rank folders, or a merged checkpoint"),
+        "b": options.argument("a folder of rank folders, or a merged checkpoint"),
         "strategy": options.strategy("-s", "--src-strategy", of="A and B", aliases=("--strategy",)),
         "b_strategy": options.strategy("--b-strategy", of="B", heading=options.STRATEGY),
         "step": options.source_options.parameters["step"],
@@ -49,7 +49,10 @@ sides = options.OptionGroup(
         ),
         "pattern": options.source_options.parameters["pattern"],
         "b_pattern": options.option(
-            "--b-pattern", metavar="PATTERN", help="Pattern of B, if it is not that of A."
+            "--b-pattern",
+            type=Pattern(),
+            metavar="PATTERN",
+            help="Pattern of B, if it is not that of A.",
         ),
         "key": options.source_options.parameters["key"],
     },
@@ -75,7 +78,7 @@ sides = options.OptionGroup(
     ),
     unlisted=options.option(
         "--unlisted",
-        type=click.Choice(["rank", "first", "drop"]),
+        type=Choice(["rank", "first", "drop"]),
         metavar="HOW",
         default="rank",
         show_default=True,

@@ -8,6 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, options, tables
+from ckpttool.cli.params import Existing
 from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import count, format_bytes
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     and the indexes.  DIR is the folder of the outputs, or the one output file.
     """,
 )
-@click.argument("folder", metavar="DIR", type=options.EXISTING)
+@click.argument(
+    "folder", metavar="DIR", type=Existing("the folder of the outputs, or the one output file")
+)
 @options.report_options()
 def finalize(folder: str, report: ReportOptions) -> None:
     """Mark the outputs of several runs with --part complete."""

@@ -17,6 +17,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options
+from ckpttool.cli.params import UsageProblem, nearest
 from ckpttool.cli.tables import echo
 from ckpttool.formats.local import is_folder, list_folder, read_file
 
@@ -103,11 +104,8 @@ def help(name: str | None) -> None:
     if name is None:
         print_topics()
     elif not print_all_about(name.lower(), group):
-        from difflib import get_close_matches
-
-        near = get_close_matches(name.lower(), names_of(group), 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`ckpttool help` lists the topics."
-        raise click.UsageError(f"No page about {name!r}; {hint}")
+        near = nearest(name.lower(), names_of(group))
+        raise UsageProblem(f"no page about {name!r}", f"ckpttool help {near}".rstrip())
 
 
 def print_topics() -> None:

@@ -65,7 +65,8 @@ def inspect(
             tables.print_notes(named.notes, severities("inspect"), report.quiet)
         return
     if more:
-        raise click.UsageError("Several paths: only strategy files are shown together.")
+        wanted, context = "one checkpoint, or strategy files", click.get_current_context()
+        raise options.too_many_paths(wanted, [source.path, *more], context)
     foreign = describe.describe_foreign(source.path)
     if foreign is not None:
         (tables.print_json if report.as_json else overview.print_foreign)(foreign)

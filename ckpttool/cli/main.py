@@ -21,6 +21,7 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     UnreadableError,
+    as_sentence,
     describe_os_error,
     notes_of,
 )
@@ -69,11 +70,11 @@ class CommandGroup(click.Group):
         """Return the requested command; if the name is unknown, fail with a suggestion."""
         known = {*COMMANDS, *ALIASES}
         if args[0] not in known and not args[0].startswith("-"):
-            from difflib import get_close_matches
+            from ckpttool.cli.params import UsageProblem, nearest
 
-            near = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}; {hint}")
+            near = nearest(args[0], COMMANDS)
+            hint = f"{ctx.command_path} {near} ..." if near else ""
+            raise UsageProblem(f"ckpttool has no command {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -178,7 +179,8 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case click.ClickException():
             return (_diagnose_usage(error),), error.exit_code
         case Terminated():
-            return (Diagnostic("stopped", str(error)),), error.exit_code
+            problem = Diagnostic("stopped", str(error), error.hint, facts=error.facts)
+            return (problem,), error.exit_code
         case CkptToolError():
             problems, exit_code = diagnose(error), error.exit_code
         case OSError(filename=path):
@@ -186,28 +188,40 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
             problems = (Diagnostic("unreadable", text, where=path, path=path or None),)
             exit_code = UnreadableError.exit_code
         case _:
-            text = f"internal error: {type(error).__name__}: {error}"
-            hint = "this is a mistake in ckpttool: please report it, with what --debug prints"
-            problems, exit_code = (Diagnostic("internal", text, hint),), INTERNAL
+            text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
+            hint = "the same command with --debug, and report what it prints"
+            problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
         *first, last = problems
-        problems = (*first, replace(last, message="; ".join((last.message, *notes))))
+        problems = (*first, replace(last, facts=as_sentence(last.facts, *notes)))
     return problems, exit_code
 
 
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
-    """Return the problem of a wrong command line, with the option that it is about."""
+    """Return the problem of a wrong command line, with what to type."""
+    from ckpttool.cli.params import Existing, UsageProblem
     from ckpttool.model.diagnostics import Diagnostic
 
     context = error.ctx if isinstance(error, click.UsageError) else None
-    usage = f"{context.command_path} --help" if context else ""
-    message, where = error.format_message(), ""
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        message = f"{_names_of(error.param)} is missing"
-    elif isinstance(error, click.BadParameter):
-        message = error.message
-        where = _names_of(error.param) if error.param is not None else ""
-    return Diagnostic("usage", message, getattr(error, "hint", "") or usage, where=where)
+    name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
+    message, hint, facts, where = error.format_message(), f"{path} --help", "", ""
+    match error:
+        case UsageProblem():
+            message, hint, facts = error.message, error.hint or hint, error.facts
+            where = _names_of(error.param) if error.param is not None else ""
+        case click.MissingParameter(param=click.Option() as option):
+            message = f"{name} needs {option.opts[0]} {option.metavar}"
+            facts = option.help or ""
+        case click.MissingParameter(param=click.Argument() as argument):
+            word = argument.human_readable_name
+            message = f"{name} needs {word}"
+            if isinstance(argument.type, Existing):
+                facts = f"{word} is {argument.type.what}."
+        case click.NoSuchOption(option_name=flag):
+            message = f"{name} has no {flag}"
+    if isinstance(error, click.MissingParameter) and context is not None:
+        hint = getattr(context.command, "example", hint)
+    return Diagnostic("usage", message, hint, facts=facts, where=where)
 
 
 def _names_of(param: click.Parameter) -> str:
@@ -242,10 +256,7 @@ def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
     Inspect, merge, split, reshard, verify and compare MindSpore distributed checkpoints, on any
     machine, in a fixed amount of memory.  Reads and writes .ckpt, .safetensors and HDF5.
 
-    Exit codes: 0 done, 1 verify or diff found something, 2 bad command line, 3 a file that cannot
-    be read, 4 an invalid strategy, 5 it cannot be done as asked, 6 writing failed, 7 what was
-    written is not what it should be, 8 an engine, library or worker is missing, 70 a mistake in
-    ckpttool, 130 Ctrl-C, 141 the reader of the output has gone.
+    `ckpttool help exit-codes` lists the exit codes.
     """,
     epilog="""\b
     ckpttool COMMAND --help   the options of a command

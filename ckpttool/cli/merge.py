@@ -9,7 +9,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, workflow
-from ckpttool.cli.params import PathName
+from ckpttool.cli.params import OutputPath
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-d", "--dst-strategy"),
-        "it writes full tensors and has no target.  Use reshard.",
+        (
+            "merge writes full tensors, which have no target.",
+            "ckpttool reshard SRC -s STRATEGY -d TARGET -o DIR",
+        ),
     ),
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     "path",
     "-o",
     "--output",
-    type=PathName(),
+    type=OutputPath("merged.h5"),
     required=True,
     metavar="OUT",
     help="Output file; with --max-shard-size a folder.",

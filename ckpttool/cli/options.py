@@ -15,22 +15,30 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttool.cli.params import (
+    Choice,
+    EngineName,
     Existing,
-    OutputFolder,
+    OutputPath,
     PartOf,
+    Pattern,
     RankList,
     Size,
     StrategyFile,
     StrategyName,
+    UsageProblem,
     WholeNumber,
+    nearest,
 )
 from ckpttool.errors import PlanError
-from ckpttool.formats.local import why_not_a_path
+from ckpttool.formats.local import url_problem
+from ckpttool.model.diagnostics import diagnose
+from ckpttool.model.wording import shorten
 from ckpttool.secret import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:
@@ -75,8 +83,8 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     """Read the key from a file; no message repeats the argument, which may be the key itself."""
     if value is None:
         return None
-    if why_not_a_path(value) is not None:
-        raise click.BadParameter("a URL, not a path: copy the file to this host", ctx, param)
+    if (problem := url_problem(value)) is not None:
+        raise UsageProblem(*problem)
     forbid_core_dumps()
     try:
         with click.open_file(value, "rb") as file:
@@ -84,14 +92,14 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
             if data is None:  # the read would block
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
-        reason = f"it cannot be read ({error.strerror}); it names a file that holds the key"
-        raise click.BadParameter(reason, ctx, param) from None
+        facts = "The option names a file that holds the key."
+        raise UsageProblem(f"cannot be read ({error.strerror})", facts=facts) from None
     is_small = len(data) <= MAX_KEY_FILE_BYTES
     key = parse_key_file(data) if is_small else None
     if key is None:
         size = f"{len(data)} bytes" if is_small else "too many bytes"
-        reason = f"the file holds {size}; keys have 16, 24 or 32, or are spelled hex:00ff..."
-        raise click.BadParameter(reason, ctx, param)
+        facts = "A key has 16, 24 or 32 bytes, or is written as hex:00ff..."
+        raise UsageProblem(f"the file holds {size}, which is not a key", facts=facts)
     return key
 
 
@@ -113,8 +121,8 @@ EVERYDAY = (
     *("--overwrite", "--resume", "-j", "--json", "-h"),
 )
 
-FORMAT_CHOICE = click.Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
-EXISTING = Existing()
+FORMAT_CHOICE = Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
+EXISTING = Existing("a file or folder")
 
 
 class GroupedOption(click.Option):
@@ -146,12 +154,20 @@ class GroupedOption(click.Option):
 class GroupedCommand(click.Command):
     """A command whose ``--help`` lists its options under headings, the everyday ones first.
 
-    ``misplaced`` says what to use in the place of options that other commands have.
+    ``misplaced`` has the facts and the hint for options that other commands have.
     """
 
-    def __init__(self, *args: Any, misplaced: Mapping[str, str] | None = None, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, misplaced: Mapping[str, tuple[str, str]] | None = None, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self.misplaced = misplaced or {}
+
+    @property
+    def example(self) -> str:
+        """The command line with which the help begins, on one line."""
+        first = (self.help or "").removeprefix("\b\n").partition("\n\n")[0]
+        return " ".join(first.replace("\\\n", " ").split())
 
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
@@ -185,30 +201,42 @@ class GroupedCommand(click.Command):
         try:
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if (reason := self._explain_unknown(error.option_name, ctx)) is None:
-                raise
-            raise click.UsageError(
-                f"{self.name} has no {error.option_name}: {reason}", ctx
-            ) from error
+            facts, hint = self._explain_unknown(error, ctx)
+            message = f"{self.name} has no {error.option_name}"
+            raise UsageProblem(message, hint, facts, ctx=ctx) from error
+        except click.BadOptionUsage as error:
+            flag = error.option_name
+            found = next(one for one in self.get_params(ctx) if flag in one.opts)
+            if not getattr(found, "is_flag", False):
+                raise click.MissingParameter(ctx=ctx, param=found) from error
+            raise UsageProblem(f"{flag} takes no value", ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
-            from ckpttool.model.wording import count, shorten
-
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
+            paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = " and ".join(one.human_readable_name for one in wanted)
-            ctx.fail(
-                f"{count(len(extra), 'path')} too many: {shorten(extra, 3)}.  {self.name} takes "
-                f"{names}: name a folder, not the files in it."
-            )
+            raise too_many_paths(names, paths, ctx)
         return extra
 
-    def _explain_unknown(self, flag: str, ctx: click.Context) -> str | None:
-        """Return what to use in the place of an option, or which commands have it, or None."""
-        group = ctx.parent.command if ctx.parent is not None else None
-        if flag in self.misplaced or ctx.parent is None or not isinstance(group, click.Group):
-            return self.misplaced.get(flag)
-        found = ((name, group.get_command(ctx.parent, name)) for name in group.list_commands(ctx))
+    def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
+        """Return the facts and the hint about an option of other commands, or a misspelt one."""
+        flag, group = error.option_name, ctx.find_root().command
+        if flag in self.misplaced or not isinstance(group, click.Group):
+            return self.misplaced.get(flag, ("", ""))
+        found = ((name, group.get_command(ctx, name)) for name in group.list_commands(ctx))
         having = [name for name, one in found if one and any(flag in p.opts for p in one.params)]
-        return f"it is an option of {', '.join(having)}." if having else None
+        if not having:
+            return "", nearest(flag, error.possibilities or ())
+        hint = f"ckpttool {having[0]} ..." if len(having) == 1 else ""
+        return f"It is an option of {', '.join(having)}.", hint
+
+
+def too_many_paths(wanted: str, paths: Sequence[str], ctx: click.Context) -> UsageProblem:
+    """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
+    first, *others = (Path(path).parents for path in paths)
+    common = next((folder for folder in first if all(folder in one for one in others)), Path())
+    hint = f"{ctx.command_path} {quote(str(common))} ..." if common.name else ""
+    message = f"{ctx.info_name} takes {wanted}, found {len(paths)} paths"
+    return UsageProblem(message, hint, shorten(paths, 3), ctx=ctx)
 
 
 def option(*flags: str, **settings: Any) -> Parameter:
@@ -226,9 +254,9 @@ def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decor
     return option(*flags, **settings)(name, heading)
 
 
-def argument() -> Parameter:
-    """Return a positional argument for a group: a path that exists."""
-    return lambda name, heading: click.argument(name, type=EXISTING)
+def argument(what: str) -> Parameter:
+    """Return a positional argument for a group: the path of ``what``, which exists."""
+    return lambda name, heading: click.argument(name, type=Existing(what))
 
 
 @dataclass(frozen=True)
@@ -322,15 +350,9 @@ def make_side(
     key: Secret | None,
     strategy_files: tuple[str, ...] = (),
 ) -> Side:
-    """Return a side; refuse a pattern without ``{rank}``."""
+    """Return a side."""
     from ckpttool.discovery.scan import SourceOptions
 
-    if pattern is not None and (reason := why_not_a_path(pattern)) is not None:
-        raise click.UsageError(f"--pattern {pattern!r} is {reason}.")
-    if pattern is not None and "{rank}" not in pattern:
-        raise click.UsageError(
-            "--pattern does not say where {rank} is in the path, such as 'node{rank}/*.ckpt'."
-        )
     return Side(path, strategy_files, SourceOptions(pattern, step, key))
 
 
@@ -356,15 +378,11 @@ def _build_run(
     """Return the engine from -j or --engine, and its limit of memory."""
     from ckpttool.execution.executors import RunOptions
 
-    try:
-        chosen = RunOptions(engine or "threads", max_memory_bytes)
-        if jobs is not None:
-            chosen = RunOptions(f"threads:{jobs}", max_memory_bytes)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="'--engine'") from error
-    if jobs is not None and engine not in (None, "threads", chosen.engine):
-        raise click.UsageError(f"-j {jobs} is short for --engine threads:{jobs}, not {engine}.")
-    return {"run": chosen}
+    of_jobs = None if jobs is None else f"threads:{jobs}"
+    if of_jobs is not None and engine not in (None, "threads", of_jobs):
+        facts = f"-j {jobs} is short for --engine {of_jobs}; found --engine {engine}."
+        raise UsageProblem("-j and --engine contradict each other", "only one of the two", facts)
+    return {"run": RunOptions(of_jobs or engine or "threads", max_memory_bytes)}
 
 
 def _build_report(color: None, **values: Any) -> Mapping[str, object]:
@@ -384,7 +402,7 @@ def _set_color(ctx: click.Context, param: click.Parameter, value: str) -> None:
 
 def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if "/" in value or "\0" in value:
-        raise click.BadParameter("it begins a file name, so no / can be in it")
+        raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
     return value
 
 
@@ -404,7 +422,7 @@ source_options = OptionGroup(
     SOURCE,
     _build_source,
     {
-        "src": argument(),
+        "src": argument("a folder of rank folders, or a merged checkpoint"),
         "strategy_files": strategy("-s", "--src-strategy", of="SRC", aliases=("--strategy",)),
         "step": option(
             "--step",
@@ -413,6 +431,7 @@ source_options = OptionGroup(
         ),
         "pattern": option(
             "--pattern",
+            type=Pattern(),
             metavar="PATTERN",
             help="Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.",
         ),
@@ -436,7 +455,7 @@ resolve_options = OptionGroup(
         ),
         "unlisted": option(
             "--unlisted",
-            type=click.Choice(["rank", "first", "drop"]),
+            type=Choice(["rank", "first", "drop"]),
             metavar="HOW",
             help="Unlisted parameters that differ between ranks: rank, first or drop.  "
             "[default: an error]",
@@ -503,7 +522,7 @@ output_options = OptionGroup(
         ),
         "not_in_target": option(
             "--not-in-target",
-            type=click.Choice(["follow", "full", "drop"]),
+            type=Choice(["follow", "full", "drop"]),
             metavar="HOW",
             default="follow",
             show_default=True,
@@ -557,7 +576,7 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
         "folder",
         "-o",
         "--output",
-        type=OutputFolder(),
+        type=OutputPath("new/"),
         required=True,
         metavar="DIR",
         help="Folder for rank_0/, rank_1/, ...",
@@ -574,12 +593,13 @@ run_options = OptionGroup(
         "jobs": option(
             "-j",
             "--jobs",
-            type=WholeNumber(min=1),
+            type=WholeNumber(min=1, max=999_999),
             metavar="N",
             help="Number of threads: short for --engine threads:N.",
         ),
         "engine": option(
             "--engine",
+            type=EngineName(),
             metavar="ENGINE",
             help="threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
         ),
@@ -610,7 +630,7 @@ report_options = OptionGroup(
         "color": option(
             "--color",
             metavar="WHEN",
-            type=click.Choice(["auto", "always", "never"]),
+            type=Choice(["auto", "always", "never"]),
             default="auto",
             show_default=True,
             is_eager=True,
@@ -631,7 +651,8 @@ report_options = OptionGroup(
 def refuse_two_strategies(source: Side, resolve: ResolveOptions) -> None:
     """Refuse --replicated together with a strategy."""
     if resolve.replicated and source.strategy_files:
-        raise click.UsageError("--replicated and -s exclude each other.")
+        hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
+        raise UsageProblem("--replicated and -s exclude each other", hint)
 
 
 def absolute_for_cluster(path: str, run: RunOptions) -> str:
@@ -646,19 +667,17 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
     from ckpttool.planning import plans
 
-    if path == "-":
-        raise click.UsageError("Outputs do not go to standard output; name a file.")
     is_folder = output.max_shard_bytes is not None
     try:
         return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
-        raise click.UsageError(f"{error}.") from error
+        (problem,) = diagnose(error)
+        raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 
 def refuse_hdf5_checksum(output: OutputOptions) -> None:
     """Refuse --crc for HDF5, which cannot store a checksum."""
     if output.crc and output.format == "hdf5":
-        raise click.UsageError(
-            "HDF5 has no place for MindSpore's checksum: with --crc write --format ckpt or "
-            "safetensors, or verify the source by itself with inspect --crc."
-        )
+        facts = "--crc stores MindSpore's checksum in every output."
+        hint = "--format ckpt, or --format safetensors"
+        raise UsageProblem("HDF5 has no place for a checksum", hint, facts)

@@ -5,35 +5,91 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.model.wording import shorten
+
 if TYPE_CHECKING:
+    ChoiceType = click.Choice[str]
     NumberType = click.ParamType[float]
     PartType = click.ParamType[tuple[int, int]]
     RanksType = click.ParamType[tuple[int, ...]]
     SizeType = click.ParamType[int]
+    TextType = click.ParamType[str]
     WholeType = click.ParamType[int]
 else:  # generic from click 8.4 on only
-    NumberType = PartType = RanksType = SizeType = WholeType = click.ParamType
+    ChoiceType = click.Choice
+    NumberType = PartType = RanksType = SizeType = TextType = WholeType = click.ParamType
 
 
 class UsageProblem(click.BadParameter):
-    """A wrong command line, with what to use instead; about an option if its type raises it."""
+    """A wrong command line; about a parameter if its type or callback raises it.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    hint
+        What to type.
+    facts
+        What was expected and found.
+    instead
+        A right value of the parameter; the hint is then the parameter with this value.
+    ctx
+        The context of the command; types and callbacks leave it to click.
+    """
 
     def __init__(
         self,
         message: str,
         hint: str = "",
-        param: click.Parameter | None = None,
+        facts: str = "",
+        instead: str = "",
         ctx: click.Context | None = None,
     ) -> None:
-        super().__init__(message, ctx, param)
-        self.hint = hint
+        super().__init__(message, ctx)
+        self.facts = facts
+        self.instead = instead
+        self._hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to type: an option with its value, or the beginning of a command."""
+        if not self.instead or self.param is None or self.ctx is None:
+            return self._hint
+        value = shlex.quote(self.instead)
+        if isinstance(self.param, click.Option):
+            return f"{self.param.opts[0]} {value}"
+        arguments = [one for one in self.ctx.command.params if one.param_type_name == "argument"]
+        before = [one.human_readable_name for one in arguments[: arguments.index(self.param)]]
+        return " ".join((self.ctx.command_path, *before, value, "..."))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name that was perhaps meant, or an empty text."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, names, 1)), "")
+
+
+class Choice(ChoiceType):
+    """One of a few words on the command line."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word."""
+        if value not in self.choices:
+            names = shorten(self.choices, 3)
+            raise UsageProblem(
+                f"{value!r} is not one of {names}", instead=nearest(value, self.choices)
+            )
+        return str(value)
 
 
 class PathName(click.Path):
@@ -48,46 +104,81 @@ class PathName(click.Path):
         value: str | os.PathLike[str],
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
+    ) -> str:
         """Return the path."""
-        from ckpttool.formats.local import why_not_a_path
-
         name = str(value)
         if not name:
-            self.fail("the path is empty; is a variable unset?", param, ctx)
-        if (reason := why_not_a_path(name)) is not None:
-            self.fail(f"{name!r} is {reason}", param, ctx)
+            raise UsageProblem("the path is empty", facts="A variable of the shell may be unset.")
+        refuse_url(name)
         if isinstance(param, click.Option) and name.startswith("-") and name != "-":
-            text = (
-                f"{name!r} looks like an option; is a variable unset?  Write a file of this name as"
-            )
-            self.fail(f"{text} './{name}'", param, ctx)
-        path = super().convert(value, param, ctx)
-        if (problem := self.find_problem(name)) is not None:
-            self.fail(problem, param, ctx)
-        return path
+            facts = "It stands in the place of a path: a variable of the shell may be unset."
+            raise UsageProblem(f"{name!r} looks like an option", facts=facts, instead=f"./{name}")
+        self.check(name)
+        return name
 
-    def find_problem(self, name: str) -> str | None:
-        """Return why this type refuses a path, or None."""
-        return None
+    def check(self, name: str) -> None:
+        """Raise `UsageProblem` if this type refuses a path."""
 
 
-class OutputFolder(PathName):
-    """An output folder on the command line."""
+def refuse_url(text: str) -> None:
+    """Raise `UsageProblem` if a text is a URL."""
+    from ckpttool.formats.local import url_problem
 
-    def find_problem(self, name: str) -> str | None:
+    if (problem := url_problem(text)) is not None:
+        what, hint = problem
+        raise UsageProblem(f"{text!r} is {what}", hint)
+
+
+class OutputPath(PathName):
+    """An output on the command line, which is not ``-``.
+
+    Parameters
+    ----------
+    example
+        Name of an output.
+    """
+
+    def __init__(self, example: str) -> None:
+        super().__init__()
+        self.example = example
+
+    def check(self, name: str) -> None:
         """Refuse ``-``."""
-        text = "outputs do not go to standard output; name a folder (one of this name is './-')"
-        return text if name == "-" else None
+        if name == "-":
+            raise UsageProblem("outputs do not go to standard output", instead=self.example)
+
+
+class StrategyName(OutputPath):
+    """An output strategy file on the command line."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__("new_strategy.ckpt")
+
+    def check(self, name: str) -> None:
+        """Refuse the suffix of another form of strategy file, too."""
+        from ckpttool.strategy_files.writer import name_problem
+
+        super().check(name)
+        if (problem := name_problem(name)) is not None:
+            raise UsageProblem(problem, instead=str(Path(name).with_suffix(".ckpt")))
 
 
 class Existing(PathName):
-    """A path to a file or folder that exists, on the command line."""
+    """A path to a file or folder that exists, on the command line.
 
-    def __init__(self) -> None:
-        super().__init__(readable=False)
+    Parameters
+    ----------
+    what
+        What the file or folder is.
+    """
 
-    def find_problem(self, name: str) -> str | None:
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def check(self, name: str) -> None:
         """Refuse a path that does not exist; raise the system's error if it cannot be reached."""
         from ckpttool.formats.local import ABSENT, stat_file
 
@@ -96,38 +187,79 @@ class Existing(PathName):
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
-            return f"Path {name!r} {_explain_absence(Path(name))}"
-        return None
+            raise _explain_absence(Path(name)) from error
 
 
 class StrategyFile(Existing):
     """A strategy file, or a folder of them, on the command line."""
 
-    def find_problem(self, name: str) -> str | None:
+    def __init__(self) -> None:
+        super().__init__("a strategy file")
+
+    def check(self, name: str) -> None:
         """Refuse a path that does not exist; a number is perhaps a number of ranks."""
-        problem = super().find_problem(name)
-        if problem is not None and name.isdecimal():
-            return f"{name!r} is not a strategy file; `ckpttool help -d` shows one for {name} ranks"
-        return problem
+        try:
+            super().check(name)
+        except UsageProblem as problem:
+            if not name.isdecimal():
+                raise
+            message = f"{name!r} is a number, not a strategy file"
+            hint = f"`ckpttool help -d` shows a strategy for {name} ranks"
+            raise UsageProblem(message, hint) from problem
 
 
-def _explain_absence(path: Path) -> str:
+def _explain_absence(path: Path) -> UsageProblem:
     """Return why a path does not exist: a dangling link, an unfinished run or a misspelt name."""
-    from difflib import get_close_matches
-
-    from ckpttool.formats.local import is_link, list_folder
+    from ckpttool.formats.local import is_folder, is_link, list_folder
     from ckpttool.transaction.states import find_unfinished_run
 
+    message = f"{str(path)!r} does not exist"
     with suppress(OSError):  # a folder that cannot be read explains nothing
         if is_link(path):
-            return f"is a link to {str(path.readlink())!r}, which leads nowhere."
+            message = f"{str(path)!r} is a link to {str(path.readlink())!r}, which does not exist"
+            return UsageProblem(message, f"ls -l {shlex.quote(str(path))}")
         for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
-            if unfinished := find_unfinished_run(output):
-                return f"does not exist: {unfinished.fact}"
-        names = [one.name for one in list_folder(path.parent)]
-        if near := get_close_matches(path.name, names, 1):
-            return f"does not exist; did you mean {str(path.parent / near[0])!r}?"
-    return "does not exist."
+            if run := find_unfinished_run(output):
+                return UsageProblem(message, run.hint, f"{run.fact}.")
+        if near := nearest(path.name, (one.name for one in list_folder(path.parent))):
+            return UsageProblem(message, instead=str(path.parent / near))
+    folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
+    return UsageProblem(message, f"ls {shlex.quote(str(folder))}")
+
+
+class Pattern(TextType):
+    """A pattern for the paths of rank files on the command line."""
+
+    name = "pattern"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the pattern; refuse one without ``{rank}``."""
+        refuse_url(value)
+        if "{rank}" not in value:
+            raise UsageProblem(
+                f"{value!r} does not have {{rank}} in it", instead="node{rank}/*.ckpt"
+            )
+        return value
+
+
+class EngineName(TextType):
+    """The name of an engine on the command line."""
+
+    name = "engine"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
+
+        try:
+            split_engine_name(value)
+        except ValueError as error:
+            near = nearest(value.partition(":")[0], ENGINES)
+            facts = f"Engines: {describe_engines()}."
+            raise UsageProblem(
+                f"{value!r} is not an engine", facts=facts, instead=ENGINES[near][1] if near else ""
+            ) from error
+        return value
 
 
 class Number(NumberType):
@@ -144,25 +276,28 @@ class Number(NumberType):
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            self.fail(f"{value!r} is not a finite number of at least 0; example: 1e-3", param, ctx)
+            raise UsageProblem(f"{value!r} is not a finite number of at least 0", instead="1e-3")
         return number
 
 
 class WholeNumber(WholeType):
-    """A whole number on the command line, not less than ``min``."""
+    """A whole number on the command line, from ``min`` to ``max``, if there is one."""
 
     name = "whole number"
 
-    def __init__(self, min: int) -> None:
+    def __init__(self, min: int, max: int | None = None) -> None:
         self.min = min
+        self.max = max
 
     def convert(
         self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return the number."""
         match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
-        if match is None or int(match[1]) < self.min:
-            self.fail(f"{str(value)!r} is not a whole number of at least {self.min}", param, ctx)
+        if match is None or not self.min <= int(match[1]) <= (self.max or math.inf):
+            limits = f"from {self.min} on" if self.max is None else f"from {self.min} to {self.max}"
+            message = f"{str(value)!r} is not a whole number {limits}"
+            raise UsageProblem(message, instead="4")
         return int(match[1])
 
 
@@ -179,8 +314,8 @@ class RankList(RanksType):
         for part in value.split(","):
             match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
             if match is None or int(match[2] or match[1]) < int(match[1]):
-                text = f"{part!r} is not a rank or a range of ranks; example: 0,3-7"
-                self.fail(text, param, ctx)
+                message = f"{part!r} is not a rank or a range of ranks"
+                raise UsageProblem(message, instead="0,3-7")
             ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
         return tuple(sorted(ranks))
 
@@ -197,8 +332,8 @@ class Size(SizeType):
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
         nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
         if not nbytes:
-            text = f"{value!r} is not a size; examples: 500MB (of 1000), 2GiB (of 1024)"
-            self.fail(text, param, ctx)
+            facts = "A size has a unit: 500MB (of 1000) or 2GiB (of 1024)."
+            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead="2GiB")
         return nbytes
 
 
@@ -213,19 +348,6 @@ class PartOf(PartType):
         """Return the number of the part, from 1 on, and the number of parts."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"{value!r} is not a part K/N with K from 1 to N; example: 2/8", param, ctx)
+            message = f"{value!r} is not a part K/N with K from 1 to N"
+            raise UsageProblem(message, instead="2/8")
         return int(match[1]), int(match[2])
-
-
-class StrategyName(PathName):
-    """An output strategy file on the command line."""
-
-    name = "file"
-
-    def find_problem(self, name: str) -> str | None:
-        """Refuse ``-``, and the suffix of another form of strategy file."""
-        from ckpttool.strategy_files.writer import name_problem
-
-        if name == "-":
-            return "a strategy does not go to standard output; name a file"
-        return name_problem(name)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from ckpttool.errors import add_note, notes_of
+from ckpttool.errors import add_note, as_sentence, notes_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -18,7 +18,7 @@ IMPORTLIB = "<frozen importlib._bootstrap>"
 WORKERS = "concurrent.futures.process"  # imported when a run may have worker processes
 WAIT_SECONDS = 0.01  # between two checks whether an import is complete
 AT_ONCE = 3  # signals of a user who does not want to wait; timeout(1) sends two in a row
-MAY_BE_LEFT = "half-written files may be left: the next run removes them"
+MAY_BE_LEFT = "half-written files may be left, which the next run removes"
 
 
 class Terminated(BaseException):
@@ -27,12 +27,17 @@ class Terminated(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.exit_code = 128 + number  # as in shells: 130 for Ctrl-C
-        self.remedy = ""
+        self.complete = ""  # how many outputs are complete
+        self.hint = ""
+
+    @property
+    def facts(self) -> str:
+        """What was left, and how many outputs are complete."""
+        left = "; ".join(notes_of(self)) or "nothing was left half-written"
+        return as_sentence(left, self.complete)
 
     def __str__(self) -> str:
-        name = signal.Signals(self.exit_code - 128).name
-        left = "; ".join(notes_of(self)) or "nothing was left half-written"
-        return f"ended by {name}; {left}{self.remedy}"
+        return f"ended by {signal.Signals(self.exit_code - 128).name}"
 
 
 class SignalGuard:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     cls=options.GroupedCommand,
     misplaced=dict.fromkeys(
         ("-s", "--src-strategy", "--strategy"),
-        "SRC is merged and needs no strategy.  Name the target's strategy with -d.",
+        (
+            "SRC is merged and has no strategy; -d names the strategy of the target.",
+            "-d STRATEGY",
+        ),
     ),
     help="""\b
     ckpttool split merged.h5 -d strategy.ckpt -o sliced/ --format ckpt

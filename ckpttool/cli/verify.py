@@ -8,6 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
+from ckpttool.cli.params import Choice
 from ckpttool.cli.progress import open_progress
 from ckpttool.model.diagnostics import severities
 
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
     "ignore",
     "--ignore",
     multiple=True,
-    type=click.Choice(
-        [code for code, severity in severities("verify").items() if severity == "warning"]
-    ),
+    type=Choice([code for code, severity in severities("verify").items() if severity == "warning"]),
     metavar="CODE",
     help="Report warnings of this code as notes; repeat it for several codes.",
 )

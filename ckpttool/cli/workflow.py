@@ -165,7 +165,9 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
                     check=guard.check,
                 )
             except Terminated as stopped:
-                stopped.remedy = _remedy(assignment.count_complete(), len(assignment.ranks))
+                done, outputs = assignment.count_complete(), len(assignment.ranks)
+                stopped.complete = f"{done} of {count(outputs, 'output')} complete"
+                stopped.hint = "the same command with --resume" if done else "the same command"
                 raise
     seconds = time.perf_counter() - started
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))
@@ -177,7 +179,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
 
 
 FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
-KIND_WORDS = {"followed": "cut like their parameters", "full": "in full", "dropped": "left out"}
+KIND_WORDS = {"followed": "sharded like their parameters", "full": "in full", "dropped": "left out"}
 
 
 def _print_written(
@@ -239,11 +241,3 @@ def _describe_outputs(plan: Plan, assignment: Assignment, written: Sequence[Writ
     names = f"{paths[0]} ... {paths[-1].name}" if len(paths) > 1 else str(paths[0])
     of_kept = [f"{kept} kept, {len(written) - kept} written"] if kept else []
     return f"{verb} {names} ({', '.join([count(len(paths), 'file'), *of_kept, *facts])})"
-
-
-def _remedy(kept: int, outputs: int) -> str:
-    """Return the advice for a stopped run with ``kept`` complete outputs."""
-    if not kept:
-        return "; nothing is complete yet: run it again"
-    done = f"{kept} of {outputs} outputs {'is' if kept == 1 else 'are'} complete"
-    return f"; {done}: the same command with --resume goes on from there"

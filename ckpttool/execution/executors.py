@@ -22,7 +22,13 @@ T = TypeVar("T")
 # of `ckpttool.cli.signals`.  Only the process of the run handles them.
 RUN_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
 
-ENGINE_NAMES = "threads[:N], processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi"
+# The forms of each engine that users choose, and an example.
+ENGINES = {
+    "threads": ("threads[:N]", "threads:4"),
+    "processes": ("processes[:N]", "processes:4"),
+    "dask": ("dask:ADDRESS, dask:SCHEDULER_FILE", "dask:tcp://HOST:8786"),
+    "mpi": ("mpi", "mpi"),
+}
 
 
 @runtime_checkable
@@ -129,11 +135,13 @@ def split_engine_name(name: str) -> tuple[str, str]:
     forms = {"inline": "", "threads": r"(:(?=\d*[1-9])\d{1,6})?", "dask": ":.+", "mpi": ""}
     forms["processes"] = forms["threads"]
     if kind not in forms or not re.fullmatch(kind + forms[kind], name):
-        if kind in ("threads", "processes"):
-            reason = f"{kind}:N with a number N of {kind} from 1 to 999999"
-            raise ValueError(f"{name!r} is not {reason}")
-        raise ValueError(f"no engine {name!r}; there are {ENGINE_NAMES}")
+        raise ValueError(f"{name!r} is not an engine: {describe_engines()}")
     return kind, rest
+
+
+def describe_engines() -> str:
+    """Return the forms of the names of engines, for messages."""
+    return f"{', '.join(form for form, _ in ENGINES.values())}, with N from 1 to 999999"
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,13 +156,19 @@ _COPIERS = {
 
 
 def why_not_a_path(text: str) -> str | None:
-    """Return why a URL is refused as a path, and the remedy; None for a path.
+    """Return why a URL is refused as a path, and the remedy; None for a path."""
+    problem = url_problem(text)
+    return None if problem is None else ": ".join(problem)
+
+
+def url_problem(text: str) -> tuple[str, str] | None:
+    """Return what a URL is and what to use instead; None for a path.
 
     Examples
     --------
-    >>> why_not_a_path("file:///data/net.ckpt")
-    'a URL (file://), not a path: name the file itself, /data/net.ckpt'
-    >>> why_not_a_path("runs/net.ckpt")
+    >>> url_problem("file:///data/net.ckpt")
+    ('a URL (file://), not a path', 'name the file itself, /data/net.ckpt')
+    >>> url_problem("runs/net.ckpt")
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
     if match is None:
@@ -170,9 +176,9 @@ def why_not_a_path(text: str) -> str | None:
     scheme = match[1].lower()
     what = f"a URL ({match[0]}), not a path"
     if scheme == "file":
-        return f"{what}: name the file itself, {text[match.end() :]}"
+        return what, f"name the file itself, {text[match.end() :]}"
     tool = f" ({_COPIERS[scheme]})" if scheme in _COPIERS else ""
-    return f"{what}: name a path here and copy the files{tool}, or mount the store"
+    return what, f"name a path here and copy the files{tool}, or mount the store"
 
 
 def identify_file(path: str) -> StoredFile:

@@ -83,8 +83,8 @@ def test_the_help_of_a_command_is_printed(name):
 def test_an_unknown_name_is_answered_with_near_ones():
     result = run("help", "damagd")
     assert result.exit_code == 2
-    assert "No page about 'damagd'; did you mean damaged" in message(result)
-    assert "`ckpttool help` lists the topics" in message(run("help", "xyzzy"))
+    assert result.stderr == ("error[usage]: no page about 'damagd'\n  Try: ckpttool help damaged\n")
+    assert run("help", "xyzzy").stderr.endswith("'xyzzy'\n  Try: ckpttool help\n")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -117,28 +117,52 @@ def test_an_output_is_replaced_by_either_name(tmp_path, flag):
 
 def test_an_alias_is_not_repeated_in_errors():
     result = run("merge", SRC[0], "--strategy", "nowhere", "-o", "m.h5")
-    assert "Invalid value for '-s' / '--src-strategy': Path 'nowhere'" in message(result)
+    assert "error[usage]: -s, --src-strategy: 'nowhere' does not exist" in message(result)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("merge", SRC[0], "-d", SRC[2], "-o", "m.h5"), "merge has no -d: it writes full tensors"),
-        (("split", SRC[0], "-s", SRC[2], "-o", "x"), "split has no -s: SRC is merged"),
-        (("split", SRC[0], "--strategy", SRC[2], "-o", "x"), "the target's strategy with -d"),
-        (("merge", SRC[0], "--srcstrategy", SRC[2]), "--src-strategy"),
-        (("inspect", SRC[0], "--deep"), "inspect has no --deep: it is an option of verify."),
-        (("merge", SRC[0], "--rank=0"), "merge has no --rank: it is an option of split, reshard."),
         (
-            ("verify", "a", "b", "c", "d", "e"),
-            "4 paths too many: b, c, d and 1 more. verify takes SRC:",
+            ("merge", SRC[0], "-d", SRC[2], "-o", "m.h5"),
+            (
+                "merge has no -d merge writes full tensors, which have no target. "
+                "Try: ckpttool reshard SRC -s STRATEGY -d TARGET -o DIR"
+            ),
         ),
-        (("diff", SRC[0], SRC[0], "c"), "1 path too many: c. diff takes A and B:"),
+        (
+            ("split", SRC[0], "-s", SRC[2], "-o", "x"),
+            (
+                "split has no -s SRC is merged and has no strategy; -d names the strategy of the "
+                "target. Try: -d STRATEGY"
+            ),
+        ),
+        (("split", SRC[0], "--strategy", SRC[2], "-o", "x"), "split has no --strategy SRC is"),
+        (("merge", SRC[0], "--srcstrategy", SRC[2]), "no --srcstrategy Try: --src-strategy"),
+        (
+            ("inspect", SRC[0], "--deep"),
+            "inspect has no --deep It is an option of verify. Try: ckpttool verify ...",
+        ),
+        (
+            ("merge", SRC[0], "--rank=0"),
+            "merge has no --rank It is an option of split, reshard. Try: ckpttool merge --help",
+        ),
+        (
+            ("verify", "a", "b", "c", "d"),
+            "verify takes SRC, found 4 paths a, b, c and 1 more Try: ckpttool verify --help",
+        ),
+        (
+            ("verify", "a/x", "a/y/z"),
+            "verify takes SRC, found 2 paths a/x, a/y/z Try: ckpttool verify a ...",
+        ),
+        (("diff", SRC[0], SRC[0], "c"), "diff takes A and B, found 3 paths"),
+        (("merge", "a", "-o"), "merge needs -o OUT Output file; with --max-shard-size a folder."),
+        (("merge", "a", "--resume=1", "-o", "b"), "--resume takes no value Try: ckpttool merge"),
     ],
 )
 def test_an_option_or_a_path_too_many_is_explained(tmp_path, monkeypatch, words, reason):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").mkdir(parents=True)
     result = run(*words)
     assert result.exit_code == 2
     assert reason in message(result)
@@ -148,9 +172,13 @@ def test_an_option_or_a_path_too_many_is_explained(tmp_path, monkeypatch, words,
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("-j", "2", "--engine", "processes:2"), "-j 2 is short for --engine threads:2"),
-        (("-j", "2", "--engine", "x"), "no engine 'x'"),
-        (("-j", "1234567"), "'threads:1234567' is not threads:N"),
+        (
+            ("-j", "2", "--engine", "processes:2"),
+            "-j and --engine contradict each other -j 2 is short for --engine threads:2; found",
+        ),
+        (("-j", "2", "--engine", "x"), "--engine: 'x' is not an engine Engines: threads[:N], "),
+        (("--engine", "dask"), "Try: --engine dask:tcp://HOST:8786"),
+        (("-j", "1234567"), "-j, --jobs: '1234567' is not a whole number from 1 to 999999"),
     ],
 )
 def test_jobs_and_an_engine_that_contradict_each_other_are_a_usage_error(tmp_path, words, reason):
@@ -165,7 +193,7 @@ def test_jobs_are_threads(tmp_path, words):
 
 
 def test_no_engine_of_a_wrong_name_is_made():
-    with pytest.raises(ValueError, match="no engine 'thread'"):
+    with pytest.raises(ValueError, match="'thread' is not an engine: threads"):
         ckpttool.RunOptions("thread")
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.corpus import GOLDEN
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
-TOLD = "ckpttool: standard output: not written: No space left on device (the disk is full)"
+TOLD = "standard output: not written: No space left on device (the disk is full)"
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
 
@@ -32,4 +32,4 @@ def run_to(where, *words, source=CASE / "src"):
 )
 def test_standard_output_that_is_full_is_named_and_told_once(words):
     done = run_to(">/dev/full", *words)
-    assert (done.returncode, done.stderr) == (6, f"{TOLD}\n")
+    assert (done.returncode, done.stderr) == (6, f"error[not_written]: {TOLD}\n")

@@ -184,7 +184,7 @@ GREEN, RED = (f"\x1b[{color}m\x1b[1m" for color in (32, 31))
 
 def test_ok_is_green_an_error_is_red_heads_are_bold_and_rules_are_dim(tmp_path):
     assert f"{GREEN}OK\x1b[0m:" in on_terminal("verify", *SRC, raw=True)[0]
-    assert f"{RED}ckpttool\x1b[0m:" in on_terminal("inspect", tmp_path, raw=True)[0]
+    assert f"{RED}error\x1b[0m[source]:" in on_terminal("inspect", tmp_path, raw=True)[0]
     shown, _ = on_terminal("merge", *SRC, "-v", "-o", tmp_path / "m.ckpt", raw=True)
     assert "\x1b[1moutputs\x1b[0m" in shown
     assert "\x1b[2m ──" in shown
@@ -203,8 +203,8 @@ def test_a_terminal_without_colours_gets_none(tmp_path, words, variables):
     of_errors, _ = on_terminal("inspect", tmp_path, *words, raw=True, **variables)
     of_usage, _ = on_terminal("inspect", *words, tmp_path / "x", raw=True, **variables)
     shown, _ = on_terminal("verify", *SRC, *words, raw=True, **variables)
-    assert "ckpttool:" in of_errors
-    assert "Error:" in of_usage
+    assert "error[source]:" in of_errors
+    assert "error[usage]:" in of_usage
     assert "OK:" in shown
     assert not re.search(r"\x1b\[[0-9;]*m", of_errors + of_usage + shown)
 
@@ -213,7 +213,7 @@ def test_a_terminal_without_colours_gets_none(tmp_path, words, variables):
 def test_a_mistake_on_the_command_line_is_red_and_folded(words):
     shown, code = on_terminal(*words, columns=60, raw=True)
     assert code == 2
-    assert f"{RED}Error\x1b[0m:" in shown
+    assert f"{RED}error\x1b[0m[usage]:" in shown
     assert max(map(len, on_terminal(*words, columns=60)[0].splitlines())) <= 60
 
 

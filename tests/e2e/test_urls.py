@@ -57,7 +57,7 @@ def test_every_path_on_the_command_line_is_one(url, tmp_path, monkeypatch):
 def test_a_key_is_not_repeated(tmp_path):
     words = ["--dec-key-file", "s3://bucket/secret"]
     result = run("inspect", SRC, *words)
-    assert (result.exit_code, "a URL, not a path" in message(result)) == (2, True)
+    assert (result.exit_code, "a URL (s3://), not a path" in message(result)) == (2, True)
     assert "secret" not in message(result)
 
 
