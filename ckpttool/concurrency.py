@@ -59,7 +59,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
-NO_ROOM = "the system has no room for more (ulimit -u, or the limit of the container)"
+NO_ROOM = "the limit is that of ulimit -u, or of the container"
 _CANCEL: ContextVar[Event | None] = ContextVar("cancel", default=None)
 
 
@@ -98,4 +98,6 @@ class Threads(ThreadPoolExecutor):
         except RuntimeError as error:
             if self._shutdown or isinstance(error, BrokenExecutor):
                 raise
-            raise EngineError("threads", f"{error}; {NO_ROOM}") from error
+            raise EngineError(
+                "threads", "no thread starts", "-j 1", f"{error}; {NO_ROOM}"
+            ) from error

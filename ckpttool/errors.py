@@ -11,17 +11,10 @@ import errno
 from collections.abc import Iterable, Sequence
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
-WORKER_DIED = "a worker died (was it killed, or out of memory? --max-memory or fewer workers help)"
 
-# Meaning of a system error for the user, or its remedy.
-MEANINGS = {
-    errno.EACCES: " (this user may not; its owner can allow it)",
-    errno.EPERM: " (this user may not; its owner can)",
-    errno.ENAMETOOLONG: " (give it a shorter one)",
-    errno.ENOSPC: " (the disk is full)",
-    errno.EDQUOT: " (what this user may store there is used up)",
-    errno.EROFS: " (nothing can be written there)",
-    errno.EIO: " (the disk, or the way to it, has failed)",
+MEANINGS = {  # of system errors whose message says too little
+    errno.ENOSPC: "the disk is full",
+    errno.EIO: "the disk or its connection fails",
 }
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
@@ -169,19 +162,22 @@ class EngineError(CkptToolError):
         What is wrong.
     hint
         What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
     """
 
     code = "no_engine"
     exit_code = 8
 
-    def __init__(self, engine: str, reason: str, hint: str = "") -> None:
-        super().__init__(engine, reason, hint)
+    def __init__(self, engine: str, reason: str, hint: str = "", facts: str = "") -> None:
+        super().__init__(engine, reason, hint, facts)
         self.engine = engine
         self.reason = reason
         self.hint = hint
+        self.facts = facts
 
     def __str__(self) -> str:
-        return _with_hint(f"engine {self.engine}: {self.reason}", self.hint)
+        return join_clauses(f"engine {self.engine}: {self.reason}", self.facts, self.hint)
 
 
 class NoStrategyError(PlanError):
@@ -209,33 +205,44 @@ class ExecutionError(CkptToolError):
         What happened.
     committed
         Outputs that were complete before; they are kept.
+    hint
+        What to do; by default the same command with ``--resume``, if an output is complete.
+    details
+        What was expected and what was found.
     """
 
     code = "not_written"
     exit_code = 6
 
-    def __init__(self, output: str, cause: str, committed: Sequence[str] = ()) -> None:
-        super().__init__(output, cause, tuple(committed))
+    def __init__(
+        self,
+        output: str,
+        cause: str,
+        committed: Sequence[str] = (),
+        hint: str = "",
+        details: str = "",
+    ) -> None:
+        super().__init__(output, cause, tuple(committed), hint, details)
         self.output = output
         self.cause = cause
         self.committed = tuple(committed)
+        self.hint = hint or ("the same command with --resume" if committed else "")
+        self.details = details
 
     @property
     def reason(self) -> str:
-        """What happened, and which outputs are complete."""
-        if not self.committed:
-            return f"not written: {self.cause}"
-        shown, more = self.committed[:3], len(self.committed) - 3
-        done = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-        return f"not written: {self.cause}; complete before that: {done}"
+        """What happened."""
+        return f"not written: {self.cause}"
 
     @property
-    def hint(self) -> str:
-        """What to do; "" if no output is complete."""
-        return "the same command with --resume goes on from there" if self.committed else ""
+    def facts(self) -> str:
+        """Which outputs are complete, and the details."""
+        shown, more = self.committed[:3], len(self.committed) - 3
+        done = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        return join_clauses(self.details, f"complete: {done}" if done else "")
 
     def __str__(self) -> str:
-        return _with_hint(f"{self.output}: {self.reason}", self.hint)
+        return join_clauses(f"{self.output}: {self.reason}", self.facts, self.hint)
 
 
 class VerifyError(CkptToolError):
@@ -247,18 +254,21 @@ class VerifyError(CkptToolError):
         The file that was checked.
     problems
         One message for each difference.
+    hint
+        What to do.
     """
 
     code = "wrong_output"
     exit_code = 7
 
-    def __init__(self, path: str, problems: Sequence[str]) -> None:
-        super().__init__(path, tuple(problems))
+    def __init__(self, path: str, problems: Sequence[str], hint: str = "") -> None:
+        super().__init__(path, tuple(problems), hint)
         self.path = path
         self.problems = tuple(problems)
+        self.hint = hint
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.path}: {problem}" for problem in self.problems)
+        return "\n".join(join_clauses(f"{self.path}: {one}", self.hint) for one in self.problems)
 
 
 class CombinedError(CkptToolError):
@@ -317,27 +327,48 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     return error
 
 
-def as_sentence(*clauses: str) -> str:
-    """Return the clauses that are not empty as one sentence.
+def join_clauses(*clauses: str) -> str:
+    """Return the clauses that are not empty as the facts of one message.
 
     Examples
     --------
-    >>> as_sentence("the disk is full", "", "2 outputs are complete")
-    'The disk is full; 2 outputs are complete.'
+    >>> join_clauses("the disk is full", "", "2 outputs are complete")
+    'the disk is full; 2 outputs are complete'
     """
-    text = "; ".join(clause.removesuffix(".") for clause in clauses if clause)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return "; ".join(clause.removesuffix(".") for clause in clauses if clause)
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the system's message of an error, with its meaning for the user where that helps.
+    """Return the system's message of an error, with its meaning, or with owner and mode.
 
     Examples
     --------
-    >>> describe_os_error(PermissionError(errno.EACCES, "Permission denied", "net.ckpt"))
-    'Permission denied (this user may not; its owner can allow it)'
+    >>> describe_os_error(OSError(errno.ENOSPC, "No space left on device"))
+    'No space left on device (the disk is full)'
     """
-    return (error.strerror or str(error)) + MEANINGS.get(error.errno or 0, "")
+    meaning = MEANINGS.get(error.errno or 0, "")
+    if isinstance(error, PermissionError) and error.filename is not None:
+        meaning = _describe_owner(error.filename)
+    return (error.strerror or str(error)) + (f" ({meaning})" if meaning else "")
+
+
+def _describe_owner(path: str) -> str:
+    """Return the owner and the mode of a file, and who this user is; "" if they cannot be known."""
+    import os
+    import pwd
+
+    def name_of(number: int) -> str:
+        try:
+            return pwd.getpwuid(number).pw_name
+        except KeyError:
+            return str(number)
+
+    try:
+        found = os.stat(path)  # noqa: PTH116 - an import of pathlib would delay the start
+    except OSError:
+        return ""
+    mode = f"{found.st_mode & 0o7777:o}"
+    return f"owner {name_of(found.st_uid)}, mode {mode}; this user is {name_of(os.geteuid())}"
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:

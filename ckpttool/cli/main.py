@@ -21,8 +21,8 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     UnreadableError,
-    as_sentence,
     describe_os_error,
+    join_clauses,
     notes_of,
 )
 
@@ -193,7 +193,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
             problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
         *first, last = problems
-        problems = (*first, replace(last, facts=as_sentence(last.facts, *notes)))
+        problems = (*first, replace(last, facts=join_clauses(last.facts, *notes)))
     return problems, exit_code
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from ckpttool.errors import add_note, as_sentence, notes_of
+from ckpttool.errors import add_note, join_clauses, notes_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -34,7 +34,7 @@ class Terminated(BaseException):
     def facts(self) -> str:
         """What was left, and how many outputs are complete."""
         left = "; ".join(notes_of(self)) or "nothing was left half-written"
-        return as_sentence(left, self.complete)
+        return join_clauses(left, self.complete)
 
     def __str__(self) -> str:
         return f"ended by {signal.Signals(self.exit_code - 128).name}"

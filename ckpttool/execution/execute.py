@@ -5,8 +5,9 @@ A bounded number of tasks is submitted at a time, and the plan advances as they 
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +16,11 @@ from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import (
-    WORKER_DIED,
     CkptToolError,
     ExecutionError,
     VerifyError,
     describe_os_error,
+    join_clauses,
     notes_of,
 )
 from ckpttool.execution.cluster import (
@@ -31,37 +32,49 @@ from ckpttool.execution.cluster import (
     write_file,
 )
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
-from ckpttool.execution.executors import Abortable
+from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
-from ckpttool.transaction.record import Transaction
+from ckpttool.transaction.record import CHANGED_HINT, Transaction
 from ckpttool.transaction.resume import Assignment
 
 
-def _describe_cause(path: str, error: CkptToolError | OSError | BrokenExecutor) -> str:
-    """Return why ``path`` could not be written: the system's message, if it has a number.
+def _failure(
+    path: str,
+    error: CkptToolError | OSError | BrokenExecutor,
+    done: Sequence[str] = (),
+    changes: str = "",
+) -> ExecutionError:
+    """Return the error of a run that could not write ``path``.
 
-    The message of libhdf5 would hide that of the system.
+    Outputs that are ``done`` are of no use if there are ``changes`` of source files.  The message
+    of libhdf5 would hide that of the system.
     """
+    again = "the same command with --resume" if done else "the same command"
+    cause, details, hint = WORKER_DIED, WHY_DEAD, FEWER
     if isinstance(error, TakenError):
-        return f"another run is writing this output ({error.filename} is in use): wait for its end"
-    if isinstance(error, OSError) and error.errno:
-        what = describe_os_error(OSError(error.errno, os.strerror(error.errno)))
+        cause, details = "another run is writing this output", f"{error.filename} is in use"
+        hint = "wait until it ends"
+    elif isinstance(error, OSError):
         name = str(error.filename or path).removesuffix(PARTIAL)
-        return what if name == path else f"{name}: {what}"
-    if isinstance(error, BrokenExecutor):
-        return WORKER_DIED
-    return str(error)
-
-
-def _advise(done: Collection[object]) -> str:
-    """Return what to do after a failure if no output is complete, else an empty text."""
-    return "" if done else "; nothing is complete yet: run it again when that is mended"
+        if error.errno:
+            error = OSError(error.errno, os.strerror(error.errno), error.filename)
+        cause = describe_os_error(error)
+        details = "" if name == path else f"the file is {name}"
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = f"free some space, then {again}" if is_full else again
+    elif isinstance(error, CkptToolError):
+        one, *_ = diagnose(error)
+        cause, details, hint = one.fact, one.facts, one.hint or again
+    if changes:
+        done, hint = (), CHANGED_HINT
+    details = join_clauses(details, changes, *notes_of(error))
+    return ExecutionError(path, cause, done, hint, details)
 
 
 CallResult: TypeAlias = int | Filled | Attempt  # a checksum, filled units, a whole file
@@ -199,7 +212,7 @@ def execute(
         transaction = run.transaction = Transaction.open(plan, assignment)
     except OSError as error:
         path = str(Path(plan.target.manifest_path))
-        raise ExecutionError(path, _describe_cause(path, error) + _advise(())) from error
+        raise _failure(path, error) from error
     for note in transaction.notes:
         on_note(note)
     try:
@@ -217,12 +230,9 @@ def execute(
         finally:
             clean_up(error, transaction.abandon)
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
+            done = [written.path for written in run.written_by_rank()]
             changes = transaction.describe_source_changes()
-            done = [] if changes else [written.path for written in run.written_by_rank()]
-            advice = f"; {changes}" if changes else _advise(run.written)
-            path = transaction.writing or run.current
-            cause = "; ".join((_describe_cause(path, error) + advice, *notes_of(error)))
-            raise ExecutionError(path, cause, done) from error
+            raise _failure(transaction.writing or run.current, error, done, changes) from error
         raise
     return run.written_by_rank()
 

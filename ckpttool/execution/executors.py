@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
-from ckpttool.errors import WORKER_DIED, EngineError
+from ckpttool.errors import EngineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +21,10 @@ T = TypeVar("T")
 # A terminal or ``timeout`` sends the first three to a whole process group; the last is the alarm
 # of `ckpttool.cli.signals`.  Only the process of the run handles them.
 RUN_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGALRM)
+
+WORKER_DIED = "a worker died"
+WHY_DEAD = "it was killed, or memory ran out"
+FEWER = "fewer workers (-j 2), or less memory (--max-memory 1GiB)"
 
 # The forms of each engine that users choose, and an example.
 ENGINES = {
@@ -92,7 +96,9 @@ def _starting_workers() -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:  # EOFError: the fork server ended
-        raise EngineError("processes", f"no worker starts ({error}); {NO_ROOM}") from error
+        raise EngineError(
+            "processes", "no worker starts", "--engine processes:1", f"{error}; {NO_ROOM}"
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -221,7 +227,7 @@ def _open_pool(name: str, kind: str, jobs: int) -> Iterator[Executor]:
         if isinstance(executor, Abortable):
             executor.stop()  # before `shutdown`, which waits for running calls
         if isinstance(error, BrokenExecutor):
-            raise EngineError(name, f"{WORKER_DIED}; run it again") from error
+            raise EngineError(name, WORKER_DIED, FEWER, WHY_DEAD) from error
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

@@ -479,9 +479,9 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             return tuple(one for part in error.errors for one in diagnose(part))
         case PlanError():
             return cast("tuple[Diagnostic, ...]", error.diagnostics)
-        case VerifyError(path=path):
+        case VerifyError(path=path, hint=hint):
             return tuple(
-                Diagnostic(code, problem, where=path, path=path) for problem in error.problems
+                Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
             )
         case FormatError(path=path, offset=offset):
             message = error.reason if offset is None else f"byte {offset}: {error.reason}"
@@ -490,9 +490,9 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             return (Diagnostic(code, error.reason, error.hint, where=error.where),)
         case EngineError():
             where = f"engine {error.engine}"
-            return (Diagnostic(code, error.reason, error.hint, where=where),)
-        case ExecutionError(output=path):
-            return (Diagnostic(code, error.reason, error.hint, where=path, path=path),)
+            return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=where),)
+        case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
+            return (Diagnostic(code, reason, hint, (), facts, where=path, path=path),)
     return (Diagnostic(code, str(error)),)
 
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from ckpttool.model.region import Region
@@ -189,34 +189,31 @@ def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
 def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     """Yield a message for each change from ``other`` to ``mine``."""
     if mine.version != other.version:
-        yield f"ckpttool {other.version} wrote that, this is {mine.version}"
+        yield f"ckpttool {mine.version} in place of {other.version}"
     now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
     both = [path for path in now if path in was and now[path] != was[path]]
     resized = [path for path in both if now[path].nbytes != was[path].nbytes]
     changed = [path for path in both if now[path].nbytes == was[path].nbytes]
     new, gone = [path for path in now if path not in was], [path for path in was if path not in now]
-    yield from _tell(new, "was not an input", "were not inputs")
-    yield from _tell(resized, "was of another size", "were of another size")
-    yield from _tell(changed, "was written to since", "were written to since")
-    yield from _tell(gone, "was an input, and is not any more", "were inputs, and are not any more")
+    for what, paths in (
+        ("source files added", new),
+        ("source files of another size", resized),
+        ("source files changed", changed),
+        ("source files left out", gone),
+    ):
+        if paths:
+            yield f"{what}: {shorten(paths, 3)}"
     ours = {(file.path, file.sha256) for file in mine.strategies}
     known = {(file.path, file.sha256) for file in other.strategies}
-    named = {path for path, _ in known}
-    for path, _ in sorted(ours - known):
-        change = "has changed" if path in named else "was not given"
-        yield f"{path}: the strategy {change}"
-    for path, _ in sorted(known - ours):
-        if path not in {path for path, _ in ours}:
-            yield f"{path}: the strategy was given, and is not any more"
+    used, before = ({path for path, _ in files} for files in (ours, known))
+    if edited := sorted({path for path, _ in ours - known} & before):
+        yield f"strategy files changed: {shorten(edited, 3)}"
+    if used != before:
+        added, left = (shorten(sorted(one), 3) or "none" for one in (used - before, before - used))
+        yield f"strategy {added} in place of {left}"
     if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
-        given, before = dict(mine.options), dict(other.options)
-        names = [name for name in given if before.get(name, given[name]) != given[name]]
-        rest = "what decides the contents, such as --unlisted, --not-in-target or --optimizer-shard"
-        changes = ", ".join(f"{given[name]} in place of {before[name]}" for name in names)
-        yield f"other options were given: {changes or rest}"
-
-
-def _tell(paths: Sequence[str], one: str, many: str) -> Iterator[str]:
-    """Yield what has become of files, if there are any."""
-    if paths:
-        yield f"{shorten(paths, 3)}: {one if len(paths) == 1 else many}"
+        given, old = dict(mine.options), dict(other.options)
+        names = [name for name in given if old.get(name, given[name]) != given[name]]
+        rest = "--unlisted, --not-in-target or --optimizer-shard"
+        changes = ", ".join(f"{given[name]} in place of {old[name]}" for name in names)
+        yield changes or f"another {rest}"

@@ -22,9 +22,9 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
-from ckpttool.model.wording import shorten
-from ckpttool.storage.files import PARTIAL, access_problem, is_there
-from ckpttool.transaction.outputs import files_of_others
+from ckpttool.model.wording import format_bytes, shorten
+from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there
+from ckpttool.transaction.outputs import files_of_others, stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
 
 
@@ -58,8 +58,8 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         found.add(Diagnostic("format", text))
     has_checksum = "crc_num" in attrs
     if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
-        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
-        found.add(Diagnostic("format", f"{text}fails", "load these without crc_check"))
+        text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
+        found.add(Diagnostic("format", text, "load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -68,9 +68,10 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
-            also = ", and what is replaced stays until then" if replaced else ""
-            text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
-            found.add(Diagnostic("destination", f"{folder}: {text}{also}"))
+            text = f"too little space: {format_bytes(nbytes)} needed, {format_bytes(free)} free"
+            facts = "replaced outputs stay until the new ones are complete" if replaced else ""
+            hint, where = "free some space, or -o on another disk", str(folder)
+            found.add(Diagnostic("destination", text, hint, facts=facts, where=where))
     return found
 
 
@@ -116,20 +117,17 @@ def _destination_problems(
     if not existing and not blocked:
         existing = [path for path in manifest if is_there(path) and path not in replaceable]
     if existing and not policy.overwrite:
-        have = f"{existing[0]} exists already"
+        message, facts = f"{existing[0]} exists already", ""
         if len(existing) > 1:
-            have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
-        hint = "--overwrite replaces what is there"
-        if policy.resume:
-            hint = "--resume --overwrite replaces what is there, and keeps what is complete"
-        yield Diagnostic("destination", have, hint)
+            message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
+        hint = f"{'--resume --overwrite' if policy.resume else '--overwrite'}, or {ELSEWHERE}"
+        yield Diagnostic("destination", message, hint, facts=facts)
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if policy.overwrite or blocked else _stale_files_message(target)
-    if stale:
-        hint = "move it away, write to another folder, or keep it with --overwrite"
-        yield Diagnostic("destination", stale, hint)
+    stale = None if policy.overwrite or blocked else _find_stale_files(target)
+    if stale is not None:
+        yield replace(stale, code="destination", hint=f"move it away, or {ELSEWHERE}")
 
 
 def _blocked(
@@ -150,10 +148,10 @@ def _blocked(
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
             found[path] = problem
     if len(replaced) == 1:
-        have = f"{Path(replaced[0])}: is an input of this run"
+        message, facts = f"{Path(replaced[0])} is an input of this run", ""
     else:
-        have = f"{len(replaced)} outputs are inputs of this run ({shorten(replaced, 3)})"
-    shared = Diagnostic("destination", have, "write somewhere else")
+        message, facts = f"{len(replaced)} outputs are inputs of this run", shorten(replaced, 3)
+    shared = Diagnostic("destination", message, ELSEWHERE, facts=facts)
     return found | dict.fromkeys(replaced, shared)
 
 
@@ -162,14 +160,13 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        text = f"{source.root}: is the source folder"
-        yield Diagnostic("destination", text, "write to another")
+        yield Diagnostic("destination", f"{source.root} is the source folder", ELSEWHERE)
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text = "what is written there would be taken for the checkpoint of that run, in the place"
-        text = f"{target.output_folder}: {text} of {source.root}"
-        yield Diagnostic("destination", text, "write to another folder")
+        text, facts = "outputs there hide the checkpoint of that run", f"it is in {source.root}"
+        where = target.output_folder
+        yield Diagnostic("destination", text, ELSEWHERE, facts=facts, where=where)
     if not isinstance(source, RankCatalog):
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -182,8 +179,9 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, paths in mixed.items():
-        text = f"{shorten(paths, 3)}: would be taken for a file of the source, which is read from"
-        yield Diagnostic("destination", f"{text} {name}", "write to a folder outside of it")
+        text, facts = "inside the source, whose files it would join", f"the source has {name}"
+        hint, where = f"-o outside of {source.root}", shorten(paths, 3)
+        yield Diagnostic("destination", text, hint, facts=facts, where=where)
 
 
 def _location_problem(name: str) -> Diagnostic | None:
@@ -192,22 +190,16 @@ def _location_problem(name: str) -> Diagnostic | None:
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        return Diagnostic("destination", f"{folder}: is {what}", "name a folder to write to")
-    if problem := _access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        return Diagnostic("destination", f"{folder} is {what}, not a folder", ELSEWHERE)
+    if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
         return problem
     if name.endswith("/") or path.is_dir():
-        what = "is" if path.is_dir() else "ends like that of"
-        text = f"{name}: {what} a folder"
-        return Diagnostic("destination", text, "name the file to be written")
+        what = "is" if path.is_dir() else "ends like"
+        return Diagnostic("destination", f"{name} {what} a folder", "-o with the name of a file")
     if path.exists() and not path.is_file():
-        text = f"{path}: is a device or a pipe"
-        return Diagnostic("destination", text, "name a file to be written")
+        text = f"{path} is a device or a pipe"
+        return Diagnostic("destination", text, "-o with the name of a file")
     return None
-
-
-def _access_problem(path: Path, mode: int) -> Diagnostic | None:
-    text = access_problem(path, mode)
-    return Diagnostic("destination", text) if text else None
 
 
 def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
@@ -218,8 +210,8 @@ def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
     if limit <= 0 or longest <= limit:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
-    text = f"names may have {limit} bytes there, and that of a file beside it would have more"
-    return Diagnostic("destination", f"{output}: {text}", "give it a shorter one")
+    text = f"the name is too long: {limit} bytes at most, with the suffixes of temporary files"
+    return Diagnostic("destination", text, "-o with a shorter name", where=output)
 
 
 def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic | None:
@@ -229,22 +221,21 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        text = f"{partial}: is in the way of the temporary file"
+        text = f"{partial} is in the way of the temporary file"
         return Diagnostic("destination", text, "move it away")
     if (found.st_dev, found.st_ino) in input_ids:
-        text = f"{partial}: an input of this run has the name of the temporary file"
+        text = f"{partial} is an input of this run and has the name of the temporary file"
         return Diagnostic("destination", text, "rename it")
-    return _access_problem(partial, os.R_OK | os.W_OK)
+    return access_problem(partial, os.R_OK | os.W_OK)
 
 
-def _stale_files_message(target: Target) -> str | None:
-    """Return a message if there are files of ranks or formats that the target does not have."""
+def _find_stale_files(target: Target) -> Diagnostic | None:
+    """Return the warning about files of ranks or formats that the target does not have."""
     if target.is_merged:
         return None
     first = list(target.paths.items())[:1]
     stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
-    beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
-    return f"{shorten(stale, 3)}: {beyond} run" if stale else None
+    return stale_files(stale) if stale else None
 
 
 def preflight(
@@ -295,9 +286,8 @@ def preflight(
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if policy.overwrite and (stale := _stale_files_message(target)) is not None:
-            hint = "it stays, and is taken for a part of this set: move it away"
-            seen.add(Diagnostic("stale", stale, hint))
+        if policy.overwrite and (stale := _find_stale_files(target)) is not None:
+            seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     replaceable = frozenset() if found is None else found.replaceable
     if policy.part is not None:

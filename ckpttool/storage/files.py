@@ -15,6 +15,7 @@ from pathlib import Path
 from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
 from ckpttool.formats import get_format
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 
@@ -97,12 +98,13 @@ def is_open_as(path: Path, fd: int) -> bool:
     return os.path.samestat(found, os.fstat(fd))
 
 
+ELSEWHERE = "-o with another path"  # hint
 PARTIAL = ".partial"  # suffix of temporary files
 PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
 OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
 
-STUCK = "what is half-written could not be removed: the next run does that"
+STUCK = "half-written files could not be removed, which the next run does"
 
 
 class PartialFile:
@@ -382,8 +384,8 @@ def _describe(meta: TensorMeta | None) -> str:
     return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
 
 
-def access_problem(path: Path, mode: int) -> str | None:
-    """Return the message if this user does not have ``mode`` access to a path, else None.
+def access_problem(path: Path, mode: int) -> Diagnostic | None:
+    """Return the problem if this user does not have ``mode`` access to a path, else None.
 
     A path that does not exist is not a problem.
     """
@@ -391,8 +393,8 @@ def access_problem(path: Path, mode: int) -> str | None:
         return None
     is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     number = errno.EROFS if is_read_only else errno.EACCES
-    reason = describe_os_error(OSError(number, os.strerror(number)))
-    return f"{path}: {reason}; write to another place"
+    reason = describe_os_error(OSError(number, os.strerror(number), str(path)))
+    return Diagnostic("destination", reason, ELSEWHERE, where=str(path))
 
 
 def sync_folder(folder: Path) -> None:

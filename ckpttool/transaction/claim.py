@@ -25,7 +25,7 @@ from ckpttool.transaction.log import Log, LogWriter
 from ckpttool.transaction.manifest import sealed_text
 from ckpttool.transaction.resume import (
     Assignment,
-    beside_problems,
+    beside_problem,
     busy_problem,
     busy_problems,
     destination_changes,
@@ -40,7 +40,6 @@ from ckpttool.transaction.states import (
 )
 
 BEGINS = "it begins or ends, or finalizes parts"
-ALONE = "see to it that no other run writes there before this one ends"
 
 
 class Claim:
@@ -102,10 +101,11 @@ class Claim:
         assignment, outputs, record = self._assignment, self._outputs, self._record
         problems = list(busy_problems(outputs, destination, assignment.overwrites))
         if not self._has_locks:
-            self.notes = (self._no_locks("so only the plan there keeps others away", ALONE),)
+            hint = "let no other run write there before this one ends"
+            self.notes = (self._no_locks("only its plan keeps other runs away", hint),)
             if outputs.part is not None:
-                hint = "write all in one run, or elsewhere"
-                problems.append(self._no_locks("which runs with --part need", hint))
+                hint = "one run without --part, or another file system"
+                problems.append(self._no_locks("runs with --part need them", hint))
         problems = problems or list(destination_changes(outputs, assignment.seen))
         if problems:
             raise PlanError(problems)
@@ -116,7 +116,7 @@ class Claim:
                     raise error
         changes = [] if found is None else list(differences(outputs.provenance, found.provenance))
         if changes and found != assignment.destination.plan and not assignment.overwrites:
-            raise PlanError(tuple(beside_problems(destination, changes)))
+            raise PlanError([beside_problem(destination, changes)])
         self._plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if changes and found is not None else ()
@@ -130,9 +130,10 @@ class Claim:
                 if Path(error.path) in record.logs():
                     Path(error.path).unlink(missing_ok=True)
 
-    def _no_locks(self, text: str, hint: str) -> Diagnostic:
-        text = f"{self._record.home}: this file system has no locks, {text}"
-        return Diagnostic("no_locks", text, hint)
+    def _no_locks(self, facts: str, hint: str) -> Diagnostic:
+        where = str(self._record.home)
+        message = "this file system has no locks"
+        return Diagnostic("no_locks", message, hint, facts=facts, where=where)
 
     def _write_without_locks(
         self, found: RecordedPlan | None, text: Iterable[str], left: Collection[str]
@@ -154,7 +155,7 @@ class Claim:
             create_document(path, text)
         except (FileExistsError, FileNotFoundError) as error:
             self._plan = None
-            raise PlanError([busy_problem(self._record, "it was faster")]) from error
+            raise PlanError([busy_problem(self._record, "it began at the same time")]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""
@@ -175,8 +176,8 @@ class Claim:
         """
         if self._has_log() and (self._has_locks or _read_plan(self._record.plan) == self._plan):
             return
-        text = "removed or replaced while this run wrote, so nothing proves the outputs"
-        raise ExecutionError(str(self._record.home), f"{text}; write all anew (--overwrite)")
+        cause, facts = "its record was removed or replaced", "nothing proves the outputs"
+        raise ExecutionError(str(self._record.output), cause, (), "--overwrite", facts)
 
     def _has_log(self) -> bool:
         """Return whether the log of this run is still in the record."""

@@ -17,18 +17,25 @@ from ckpttool.errors import (
 )
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
-from ckpttool.transaction.outputs import files_of_others, find_unchanged, size_problems
+from ckpttool.transaction.outputs import (
+    MISSING,
+    files_of_others,
+    find_unchanged,
+    size_problem,
+    stale_files,
+)
+from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import access_problems, is_written
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 
-ALTERED = "changed by somebody else since it was written"
+ALTERED = "changed since it was written"
 
 
 def finalize(folder: str) -> Manifest:
@@ -72,8 +79,8 @@ def finalize(folder: str) -> Manifest:
 
 def _busy(folder: str, destination: Destination) -> Diagnostic:
     by = next(iter(destination.running.values()), "it has just begun")
-    text = f"{folder}: a run is still writing to it ({by})"
-    return Diagnostic("busy", text, "wait until it ends")
+    hint = "wait until it ends"
+    return Diagnostic("busy", "a run is still writing to it", hint, facts=by, where=folder)
 
 
 def _finish(folder: str, destination: Destination) -> None:
@@ -84,24 +91,20 @@ def _finish(folder: str, destination: Destination) -> None:
     if destination.state is not State.STOPPED:
         return  # another run has ended meanwhile
     raise_all(
-        type(error)(error.path, error.offset, f"{error.reason}; {_remedy_for(record, error)}")
+        type(error)(error.path, error.offset, error.reason, _remedy_for(record, error))
         for error in destination.damaged
     )
     if plan is None or not destination.parts:
         raise PlanError([unfinished_problem(destination, Path(folder))])
     errors: list[CkptToolError] = []
     problems = list(_missing_parts(folder, destination))
-    problems += Diagnostic.each(
-        "parts",
-        (
-            f"{record.plan}: {document.path!r} is not below its folder: a link leads out of it"
-            for document in plan.documents
-            if not is_within(record.folder, document.path)
-        ),
-    )
+    outside = [one.path for one in plan.documents if not is_within(record.folder, one.path)]
+    if outside:
+        text, facts = "a link leads out of the folder of the set", shorten(outside, 3)
+        problems.append(Diagnostic("parts", text, facts=facts, where=str(record.plan)))
     documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
     problems += (
-        Diagnostic("destination", f"{one.path}: exists, and is not of this set", "move it away")
+        Diagnostic("destination", "a file that is not of this set", "move it away", where=one.path)
         for one in documents
         if is_there(one.path) and not is_written(one)
     )
@@ -115,13 +118,15 @@ def _finish(folder: str, destination: Destination) -> None:
         lambda names: (entries[name].read_entry() for name in names),
     )
     if changed := [name for name in entries if name not in stamps]:
-        texts = _output_problems(record, {name: entries[name] for name in changed})
-        errors.append(VerifyError(folder, list(texts)))
+        errors += _changed_parts(folder, record, {name: entries[name] for name in changed})
     raise_all(errors)
     absent = [name for name in plan.outputs if name not in entries]
     if absent:
-        text = f"{folder}: the logs do not tell of {shorten(absent, 3)}"
-        raise PlanError([Diagnostic("parts", text, "run all parts again, with --resume")])
+        text, hint = (
+            f"{count(len(absent), 'output')} in no log",
+            "run all parts again, with --resume",
+        )
+        raise PlanError([Diagnostic("parts", text, hint, facts=shorten(absent, 3), where=folder)])
     remove_half_written(record, plan.files)
     ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
     finish_set(record, plan.provenance, documents, ordered, {n: stamps[n] for n in plan.outputs})
@@ -129,63 +134,74 @@ def _finish(folder: str, destination: Destination) -> None:
 
 def _remedy_for(record: Record, error: FormatError) -> str:
     part = record.part_of(Path(error.path))
-    return f"run part {part} again, with --overwrite" if part else "--overwrite writes all anew"
+    if part is None:
+        return "the command that writes the set, with --overwrite"
+    return f"the same command with --part {part} --overwrite"
 
 
 def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic]:
-    """Yield the problem that parts are not done, with the runs that mend it."""
+    """Yield the problem that parts are not done, with the runs that write them."""
     missing = destination.missing_parts
     if not missing:
         return
     of = missing[0].count
     named = format_ranks([part.number for part in missing], "part")
     runs = shorten((f"--part {part}" for part in missing), 3)
-    hint = f"run what is missing ({runs})"
+    hint = f"the same command with {runs}, then ckpttool finalize {folder}"
     begun = [part.number for part in missing if part in destination.parts]
+    facts = ""
     if begun:
-        hint += f"; {format_ranks(begun, 'part')} had begun, and --resume keeps what is complete"
-    text = f"{folder}: {named} of {of} {'is' if len(missing) == 1 else 'are'} not there"
-    yield Diagnostic("parts", text, hint)
+        facts = f"{format_ranks(begun, 'part')} had begun; --resume keeps what is complete"
+    yield Diagnostic("parts", f"{named} of {of} missing", hint, facts=facts, where=folder)
 
 
-def _output_problems(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[str]:
-    """Yield the problems of outputs that are gone or changed, each with the remedy."""
-    parts = {name: record.part_of(logged.log) for name, logged in changed.items()}
-    altered = {part for name, part in parts.items() if is_there(record.folder / name)}
+def _changed_parts(
+    folder: str, record: Record, changed: Mapping[str, LoggedOutput]
+) -> Iterator[VerifyError]:
+    """Yield an error for each run that has to repeat outputs, which are missing or changed."""
+    found: dict[Part | None, dict[str, str]] = {}
     for name, logged in changed.items():
-        run = "the run" if parts[name] is None else f"part {parts[name]}"
-        way = "--overwrite" if parts[name] in altered else "--resume"  # which refuses altered ones
-        problems = list(size_problems(record.folder, [logged.read_entry()]))
-        for problem in problems or [f"{name}: {ALTERED}"]:
-            yield f"{problem}; run {run} again, with {way}"
+        problem = size_problem(record.folder, logged.read_entry()) or ALTERED
+        found.setdefault(record.part_of(logged.log), {})[name] = problem
+    for part, problems in found.items():
+        run = "the same command" + ("" if part is None else f" with --part {part}")
+        is_altered = {*problems.values()} != {MISSING}  # --resume refuses altered ones
+        hint = f"{run} {'--overwrite' if is_altered else '--resume'}"
+        yield VerifyError(folder, _group(problems), hint)
+
+
+def _group(problems: Mapping[str, str]) -> list[str]:
+    """Return one message for all outputs with the same problem, by output."""
+    found: dict[str, list[str]] = {}
+    for name, problem in problems.items():
+        found.setdefault(problem, []).append(name)
+    return [f"{shorten(names, 3)}: {problem}" for problem, names in found.items()]
 
 
 def _check_complete(folder: str, record: Record) -> Manifest:
     """Check the outputs of a set that is marked complete, and return its manifest."""
     path = record.manifest
     if not path.exists():
-        reason = "no parts in it; a run with --part K/N leaves its log when it is done"
+        message, facts, hint = "no parts in it", "a run with --part K/N leaves a log here", ""
         other = _find_other_set(record.folder)
         if other is not None:
-            reason = f"only parts of single files: name one of them, such as {other}"
-        raise PlanError([Diagnostic("parts", f"{folder}: {reason}")])
+            message, facts = "the parts in it are of single files", ""
+            hint = f"ckpttool finalize {other}"
+        raise PlanError([Diagnostic("parts", message, hint, facts=facts, where=folder)])
     try:
         file = ManifestFile.read(path)
         manifest = file.manifest()
         paths = [output.path for output in manifest.outputs]
         changed = _changed_outputs(record, file, paths)
     except FormatError as error:
-        reason = f"{error.reason}; {remedy_for(error)}"
-        raise type(error)(error.path, error.offset, reason) from error
-    wrong = list(_set_problems(path, manifest.outputs, changed))
+        raise type(error)(error.path, error.offset, error.reason, remedy_for(error)) from error
     if path.name != MANIFEST and path.name not in {
         f"{o.path}.{MANIFEST}" for o in manifest.outputs
     }:
         names = shorten((output.path for output in manifest.outputs), 3)
-        text = f"{path.name} speaks of {names} and not of it; if it was renamed, give it and"
-        wrong = [f"{text} {path.name} their old names again"]
-    if wrong:
-        raise VerifyError(folder, wrong)
+        text = f"{path.name} lists {names} in place of it"
+        raise VerifyError(folder, [text], "rename the output and its manifest back")
+    raise_all(_set_errors(folder, path, manifest.outputs, changed))
     return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
 
 
@@ -205,16 +221,21 @@ def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[s
     return set(names) - unchanged.keys()
 
 
-def _set_problems(path: Path, outputs: Sequence[Written], changed: Container[str]) -> Iterator[str]:
-    """Yield the problems of the outputs of a complete set, each with the remedy."""
-    for output in outputs:
-        remedy = "the command that wrote the set, without --part, writes it again with --resume"
-        if is_there(path.parent / output.path):
-            remedy = "put a copy of it back, or write the set anew (--overwrite)"
-        problems = list(size_problems(path.parent, [output]))
-        if not problems and output.path in changed:
-            problems = [f"{output.path}: {ALTERED}"]
-        yield from (f"{problem}; {remedy}" for problem in problems)
+def _set_errors(
+    folder: str, path: Path, outputs: Sequence[Written], changed: Container[str]
+) -> Iterator[VerifyError]:
+    """Yield the problems of the outputs of a complete set."""
+    found = {one.path: size_problem(path.parent, one) for one in outputs}
+    problems = {
+        name: problem or ALTERED for name, problem in found.items() if problem or name in changed
+    }
+    for is_missing, hint in (
+        (True, "the command that writes the set, without --part, with --resume"),
+        (False, "put a copy of it back, or write the set again with --overwrite"),
+    ):
+        named = {n: text for n, text in problems.items() if (text == MISSING) is is_missing}
+        if named:
+            yield VerifyError(folder, _group(named), hint)
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
@@ -225,8 +246,7 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
     ranks = {output.rank for output in outputs}
     others = files_of_others(first.rank, str(folder / first.path), ranks)
     if others:
-        text = f"{shorten(others, 3)}: not of this set, so left from another run"
-        yield Diagnostic("stale", text, "it stays, and is taken for a part of it: move it away")
+        yield stale_files(others)
 
 
 def _find_other_set(folder: Path) -> Path | None:

@@ -42,7 +42,7 @@ from ckpttool.transaction.manifest import JsonObject, opened, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
 ENTRY = b'{"rank": '  # the beginning of an output's line
-NOT_AS_WRITTEN = "the line is not as it was written"
+NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,9 @@ class Log:
             is_output = text.startswith(ENTRY)
             line = JsonObject.parse(path, _without_tensors(text) if is_output else text)
             if log.writer is None and "process" not in line.entries:
-                raise FormatError(str(path), 0, "no log of ckpttool: it does not begin with a run")
+                raise FormatError(
+                    str(path), 0, "not a log of ckpttool: it does not begin with a run"
+                )
             if is_output:
                 line.number("rank")
                 last = line.file("path")

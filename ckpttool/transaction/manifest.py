@@ -136,7 +136,7 @@ def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file; raise `FormatError` if one exceeds `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
-            reason = f"a line of more than {MAX_LINE_BYTES} bytes; not ours"
+            reason = f"a line of more than {MAX_LINE_BYTES} bytes, which ckpttool does not write"
             raise FormatError(str(path), None, reason)
         yield line
 
@@ -304,7 +304,7 @@ class SealedFile:
             digest = digest_in(file.read().decode())
         head = _parse_head(path, first)
         if head.entries.get("schema") != MANIFEST_SCHEMA:
-            raise head.wrong("schema", f"{MANIFEST_SCHEMA} (is it of a newer ckpttool?)")
+            raise head.wrong("schema", f"{MANIFEST_SCHEMA}")
         return cls(path, head, digest)
 
     def lines(self) -> Iterator[JsonObject]:
@@ -342,7 +342,7 @@ class ManifestFile(SealedFile):
                     size = os.fstat(file.fileno()).st_size
                     found = hashlib.sha256(file.read() if size == nbytes else b"").hexdigest()
             except FileNotFoundError:
-                yield f"{path}: the strategy that was written with it is not there"
+                yield f"{path}: the strategy that was written with it is missing"
                 continue
             except FormatError as error:
                 yield f"{path}: {error.reason}"
@@ -365,8 +365,8 @@ class ManifestFile(SealedFile):
 def remedy_for(error: FormatError) -> str:
     """Return the remedy for a manifest that is damaged or cannot be read."""
     if isinstance(error, UnreadableError):
-        return "see to it that it can be read"
-    return "put a copy of it back, or write the set anew (--overwrite)"
+        return "run it as the owner"
+    return "put a copy of it back, or write the set again with --overwrite"
 
 
 @contextmanager
@@ -374,7 +374,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file of ours; raise `UnreadableError` for system errors, and for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise UnreadableError(str(path), None, "is a pipe or a device, and no file")
+            raise UnreadableError(str(path), None, "a pipe or a device, not a file")
         with open_file(path) as file:
             yield file
     except FileNotFoundError:
@@ -394,7 +394,7 @@ def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
         line = next_line
     if line == _seal(state.hexdigest()).encode():
         return
-    reason = "not as it was written: its checksum is not that of its bytes"
+    reason = "changed since it was written: its checksum does not match"
     if not line.startswith(CLOSE.encode()):
-        reason = "no checksum at its end: cut short, changed, or not written by this ckpttool"
+        reason = "no checksum at its end: cut short or changed"
     raise FormatError(str(path), None, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeAlias
@@ -11,8 +11,10 @@ from typing import TypeAlias
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats import FORMAT_NAMES, read_index, suffix_of
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
 from ckpttool.model.tensors import FileIndex, FileStamp
+from ckpttool.model.wording import shorten
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units
@@ -20,27 +22,27 @@ from ckpttool.transaction.manifest import Written
 
 ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
 KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
+MISSING = "missing"
 FindUnchanged: TypeAlias = Callable[[KnownStamps, ReadEntries], dict[str, FileStamp]]
 
 
-def size_problems(folder: Path, outputs: Iterable[Written | OutputEntry]) -> Iterator[str]:
-    """Yield a message for each output that is missing or has another size."""
-    for output in outputs:
-        try:
-            nbytes = (folder / output.path).stat().st_size
-        except FileNotFoundError:
-            yield f"{output.path}: is not there"
-            continue
-        if nbytes != output.nbytes:
-            yield f"{output.path}: expected {output.nbytes} bytes, found {nbytes}"
+def size_problem(folder: Path, output: Written | OutputEntry) -> str | None:
+    """Return the problem of an output that is missing or has another size, else None."""
+    try:
+        nbytes = (folder / output.path).stat().st_size
+    except FileNotFoundError:
+        return MISSING
+    if nbytes != output.nbytes:
+        return f"expected {output.nbytes} bytes, found {nbytes}"
+    return None
 
 
 def output_problems(
     folder: Path, output: OutputEntry, index: FileIndex | None = None
 ) -> Iterator[str]:
     """Yield the problems of an output's size and header; read ``index`` if it is None."""
-    if problems := list(size_problems(folder, [output])):
-        yield from problems
+    if problem := size_problem(folder, output):
+        yield f"{output.path}: {problem}"
         return
     try:
         index = index or read_index(str(folder / output.path))
@@ -105,7 +107,7 @@ def _has_contents(
 
     An entry does not list the checksum of a file, so that is verified.
     """
-    if any(size_problems(folder, [output])):
+    if size_problem(folder, output):
         return False
     try:
         index = read_index(str(folder / output.path))
@@ -142,3 +144,10 @@ def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
         if match is not None and (int(match[1]) not in ranks or ending != suffix)
     )
     return sorted(str(path) for path in paths if path.exists())
+
+
+def stale_files(paths: Sequence[str]) -> Diagnostic:
+    """Return the warning about `files_of_others`."""
+    facts = "loaders take it for a part of this set"
+    where = shorten(paths, 3)
+    return Diagnostic("stale", "left from another run", "move it away", facts=facts, where=where)

@@ -41,7 +41,8 @@ from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 
-MIXTURE = "what was made of it may be a mixture, so write all of it anew"
+MIXTURE = "outputs may mix old and new data"
+CHANGED_HINT = "the same command with --overwrite, when the source is complete"
 
 
 class Transaction:
@@ -116,8 +117,9 @@ class Transaction:
         logged = look(self._record).logged(self._outputs.provenance.digest)
         self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
         if self._stamps.keys() - self._entries.keys():
-            text = f"{self._record.home}: written by another run since this one began"
-            raise PlanError([Diagnostic("destination", text, "run again")])
+            text = "another run has written here since this one began"
+            where = str(self._record.home)
+            raise PlanError([Diagnostic("destination", text, "the same command", where=where)])
 
     @property
     def _log(self) -> LogWriter:
@@ -148,9 +150,8 @@ class Transaction:
         line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors))
         before = self._entries.get(name)
         if before is not None and before.read_line() != line:
-            text = "is not what the same run wrote there before; has a source file been changed? "
-            text += "Without --resume (--overwrite) all is written anew"
-            raise VerifyError(output.path, [text])
+            text = "differs from what the same command wrote before: a source file has changed"
+            raise VerifyError(output.path, [text], "--overwrite, without --resume")
         self._entries[name] = self._log.add(line)
         if not self._has_replaced:
             self._remove_older_set()
@@ -189,7 +190,8 @@ class Transaction:
         self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
         self._claim.require_record()
         if changed := self._describe_source_changes():
-            raise ExecutionError(self.writing, changed)
+            cause = "a source file has changed"
+            raise ExecutionError(self.writing, cause, (), CHANGED_HINT, changed)
         if outputs.part is not None:
             self._log.end()
         else:
@@ -201,9 +203,8 @@ class Transaction:
                 lambda names: (entries[name].read_entry() for name in names),
             )
             if damaged := [str(record.folder / name) for name in entries if name not in stamps]:
-                text = f"changed by somebody else since written: {shorten(damaged, 3)}; "
-                text += "--resume --overwrite writes that again, and keeps the others"
-                raise ExecutionError(damaged[0], text)
+                cause, hint = "another program has changed an output", "--resume --overwrite"
+                raise ExecutionError(damaged[0], cause, (), hint, shorten(damaged, 3))
             try:
                 finish_set(record, outputs.provenance, outputs.documents, entries.values(), stamps)
             except OSError as error:
@@ -215,10 +216,10 @@ class Transaction:
 
     def _describe_source_changes(self) -> str:
         changed = changed_sources(self._plan.catalog)
-        return f"{shorten((one.message for one in changed), 3)}; {MIXTURE}" if changed else ""
+        return f"{shorten((one.fact for one in changed), 3)}; {MIXTURE}" if changed else ""
 
     def describe_source_changes(self) -> str:
-        """Return text for the message of a failed run: the changes of its sources, if any."""
+        """Return the changes of sources as facts of a failed run; "" if there are none."""
         try:
             return self._describe_source_changes()
         except OSError:  # the sources cannot be read, which the failure itself reports

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.concurrency import OpenProgress, no_progress
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
-from ckpttool.storage.files import PARTIAL, access_problem, is_there, is_within, stamp_at
+from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
 from ckpttool.transaction.manifest import ManifestFile
@@ -48,6 +48,8 @@ from ckpttool.transaction.states import (
     look,
     records_around,
 )
+
+WITHOUT_RESUME = "the same command without --resume"
 
 
 class DestinationPolicy(NamedTuple):
@@ -124,9 +126,8 @@ class Assignment:
         part = None if policy.part is None else Part(*policy.part)
         ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
         if part is not None and not ranks:
-            text = f"part {part} has nothing to write: "
-            text += f"{count(len(plan.target.paths), 'output file')} among {part.count} parts"
-            notes.append(Diagnostic("part", text))
+            facts = f"{count(len(plan.target.paths), 'output file')} for {part.count} parts"
+            notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
         outputs = RunOutputs.of(plan, ranks, part)
         nothing = Destination(outputs.record, State.NONE)
         return cls(
@@ -253,8 +254,8 @@ def inspect_previous_run(
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
     if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
-        text = f"{shorten(map(str, earlier), 3)}: of an earlier ckpttool, so --resume cannot use it"
-        diagnostics.add(Diagnostic("resume", text, "--overwrite writes all anew"))
+        text, names = "--resume cannot use what an earlier version left", map(str, earlier)
+        diagnostics.add(Diagnostic("resume", text, "--overwrite", where=shorten(names, 3)))
     return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 
@@ -285,7 +286,7 @@ def _inspect_stopped(
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
     is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
     if is_done and not assignment.is_resumed and not assignment.overwrites:
-        diagnostics.add(_already_written(outputs, outputs.record.log(outputs.part)))
+        diagnostics.add(_already_written(outputs))
         return _without_other_problems(assignment, outputs)
     stopped = destination.parts.keys() - destination.finished_parts.keys()
     if outputs.part is None or outputs.part in stopped:
@@ -299,22 +300,22 @@ def _inspect_other_plan(
     destination: Destination, assignment: Assignment, changes: Sequence[str], intact: int
 ) -> Iterator[Diagnostic]:
     """Yield what becomes of a stopped run of another plan, which left ``intact`` outputs."""
-    record, parts = destination.record, shorten(map(str, destination.finished_parts), 3)
+    where, parts = str(destination.record.output), destination.finished_parts
+    named = f"part {shorten(map(str, parts), 3)}"
     if assignment.overwrites:
         if parts:
-            text = f"{record.output}: part {parts} of another plan is given up"
-            yield Diagnostic("resumed", text)
+            yield Diagnostic("resumed", f"{named} of another command is replaced", where=where)
     elif parts:
-        hint = "give all parts the same source, step and options; ckpttool finalize marks those "
-        hint += "complete if they are all there; --overwrite gives them up"
-        text = f"{record.output}: part {parts} of another plan is written there"
-        for change in changes:
-            yield Diagnostic("parts", f"{text}: {change}", hint)
+        hint = "the same source, step and options for all parts; `ckpttool help parts` explains"
+        message = f"{named} of another command is there"
+        yield Diagnostic("parts", message, hint, facts=describe_changes(changes), where=where)
     elif assignment.is_resumed:
-        yield from resume_problems(record.plan, changes)
+        message, hint = "the run that did not end here is of another command", WITHOUT_RESUME
+        yield Diagnostic("resume", message, hint, facts=describe_changes(changes), where=where)
     elif intact:
-        text = f"{record.output}: a run of another plan did not end; {count(intact, 'output')} "
-        yield Diagnostic("resumed", f"{text}that it left complete are replaced")
+        facts = f"{count(intact, 'complete output')} of it are replaced"
+        message = "a run of another command did not end here"
+        yield Diagnostic("resumed", message, facts=facts, where=where)
 
 
 def _inspect_finished(
@@ -332,50 +333,58 @@ def _inspect_finished(
             return replace(assignment, replaceable=frozenset({str(record.manifest)}))
     except FormatError as error:
         if assignment.is_resumed and not assignment.overwrites:
-            hint = "--resume cannot do without it, --overwrite writes all anew"
-            diagnostics.add(Diagnostic("destination", str(error), hint))
+            diagnostics.add(_damaged(error, "destination", "--resume needs it"))
         return assignment
     known = destination.stamps.outputs if destination.stamps is not None else {}
     stamps = {name: known.get(name) for name in outputs.outputs}
-    problems = list(_finished_problems(outputs, destination, manifest))
-    assignment = replace(assignment, replaces_itself=not problems)
+    code = "resume" if assignment.is_resumed else "destination"
+    problem = _other_set(outputs, destination, manifest, code)
+    assignment = replace(assignment, replaces_itself=problem is None)
     if outputs.part is not None and assignment.overwrites:
-        text = f"{record.output}: complete; this run takes it apart, so run the other parts again"
-        hint = "" if problems else "with --resume, which keeps what is there"
-        diagnostics.add(Diagnostic("resumed", text, hint))
-    if assignment.is_resumed and not problems:
+        text = "complete, and this part takes the set apart"
+        hint = f"run the other parts again{'' if problem else ', with --resume'}"
+        diagnostics.add(Diagnostic("resumed", text, hint, where=str(record.output)))
+    if assignment.is_resumed and problem is None:
         return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
     if assignment.overwrites:
         return assignment
-    if not assignment.is_resumed:
-        is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
-        if problems or not is_unchanged:
-            return assignment
-        problems = [_already_written(outputs, record.manifest)]
-    diagnostics.add(*problems)
+    is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
+    if problem is None and not is_unchanged:
+        return assignment
+    diagnostics.add(problem or _already_written(outputs))
     return _without_other_problems(assignment, outputs)
 
 
-def _finished_problems(
-    outputs: RunOutputs, destination: Destination, manifest: ManifestFile
-) -> Iterator[Diagnostic]:
-    """Yield why a finished set is not known to be that of a run."""
+def _other_set(
+    outputs: RunOutputs, destination: Destination, manifest: ManifestFile, code: str
+) -> Diagnostic | None:
+    """Return why a finished set is not known to be that of a run, or None."""
     record, stamps = outputs.record, destination.stamps
     for error in destination.damaged:
         if error.path == str(record.stamps):
-            yield Diagnostic("resume", str(error), "--overwrite writes all anew")
-            return
+            return _damaged(error, code)
     if stamps is None:
-        text = f"{record.output}: complete, but nothing says from which files: {record.stamps} is "
-        yield Diagnostic("resume", f"{text}not there", "--overwrite writes all anew")
-        return
+        text, facts = "complete, but its source files are not known", f"no {record.stamps}"
+        return Diagnostic(code, text, "--overwrite", facts=facts, where=str(record.output))
     changes = list(differences(outputs.provenance, stamps.provenance))
     if not changes and manifest.digest != stamps.manifest:
         changes = [f"{record.stamps} is of another set than {record.manifest}"]
-    for change in changes:
-        text = f"{record.manifest}: --resume: what is there is of another run: {change}"
-        hint = "write to another place, or --overwrite writes all anew"
-        yield Diagnostic("resume", text, hint)
+    if not changes:
+        return None
+    facts, hint = describe_changes(changes), f"--overwrite, or {ELSEWHERE}"
+    return Diagnostic(code, "made by another command", hint, facts=facts, where=str(record.output))
+
+
+def describe_changes(changes: Sequence[str]) -> str:
+    """Return the first differences between two commands as facts."""
+    more = f"and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return join_clauses(*changes[:3], more)
+
+
+def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
+    """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
+    path = error.path
+    return Diagnostic(code, error.reason, "--overwrite", facts=facts, where=path, path=path)
 
 
 def _inspect_outputs(
@@ -388,6 +397,7 @@ def _inspect_outputs(
 ) -> Assignment:
     """Return what a resumed run keeps of its own finished set."""
     folder, documents = outputs.folder, outputs.own_documents
+    where = str(outputs.record.output)
     gone = [name for name in outputs.outputs if not is_there(folder / name)]
     kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
     changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
@@ -395,19 +405,18 @@ def _inspect_outputs(
     for path in (one.path for one in documents if not is_written(one)):
         (changed if is_there(path) else missing).append(path)
     if missing and outputs.part is not None:
-        hint = "the same command without --part writes what is gone of a set that is finalized"
-        text = f"{manifest.path}: {_are_gone(missing)}"
-        diagnostics.add(Diagnostic("destination", text, hint))
+        text = f"{count(len(missing), 'output')} missing of a finalized set"
+        hint, facts = "the same command without --part", shorten(missing, 3)
+        diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
     if changed and not assignment.overwrites:
-        text = f"{shorten(changed, 3)}: not what {manifest.path} says was written; has it been "
-        text += "changed?"
-        hint = "--resume --overwrite writes it again, and keeps the others"
-        diagnostics.add(Diagnostic("destination", text, hint))
+        text = f"{count(len(changed), 'output')} changed since written"
+        hint, facts = "--resume --overwrite", shorten(changed, 3)
+        diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
     if missing and kept:
-        text = f"{manifest.path}: {_are_gone(missing)}, written again; the others are kept"
-        diagnostics.add(Diagnostic("resumed", text))
+        text = f"{count(len(missing), 'missing output')} written again, the others kept"
+        diagnostics.add(Diagnostic("resumed", text, facts=shorten(missing, 3), where=where))
     return replace(
         assignment,
         kept=kept,
@@ -431,11 +440,6 @@ def _all_files(outputs: RunOutputs) -> frozenset[str]:
     return frozenset({str(outputs.record.manifest), *names, *documents})
 
 
-def _are_gone(paths: Sequence[str]) -> str:
-    is_one = len(paths) == 1
-    return f"{count(len(paths), 'output')} {'is' if is_one else 'are'} gone ({shorten(paths, 3)})"
-
-
 def is_written(document: Document) -> bool:
     """Return whether a document is there as it is to be written."""
     stamp = stamp_at(Path(document.path))
@@ -451,19 +455,19 @@ def access_problems(record: Record, logs: Collection[Path]) -> Iterator[Diagnost
     if not stat.S_ISDIR(record.home.lstat().st_mode):
         yield _in_the_way(record.home)
     elif problem := access_problem(record.home, os.R_OK | os.W_OK | os.X_OK):
-        yield Diagnostic("destination", problem)
+        yield problem
     else:
         written = {record.lock, record.plan, record.stamps, *logs}
         for path in list_folder(record.home):
             if is_there(path) and not _is_file(path):
                 yield _in_the_way(path)
             elif path in written and (problem := access_problem(path, os.R_OK | os.W_OK)):
-                yield Diagnostic("destination", problem)
+                yield problem
 
 
 def _in_the_way(path: Path) -> Diagnostic:
-    text = f"{path}: is in the way of the record of the run"
-    return Diagnostic("destination", text, "move it away")
+    message = "in the way of the record of the run"
+    return Diagnostic("destination", message, "move it away", where=str(path))
 
 
 def _foreign_partials(
@@ -474,24 +478,27 @@ def _foreign_partials(
     known = outputs.whole if destination.state is State.STOPPED else {}  # if its plan is gone
     known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
+    held: dict[str, list[str]] = {}
     for name in sorted(outputs.outputs):
         path = Path(f"{outputs.folder / name}{PARTIAL}")
         if not _is_file(path):
             continue
         other = None if name in known else _plan_that_lists(path)
         if is_held(path):
-            by = " (a run of another part)" if name in known else ""
-            by = by if other is None else f" (see {other})"
-            yield Diagnostic("busy", f"{path}: another run is writing it{by}", "wait until it ends")
+            by = "it is of another part" if name in known else ""
+            held.setdefault(by if other is None else f"see {other}", []).append(str(path))
         elif name not in known and not may_replace:
             left.setdefault(other, []).append(str(path))
+    for by, paths in held.items():
+        message, where = "another run is writing it", shorten(paths, 3)
+        yield Diagnostic("busy", message, "wait until it ends", facts=by, where=where)
     for other, paths in left.items():
-        text = "the name of a temporary file, and no run of ckpttool that did not end tells of it"
-        remedy = "move it away, or --overwrite replaces it"
+        message, facts = "it has the name of a temporary file", "no run that did not end lists it"
+        hint = "move it away, or --overwrite"
         if other is not None:
-            text = f"left half-written by a run that did not end, of which {other} tells"
-            remedy = "finish that with its own command and --resume, or --overwrite replaces it"
-        yield Diagnostic("destination", f"{shorten(paths, 3)}: {text}", remedy)
+            message, facts = "left half-written by a run that did not end", f"{other} lists it"
+            hint = "the command that writes it, with --resume; or --overwrite"
+        yield Diagnostic("destination", message, hint, facts=facts, where=shorten(paths, 3))
 
 
 def _plan_that_lists(partial: Path) -> Path | None:
@@ -519,9 +526,10 @@ def busy_problems(
         return  # without locks nobody knows whether they still run
     if outputs.part is not None:
         in_the_way = {record.log(None), record.log(outputs.part), record.plan}
-        if running and not in_the_way & running.keys() and destination.plan is not None:
-            changes = differences(outputs.provenance, destination.plan.provenance)
-            yield from beside_problems(destination, changes)
+        is_beside = bool(running) and not in_the_way & running.keys()
+        if is_beside and destination.plan is not None:
+            changes = list(differences(outputs.provenance, destination.plan.provenance))
+            yield from [beside_problem(destination, changes)] if changes else []
         running = {path: by for path, by in running.items() if path in in_the_way}
     for by in list(running.values())[:1]:
         yield busy_problem(record, by)
@@ -529,19 +537,22 @@ def busy_problems(
 
 def busy_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that another run is writing, or may be."""
-    hint = "wait until it ends, or write elsewhere"
+    message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
     if is_held(record.lock) is None:
-        by += "; this file system has no locks to tell whether it still runs"
-        hint = "wait until it ends; if it has ended, --resume --overwrite goes on"
-    return Diagnostic("busy", f"{record.output}: another run is writing it ({by})", hint)
+        by += "; this file system has no locks, so it may have ended"
+        hint = "wait until it ends; if it has ended, --resume --overwrite"
+    return Diagnostic("busy", message, hint, facts=by, where=str(record.output))
 
 
-def beside_problems(destination: Destination, changes: Iterable[str]) -> Iterator[Diagnostic]:
-    """Yield the problems of a part of another plan than that which is being written."""
+def beside_problem(destination: Destination, changes: Sequence[str]) -> Diagnostic:
+    """Return the problem of a part of another plan than that which is being written."""
     by = shorten(destination.running.values(), 1) or "it has just ended"
-    text = f"{destination.record.plan}: a part of another plan is being written there ({by})"
-    for change in changes:
-        yield Diagnostic("busy", f"{text}: {change}", "wait until it ends, or write elsewhere")
+    message, hint = (
+        "a part of another command is being written",
+        f"wait until it ends, or {ELSEWHERE}",
+    )
+    facts, where = join_clauses(by, describe_changes(changes)), str(destination.record.output)
+    return Diagnostic("busy", message, hint, facts=facts, where=where)
 
 
 def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
@@ -550,35 +561,30 @@ def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnosti
     needed = {str(record.plan), str(record.log(outputs.part))}
     for error in destination.damaged:
         if outputs.part is None or error.path in needed:
-            yield Diagnostic("destination", str(error), "--overwrite writes all anew")
+            yield _damaged(error, "destination")
 
 
-def resume_problems(path: Path, changes: Iterable[str]) -> Iterator[Diagnostic]:
-    """Yield the problems that what a run left is not of this command."""
-    first = f"{path}: --resume: what was left there is of another run"
-    for change in changes:
-        yield Diagnostic("resume", f"{first}: {change}", "without --resume all is written anew")
-
-
-def _already_written(outputs: RunOutputs, path: Path) -> Diagnostic:
-    """Return the problem that a run has nothing to do, and was not told that this may be so."""
-    text = f"{path} says that this very command has written all of it "
-    text += f"({count(len(outputs.outputs), 'output')})"
-    return Diagnostic("destination", text, "--resume keeps it, --overwrite writes it anew")
+def _already_written(outputs: RunOutputs) -> Diagnostic:
+    """Return the problem that a run has nothing to do, without ``--resume``."""
+    message = f"{outputs.record.output} is already complete"
+    if outputs.part is not None:
+        message = f"part {outputs.part} of {message}"
+    hint = "--resume accepts it, --overwrite writes it again"
+    return Diagnostic("destination", message, hint, path=str(outputs.record.output))
 
 
 def _describe_stopped(
     outputs: RunOutputs, complete: Collection[str], is_resumed: bool
 ) -> Iterator[Diagnostic]:
     """Yield how much is kept of a run that did not end, or could be."""
-    first = f"{outputs.record.output}: a run did not end"
+    where = str(outputs.record.output)
     if complete:
-        what = f"{len(complete)} of {count(len(outputs.outputs), 'output')}"
-        then = "are kept" if is_resumed else "are written anew (--resume keeps them)"
-        yield Diagnostic("resumed", f"{first}, {what} that it left complete {then}")
+        what = f"{len(complete)} of {count(len(outputs.outputs), 'output')} that a run completed"
+        then, hint = ("kept", "") if is_resumed else ("written again", "--resume keeps them")
+        yield Diagnostic("resumed", f"{what} before it stopped: {then}", hint, where=where)
     elif is_resumed:
-        text = "and nothing of it could be kept; this one begins anew"
-        yield Diagnostic("resumed", f"{first}, {text}")
+        text = "a run did not end here, and nothing of it can be kept"
+        yield Diagnostic("resumed", text, where=where)
 
 
 def destination_changes(
@@ -589,5 +595,5 @@ def destination_changes(
         return
     new = [path for path, stamp in outputs.stamps().items() if seen.get(path) != stamp]
     if new:
-        text = f"{shorten(new, 3)}: written by another run since this one began"
-        yield Diagnostic("destination", text, "--overwrite replaces what is there")
+        text, where = "another run has written it since this one began", shorten(new, 3)
+        yield Diagnostic("destination", text, "--overwrite", where=where)

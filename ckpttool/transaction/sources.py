@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
@@ -15,7 +16,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
-from ckpttool.model.wording import count, format_ranks
+from ckpttool.model.wording import count, format_ranks, shorten
 
 
 def provenance_of(plan: Plan) -> Provenance:
@@ -112,22 +113,30 @@ def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
-    """Return the problem of each file that has changed since its header was read."""
-    return [Diagnostic("changed", text, "run again") for one in catalogs for text in _changes(one)]
+    """Return the problem of files that have changed since their headers were read."""
+    found: dict[str, list[str]] = {}
+    for path, text in chain.from_iterable(map(_changes, catalogs)):
+        found.setdefault(text, []).append(path)
+    return [_changed(paths, text) for text, paths in found.items()]
 
 
-def _changes(catalog: Catalog) -> Iterator[str]:
+def _changed(paths: Sequence[str], text: str) -> Diagnostic:
+    hint = "the same command, when the source is complete"
+    path = paths[0] if len(paths) == 1 else None
+    return Diagnostic("changed", text, hint, where=shorten(paths, 3), path=path)
+
+
+def _changes(catalog: Catalog) -> Iterator[tuple[str, str]]:
+    """Yield each file that has changed since its header was read, and how."""
     for path, stamp in catalog.stamps.items():
         try:
             now = stat_file(path)
         except FileNotFoundError:
-            yield f"{path}: is gone"
+            yield path, "removed since its header was read"
             continue
         if stamp is not None and now != stamp:
-            change = "was written to after its header was read"
-            if now.inode != stamp.inode:
-                change = "is another file than when its header was read"
-            yield f"{path}: {change}"
+            is_same = now.inode == stamp.inode
+            yield path, f"{'changed' if is_same else 'replaced'} since its header was read"
 
 
 @contextmanager
@@ -145,8 +154,7 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     except (CkptToolError, OSError) as error:
         changed = changed_sources(*catalogs)
         if not changed and isinstance(error, FileNotFoundError):
-            text = f"{error.filename}: is gone since this began"
-            changed = [Diagnostic("changed", text, "run again")]
+            changed = [_changed([str(error.filename)], "removed since this command began")]
         if changed:
             raise PlanError(changed) from error
         raise

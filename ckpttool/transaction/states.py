@@ -55,6 +55,9 @@ LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
+MAY_LACK = "files may be missing, or of another run"
+RESUME = "the command that writes it, with --resume"
+ANEW = "the command that writes it, with --overwrite"
 MOST = 3  # logs that are described; an array job may leave thousands
 
 
@@ -319,8 +322,9 @@ def look(record: Record) -> Destination:
     """Return what lies at a destination; keeps no lock and writes nothing."""
     if record.home.is_dir() and not os.access(record.home, os.R_OK | os.X_OK):
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
-        reason = describe_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-        closed = UnreadableError(str(record.home), None, reason)
+        home = str(record.home)
+        error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), home)
+        closed = UnreadableError(home, None, describe_os_error(error))
         return Destination(record, state, damaged=(closed,))
     damaged: list[FormatError] = []
     plan = _read(RecordedPlan, record.plan, damaged)
@@ -379,15 +383,20 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
     if destination.state in {State.RUNNING, State.STOPPED}:
         return unfinished_problem(destination, output)
     if destination.state is State.NONE and destination.damaged:  # which nobody may read
-        text = f"{output}: whether a run has ended here cannot be known: {destination.damaged[0]}"
-        return Diagnostic("unfinished", text, "run it as a user who may read that")
+        error = destination.damaged[0]
+        text = "it is not known whether a run has ended here"
+        return _unfinished(output, text, f"{error.path}: {error.reason}", "run it as the owner")
     for record, name in records_around(output) if output.is_file() else ():
         of_set = look(record)
         is_complete = of_set.state is State.COMPLETE or name in of_set.logged()
         if of_set.plan is not None and name in of_set.plan.outputs and not is_complete:
-            text = f"{output}: {record.plan} lists it, and no log there says that it is complete"
-            return Diagnostic("unfinished", text, "finish it with its own command and --resume")
+            facts = f"{record.plan} lists it, and no log there lists it as complete"
+            return _unfinished(output, "a run has not completed it", facts, RESUME)
     return None
+
+
+def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
+    return Diagnostic("unfinished", message, hint, facts=facts, where=str(output))
 
 
 def records_around(output: Path) -> Iterator[tuple[Record, str]]:
@@ -401,18 +410,16 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
     """Return the problem of a destination that is RUNNING or STOPPED."""
     if destination.state is State.RUNNING:
         by = next(iter(destination.running.values()))
-        text = f"a run of ckpttool is writing here ({by}), so files are missing, or of another run"
-        return Diagnostic("unfinished", f"{output}: {text}", "wait until it ends")
+        message = "a run of ckpttool is writing here"
+        return _unfinished(output, message, f"{by}; {MAY_LACK}", "wait until it ends")
     parts = destination.parts
     if parts and len(parts) == len(destination.finished_parts):
-        text = "written in parts (--part) that are not finalized, so files may be missing"
-        hint = f"run ckpttool finalize {output}"
+        hint = f"ckpttool finalize {output}"
         if missing := destination.missing_parts:
-            hint = f"run {shorten((f'--part {part}' for part in missing), 3)}; then {hint}"
-        return Diagnostic("unfinished", f"{output}: {text}", hint)
-    text = "a run of ckpttool has not ended here, so files may be missing or of another run"
-    hint = "finish it with the same command and --resume"
-    return Diagnostic("unfinished", f"{output}: {text}", hint)
+            hint = f"{shorten((f'--part {part}' for part in missing), 3)}, then {hint}"
+        message = "its parts (--part) are not finalized"
+        return _unfinished(output, message, "files may be missing", hint)
+    return _unfinished(output, "a run of ckpttool did not end here", MAY_LACK, RESUME)
 
 
 def describe_record(output: Path) -> Iterator[Diagnostic]:
@@ -426,11 +433,11 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     for error in destination.damaged:
         if error.path == str(record.home) and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
-        hint = "" if error.path == str(record.home) else "--overwrite writes all anew"
-        yield Diagnostic("leftover", str(error), hint)
+        hint = "" if error.path == str(record.home) else ANEW
+        yield Diagnostic("leftover", error.reason, hint, where=error.path, path=error.path)
     if found := record.earlier_records():
-        text = f"{shorten(map(str, found), 3)}: left over from a run of an earlier ckpttool"
-        yield Diagnostic("leftover", text, "write all anew with --overwrite, then remove it")
+        names, hint = shorten(map(str, found), 3), f"{ANEW}; then remove it"
+        yield Diagnostic("leftover", "left by an earlier version of ckpttool", hint, where=names)
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:
         return
@@ -438,25 +445,26 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         complete = shorten(sorted(log.outputs), 3) or "nothing"
         by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
         is_of_plan = log.plan == plan.provenance.digest
-        aim = _describe_aim(plan) if is_of_plan else ", of another plan"
-        text = f"{log.path}: of {by}{aim}; complete: {complete}"
-        yield Diagnostic("leftover", text)
+        aim = _describe_aim(plan) if is_of_plan else "another command"
+        facts = f"{aim}; complete: {complete}"
+        yield Diagnostic("leftover", f"log of {by}", facts=facts, where=str(log.path))
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
         yield Diagnostic("leftover", text, where=str(record.home))
     half = [name for name in plan.outputs if is_there(f"{record.folder / name}{PARTIAL}")]
     if half and destination.state is State.STOPPED:
-        yield Diagnostic("leftover", f"{output}: half-written: {shorten(half, 3)}")
+        files = count(len(half), "half-written file")
+        yield Diagnostic("leftover", files, facts=shorten(half, 3), where=str(output))
 
 
 def _describe_aim(plan: RecordedPlan) -> str:
-    """Return what a run is to write."""
+    """Return what a run reads and writes."""
     provenance = plan.provenance
     words = [text for _, text in provenance.options if not text.startswith("no ")]
     step = f"step {provenance.step}, " if provenance.step else ""
     inputs = shorten((file.path for file in provenance.inputs), 1)
     read = shorten((inputs, *(file.path for file in provenance.strategies)))
-    return f" ({step}from {read}; to be written: {', '.join(words)})"
+    return f"{step}from {read}; writes {', '.join(words)}"
 
 
 def is_earlier_record(name: str) -> bool:

@@ -161,7 +161,7 @@ class Runs:
         }
 
     def is_stopped(self):
-        """Return whether a run has not ended here."""
+        """Return whether a run did not end here."""
         return look(Record(self.out / MANIFEST)).state is State.STOPPED
 
     def is_planned(self, kind):
@@ -188,7 +188,7 @@ class Scenario:
         try:
             runs.run(resume=resume, **options)
         except ckpttool.PlanError as error:
-            if resume or "this very command has written all of it" not in str(error):
+            if resume or "is already complete" not in str(error):
                 raise
             runs.run(resume=True, **options)
         if self.part is not None:

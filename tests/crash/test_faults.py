@@ -127,7 +127,7 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
     expected = expected if call == "pwritev" else "rank_2/checkpoint_2.ckpt: not written: "
     assert expected in message(result)
-    assert "half-written could not be removed: the next run does that" in message(result)
+    assert "half-written could not be removed, which the next run does" in message(result)
     assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))
     monkeypatch.undo()
     run_well(*ordered_words(out), "--resume")
@@ -165,7 +165,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     assert result.exit_code == code
     text = message(result)
     assert first in text
-    assert f"{first}; what is half-written could not be removed: the next run does that" in text
+    assert f"{first}; what is half-written could not be removed, which the next run does" in text
     assert "nothing was left half-written" not in text
     monkeypatch.undo()
     run_well(*ordered_words(tmp_path), "--resume")
@@ -206,7 +206,7 @@ def test_that_it_cannot_be_removed_either_is_told(tmp_path, monkeypatch):
     result = run(*ordered_words(tmp_path))
     assert result.exit_code == 6
     assert f"checkpoint_1.ckpt: not written: {SAID[errno.EIO]}" in message(result)
-    assert "half-written could not be removed: the next run does that" in message(result)
+    assert "half-written could not be removed, which the next run does" in message(result)
     assert "rank_1/checkpoint_1.ckpt.partial" in files_below(tmp_path)
 
 
@@ -616,5 +616,5 @@ def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
     with pytest.raises(ckpttool.PlanError) as caught:
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
     said = f"{catalog.files[1].path}: was written to after its header was read; run again"
-    there = f"{tmp_path / 'there.ckpt'} exists already; --overwrite replaces what is there"
+    there = f"{tmp_path / 'there.ckpt'} exists already Try: --overwrite replaces what is there"
     assert texts_of(caught.value) == (said, there)

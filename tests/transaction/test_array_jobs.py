@@ -210,7 +210,7 @@ def test_a_part_that_is_requeued_after_its_end_keeps_what_it_wrote(job):
         with filled_outputs() as filled:
             run_parts(job, "1/2", more=RESUME)
         assert filled == []
-        refused(job.run("--part", "1/2"), "this very command has written all of it", "--resume")
+        refused(job.run("--part", "1/2"), "is already complete", "--resume")
         assert (job.read(), job.manifest.exists()) == (job.wanted(), is_finalized)
         assert record_of(job).keys() == before.keys()
     is_whole(job)
@@ -221,7 +221,7 @@ def test_a_part_with_overwrite_says_that_it_takes_a_finished_set_apart(job):
     run_parts(job, "1/2", "2/2")
     finalize(job)
     text = message(job.run_well("--part", "1/2", *OVERWRITE))
-    assert "complete; this run takes it apart, so run the other parts again; with --resume" in text
+    assert "complete, and this part takes the set apart Try: run the other parts again, with --resume" in text
     refused(run("finalize", job.out), "--part 2/2")
     with filled_outputs() as filled:
         run_parts(job, "2/2", more=RESUME)
@@ -263,7 +263,7 @@ def test_a_job_into_the_folder_of_one_that_runs_is_refused(job, part, more):
     with while_filling(job.outputs[2], lambda: other.run(*part, *more)) as seen:
         run_parts(job, "1/2")
     text = refused(seen[0], ME, "wait until it ends")
-    assert ("a part of another plan is being written there" in text) == ("2/2" in part)
+    assert ("a part of another command is being written" in text) == ("2/2" in part)
     assert ("another run is writing it" in text) == ("2/2" not in part)
     run_parts(job, "2/2")
     finalize(job)
@@ -290,7 +290,7 @@ def test_a_job_that_may_overwrite_takes_the_folder_over(job):
     run_parts(job, "1/2", "2/2")
     refused(other.run("--part", "2/2"), "--overwrite gives them up")
     text = message(other.run_well("--part", "2/2", *OVERWRITE))
-    assert "part 1/2, 2/2 of another plan is given up" in text
+    assert "part 1/2, 2/2 of another command is replaced" in text
     refused(run("finalize", job.out), "--part 1/2")
     refused(job.run("--part", "1/2"), "--overwrite")
     run_parts(other, "1/2", more=OVERWRITE)
@@ -303,7 +303,7 @@ def test_a_job_takes_over_from_one_that_stopped_before_any_part_was_done(job):
     other = SmallSet(job.folder, "other")
     job.stop("--part", "1/2")
     text = refused(other.run("--part", "1/2", "--resume"), "of another run", "m.ckpt")
-    assert "without --resume all is written anew" in text
+    assert "Try: the same command without --resume" in text
     run_parts(other, "2/2", "1/2")
     finalize(other)
     is_whole(other)
@@ -375,7 +375,7 @@ def test_parts_of_two_numbers_are_not_finalized_before_all_of_one_are_done(job):
     """Else a set is called whole because many parts are there."""
     run_parts(job, "1/2")
     run_parts(job, "2/3", "3/3", more=RESUME)
-    refused(run("finalize", job.out), "part 2 of 2 is not there; run what is missing (--part 2/2)")
+    refused(run("finalize", job.out), "part 2 of 2 missing; run what is missing (--part 2/2)")
     assert not job.manifest.exists()
     run_parts(job, "2/2", more=RESUME)
     finalize(job)

@@ -318,10 +318,10 @@ class History(NamedTuple):
 
 UNTOUCHED = {
     finished: History(finished, nothing, "0", "0 nothing is wrong", "0", "0 complete: 4 files",
-                      "5 this very command has written all of it (4 outputs)",
+                      "5 is already complete (4 outputs)",
                       "0 4 kept, 0 written"),
-    stopped: History(stopped, nothing, "0 has not ended here", "1 has not ended here",
-                     "5 has not ended here", "5 has not ended here",
+    stopped: History(stopped, nothing, "0 did not end here", "1 did not end here",
+                     "5 did not end here", "5 did not end here",
                      "0 are written anew (--resume keeps them)", "0 2 kept, 2 written"),
     in_parts: History(in_parts, nothing, "0 run ckpttool finalize", "1 run ckpttool finalize",
                       "5 run ckpttool finalize", "0 complete: 4 files",
@@ -329,7 +329,7 @@ UNTOUCHED = {
     half_in_parts: History(half_in_parts, nothing, "0 finalize", "1 finalize",
                            "5 finalize", "5 --part 2/2", "5 exist", "0 2 kept, 2 written"),
     finished_file: History(finished_file, nothing, "0", "0 nothing is wrong", "0",
-                           "0 complete: 1 file", "5 this very command has written all of it",
+                           "0 complete: 1 file", "5 is already complete",
                            "0 Kept "),
 }  # fmt: skip
 
@@ -506,7 +506,7 @@ HISTORIES = {
         stopped, killed_before_a_rename, rerun="5 checkpoint_1", resume="5 checkpoint_1"
     ),
     "stopped, outputs deleted": History(
-        stopped, all_outputs_deleted, "5 has not ended here", rerun="0", resume="0"
+        stopped, all_outputs_deleted, "5 did not end here", rerun="0", resume="0"
     ),
     "stopped, outputs of the past": History(stopped, set_times(PAST, "outputs")),
     "stopped, record of the future": History(stopped, set_times(FUTURE)),

@@ -105,7 +105,7 @@ def test_no_byte_of_a_log_is_changed_unnoticed(path):
         for bits in (1, 0x20):
             path.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
             if at < last - 1:
-                with pytest.raises(FormatError, match="the line is not as it was written"):
+                with pytest.raises(FormatError, match="a line has changed since it was written"):
                     Log.read(path)
                 continue
             with suppress(FormatError):  # as what a power loss leaves of it
@@ -131,7 +131,7 @@ def test_lines_behind_a_damaged_one_make_it_an_error(path):
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(b"torn\n" + _seal('{"done": true}'))
-    with pytest.raises(FormatError, match="the line is not as it was written") as caught:
+    with pytest.raises(FormatError, match="a line has changed since it was written") as caught:
         Log.read(path)
     assert (caught.value.path, caught.value.offset) == (str(path), size)
 

@@ -192,7 +192,7 @@ def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     (tmp_path / "rank_4").mkdir()
     shutil.copy(ranks[0], tmp_path / "rank_4" / "checkpoint_4.ckpt")
     found = findings_of(tmp_path)
-    assert f"{manifest}: rank_1/checkpoint_1.ckpt: is not there" in found
+    assert f"{manifest}: rank_1/checkpoint_1.ckpt: missing" in found
     assert any("rank_2/checkpoint_2.ckpt: expected 13" in text for text in found)
     other = f"rank_4/checkpoint_4.ckpt: {OTHER}"
     assert f"{manifest}: {other}" in found
@@ -269,7 +269,7 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
     assert result.exit_code == 5
-    assert f"{tmp_path / MANIFEST} exists already; --overwrite" in message(result)
+    assert f"{tmp_path / MANIFEST} exists already Try: --overwrite" in message(result)
 
 
 def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
@@ -281,7 +281,7 @@ def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
     (tmp_path / "m.ckpt").unlink()
     (tmp_path / f"m.ckpt.{MANIFEST}").write_text("a note of somebody's\n")
     result = run(*merge_words(tmp_path / "m.ckpt"))
-    assert f"m.ckpt.{MANIFEST} exists already; --overwrite" in message(result)
+    assert f"m.ckpt.{MANIFEST} exists already Try: --overwrite" in message(result)
 
 
 def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
@@ -349,7 +349,7 @@ def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
     earlier.write_bytes(b"")
     result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
     assert f"warning: {earlier}: not of the 4 ranks of the target" in message(result)
-    assert "is taken for a part of this set" in message(result)
+    assert "loaders take it for a part of this set" in message(result)
 
 
 def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):

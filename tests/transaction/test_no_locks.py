@@ -115,7 +115,7 @@ def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living
     result = small.run(*more)
     assert result.exit_code == 5, message(result)
     assert f"process {process} on {host} since {begun}" in message(result)
-    assert re.search("no locks.*; if it has ended, --resume --overwrite goes on", message(result))
+    assert re.search("no locks.*.*; if it has ended, --resume --overwrite", message(result))
     assert files_of(small) == before
     for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
         assert f"process {process} on {host}" in message(run(*words))
@@ -148,7 +148,7 @@ def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_l
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
     result = small.run("--resume")
     assert result.exit_code == 5
-    assert "of another run: m.ckpt: was written to since" in message(result)
+    assert "of another run: source files changed: m.ckpt" in message(result)
     small.run_well()
     assert small.read() == small.wanted()
 
@@ -287,8 +287,8 @@ def test_a_part_is_refused_and_leaves_nothing(small, no_locks, more):
     """Else parts that cannot see each other write one set."""
     result = small.run("--part", "1/2", *more)
     assert result.exit_code == 5, message(result)
-    assert f"{WARNING}, which runs with --part need" in message(result)
-    assert "write all in one run" in message(result)
+    assert f"{WARNING} runs with --part need them" in message(result)
+    assert "Try: one run without --part" in message(result)
     assert not small.out.exists() or list(small.out.iterdir()) == []
 
 

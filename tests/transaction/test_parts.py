@@ -102,7 +102,7 @@ def test_a_committed_folder_is_read_as_any_other(tmp_path):
 def test_a_part_that_is_none_is_a_usage_error(tmp_path, value):
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", value)
     assert result.exit_code == 2
-    assert "is not a part K/N with K from 1 to N; example: 2/8" in message(result)
+    assert "is not a part K/N with K from 1 to N Try: --part 2/8" in message(result)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +154,7 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert manifests[0] == manifests[1]
     result = run(*words, "-o", tmp_path / "parts", "--part", "1/3")
     assert result.exit_code == 5
-    assert "says that this very command has written all of it" in message(result)
+    assert "is already complete" in message(result)
     run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--resume")
     run_well(*words, "-o", tmp_path / "parts", "--part", "1/3", "--overwrite")
     left = files_below(tmp_path / "parts", manifests=True)
@@ -225,7 +225,7 @@ def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
     before = contents(tmp_path)
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2")
     assert result.exit_code == 5
-    assert f"{tmp_path}/ckpttool.json exists already; --overwrite" in message(result)
+    assert f"{tmp_path}/ckpttool.json exists already Try: --overwrite" in message(result)
     assert contents(tmp_path) == before
 
 
@@ -252,7 +252,7 @@ def test_missing_parts_are_named(tmp_path):
     run_parts(tmp_path, (2, 4), 5)
     text = commit_fails(tmp_path, 5)
     runs = "--part 1/5, --part 3/5, --part 5/5"
-    assert f"parts 1, 3, 5 of 5 are not there; run what is missing ({runs})" in text
+    assert f"parts 1, 3, 5 of 5 missing Try: the same command with {runs}, then ckpttool finalize" in text
 
 
 def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, monkeypatch):
@@ -274,8 +274,8 @@ def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, mon
     assert fail_on(2) == [PART_LOG.format(1, 2), PLAN]
     assert not (tmp_path / STAMPS).exists()
     text = commit_fails(tmp_path, 5)
-    assert "parts 1, 2 of 2 are not there; run what is missing (--part 1/2, --part 2/2)" in text
-    assert "part 1 had begun, and --resume keeps what is complete" in text
+    assert "parts 1, 2 of 2 missing part 1 had begun; --resume keeps what is complete Try: the same command with --part 1/2, --part 2/2, then" in text
+    assert "part 1 had begun; --resume keeps what is complete" in text
 
 
 def test_a_part_of_a_different_plan_is_refused_before_it_is_written(tmp_path):
@@ -293,7 +293,7 @@ def test_a_part_of_a_different_plan_is_refused_before_it_is_written(tmp_path):
         assert f"{saved_anew.relative_to(tmp_path)}: was written to since" in message(result)
     assert contents(tmp_path / "out") == before
     run_well(*words, "--part", "2/2", "--overwrite")
-    assert "part 1 of 2 is not there" in commit_fails(tmp_path / "out", 5)
+    assert "part 1 of 2 missing" in commit_fails(tmp_path / "out", 5)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_other_options_are_another_plan(tmp_path, option, change):
     text = message(result)
     said = f"{tmp_path}: part 1/2 of another plan is written there: other options were given: "
     assert said + change in text
-    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+    assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
 
 
 def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_path):
@@ -346,7 +346,7 @@ def test_a_part_that_is_done_does_not_count_for_another_plan(tmp_path, failing, 
     words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
     result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
     assert result.exit_code == (0 if ends_well else 6)
-    missing = "part 2 of 2 is not there" if ends_well else "parts 1, 2 of 2 are not there"
+    missing = "part 2 of 2 missing" if ends_well else "parts 1, 2 of 2 are not there"
     assert missing in commit_fails(tmp_path, 5)
     failing(None)
     run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
@@ -358,7 +358,7 @@ def test_outputs_of_another_plan_may_be_replaced(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     options = ["--rank", "0,2"]
     run_parts(tmp_path, (1,), 2, "ckpt", *options, "--overwrite")
-    assert "part 2 of 2 is not there" in commit_fails(tmp_path, 5)
+    assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
     run_parts(tmp_path, (2,), 2, "ckpt", *options)
     run_well("finalize", tmp_path)
     assert sorted(path.name for path in (tmp_path / RECORD).iterdir()) == ["lock", "stamps.json"]
@@ -370,7 +370,7 @@ def test_of_parts_of_several_counts_all_of_one_make_a_set(tmp_path):
     run_parts(tmp_path, (1,), 2)
     run_parts(tmp_path, (1, 3), 3, "ckpt", "--resume")
     text = commit_fails(tmp_path, 5)
-    assert "part 2 of 2 is not there" in text
+    assert "part 2 of 2 missing" in text
     run_parts(tmp_path, (2,), 2, "ckpt", "--resume")
     run_well("finalize", tmp_path)
     run_well(*reshard_words(tmp_path / "whole", "ckpt"))
@@ -416,7 +416,7 @@ def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
     result = run("finalize", tmp_path)
     assert result.exit_code == 7
-    assert "rank_3/checkpoint_3.ckpt: is not there" in message(result)
+    assert "rank_3/checkpoint_3.ckpt: missing" in message(result)
 
 
 def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
@@ -495,7 +495,7 @@ def test_an_empty_log_of_a_run_that_was_killed_says_nothing(tmp_path, failing, a
     log = tmp_path / LOG
     log.touch()
     result = run("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt")
-    assert "not finalized, so files may be missing; run ckpttool finalize" in message(result)
+    assert "not finalized files may be missing Try: ckpttool finalize" in message(result)
     run_well("finalize", tmp_path)
     before = contents(tmp_path)
     log.touch()
@@ -529,7 +529,7 @@ def test_parts_of_another_count_go_on_from_what_is_done(tmp_path):
     before = done.stat()
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", f"{int(done.stem[-1]) + 1}/4")
     assert result.exit_code == 5
-    assert f"{done} exists already; --overwrite" in message(result)
+    assert f"{done} exists already Try: --overwrite" in message(result)
     assert done.stat() == before
     run_parts(tmp_path, (1, 2, 3, 4), 4, "ckpt", "--resume")
     run_well("finalize", tmp_path)
@@ -548,7 +548,7 @@ def test_a_commit_removes_plans_that_killed_runs_have_half_written(tmp_path):
 
 def test_a_folder_of_anything_else_is_not_committed(tmp_path):
     assert run("finalize", tmp_path / "nowhere").exit_code == 2
-    assert "no parts in it; a run with --part K/N leaves its log when it is done" in commit_fails(
+    assert "no parts in it a run with --part K/N leaves a log here" in commit_fails(
         tmp_path, 5
     )
 
@@ -636,5 +636,5 @@ def test_every_problem_is_told_at_once(tmp_path):
             Path(tmp_path, name).unlink()
     result = run("finalize", tmp_path)
     assert result.exit_code == 5
-    assert "part 2 of 3 is not there" in message(result)
-    assert "is not there; run part 1/3 again, with --resume" in message(result)
+    assert "part 2 of 3 missing" in message(result)
+    assert "missing Try: the same command with --part 1/3 --resume" in message(result)

@@ -122,7 +122,7 @@ def test_a_run_is_refused_while_another_writes_and_the_other_is_named(tmp_path, 
     plan, assignment = plan_to(tmp_path / "out")
     other, assignment_of_other = plan_to(tmp_path / "out", part=part)
     transaction = Transaction.open(plan, assignment)
-    words = rf"another run is writing it \(process {os.getpid()} on "
+    words = rf"another run is writing it \process {os.getpid()} on "
     with pytest.raises(ckpttool.PlanError, match=words):
         Transaction.open(other, assignment_of_other)
     with pytest.raises(ckpttool.PlanError, match=words):
@@ -149,7 +149,7 @@ def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
     out = tmp_path / "out"
     first = Transaction.open(*plan_to(out, part=(1, 2)))
     words = (
-        rf"plan\.json: a part of another plan is being written there \(process {os.getpid()} on "
+        rf"plan\.json: a part of another command is being written \process {os.getpid()} on "
     )
     with pytest.raises(
         ckpttool.PlanError, match=f"{words}.*other options were given.*; wait until"
@@ -163,7 +163,7 @@ def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_pat
     out = tmp_path / "out"
     mine, other = plan_to(out, part=(1, 2)), plan_to(out, part=(2, 2), prefix="other_")
     first = Transaction.open(*mine)
-    with pytest.raises(ckpttool.PlanError, match="a part of another plan is being written there"):
+    with pytest.raises(ckpttool.PlanError, match="a part of another command is being written"):
         Transaction.open(*other)
     first.abandon()
     assert files_below(tmp_path) == []

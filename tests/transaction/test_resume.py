@@ -49,7 +49,7 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     assert LOG in files_below(tmp_path / "out")
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
-    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert "2 of 4 outputs that a run completed before it stopped: kept" in message(result)
     assert re.search(
         r"Wrote .*/rank_0 \.\.\. rank_3 \(4 files, 2 kept, 2 written, ", message(result)
     )
@@ -85,7 +85,7 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert "3 outputs exist" in message(result)
     filled = failing(None)
     result = run_well(*ordered_words(out), "--resume")
-    said = f"{out / MANIFEST}: 1 output is gone ({gone}), written again; the others are kept"
+    said = f"{out / MANIFEST}: 1 missing output written again, the others kept {gone}"
     assert said in message(result)
     assert filled == ["checkpoint_0.ckpt"]
     assert everything_in(out) == before
@@ -147,7 +147,7 @@ def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, 
     assert not (tmp_path / MANIFEST).exists()
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path), "--resume")
-    assert "3 of 4 outputs that it left complete are kept" in message(result)
+    assert "3 of 4 outputs that a run completed before it stopped: kept" in message(result)
     assert filled == ["checkpoint_2.ckpt"]
     assert everything_in(tmp_path) == before
 
@@ -174,7 +174,7 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
     saved.write_bytes(saved.read_bytes())  # the size tells nothing
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert "src/rank_1/checkpoint-2_10.ckpt: was written to since" in message(result)
+    assert "source files changed: src/rank_1/checkpoint-2_10.ckpt" in message(result)
     assert "4 outputs exist already" in message(run(*words))
     assert everything_in(out) == before
     run_well(*words, "--overwrite")
@@ -244,7 +244,7 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
     result = run(*ordered_words(tmp_path), "--part", "1/2", "--resume")
     assert result.exit_code == 5
-    assert "the same command without --part writes what is gone" in message(result)
+    assert "Try: the same command without --part" in message(result)
     run_well(*ordered_words(tmp_path), "--resume")
     assert everything_in(tmp_path) == before
 
@@ -393,7 +393,7 @@ def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
     shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path / "copy"), "--resume")
-    assert "2 of 4 outputs that it left complete are kept" in message(result)
+    assert "2 of 4 outputs that a run completed before it stopped: kept" in message(result)
     assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
     assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
 
@@ -437,7 +437,7 @@ def test_indexes_that_are_gone_are_written_again(tmp_path):
     before = everything_in(tmp_path)
     (tmp_path / "param_name_map.json").unlink()
     result = run_well(*words, "-o", tmp_path, "--resume")
-    assert f"1 output is gone ({tmp_path / 'param_name_map.json'})" in message(result)
+    assert f"1 missing output written again, the others kept {tmp_path / 'param_name_map.json'})" in message(result)
     assert (tmp_path / "param_name_map.json").exists()
     assert everything_in(tmp_path) == before
     (tmp_path / "param_name_map.json").write_text("{}")
@@ -470,7 +470,7 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
         assert result.exit_code == 5
         said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
         assert said in message(result)
-        assert "move it away, or --overwrite replaces it" in message(result)
+        assert "Try: move it away, or --overwrite" in message(result)
         assert [other.read_text() for other in others] == ["of somebody else"] * 2
         assert len(files_below(tmp_path)) == 2
     failing("rank_3")
@@ -534,7 +534,7 @@ def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, m
 
     failing("rank_0")
     monkeypatch.setattr(Path, "unlink", refuse)
-    assert "could not be removed: the next run does that" in message(run(*ordered_words(tmp_path)))
+    assert "could not be removed, which the next run does" in message(run(*ordered_words(tmp_path)))
     monkeypatch.setattr(Path, "unlink", real)
     failing(None)
     run_well(*ordered_words(tmp_path))
@@ -561,7 +561,7 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     strategy = ["-s", CASE / "dst_strategy.ckpt"]
     result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
     assert result.exit_code == 5
-    said = "has not ended here, so files may be missing or of another run"
+    said = "did not end here files may be missing, or of another run"
     assert said in message(result)
     result = run("verify", tmp_path / "out", *strategy, "--json")
     assert result.exit_code == 1
@@ -612,7 +612,7 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
     assert len(seen) == len(commands)
     for text in seen:
         assert "writing" in text
-        assert f"(process {os.getpid()} on " in text
+        assert f"process {os.getpid()} on " in text
         assert "wait until it ends" in text
         assert "--resume" not in text
 
@@ -622,8 +622,8 @@ def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
     assert run(*ordered_words(tmp_path / "out")).exit_code == 6
     for name in ("finalize", "inspect"):
         said = message(run(name, tmp_path / "out"))
-        assert "has not ended here" in said
-        assert "finish it with the same command and --resume" in said
+        assert "did not end here" in said
+        assert "the command that writes it, with --resume" in said
         assert "wait" not in said
 
 
@@ -640,8 +640,8 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         patch.setattr(execute_module, "fill", touch)
         assert run(*words, "-j", "1").exit_code == 6
     file = tmp_path / "m[1].ckpt"
-    said = f"{file}: a run of ckpttool has not ended here, so files may be missing or of another "
-    said += "run; finish it with the same command and --resume"
+    said = f"{file}: a run of ckpttool did not end here files may be missing, or of another "
+    said += "run Try: the command that writes it, with --resume"
     result = run_well("inspect", file)
     assert f"warning: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
@@ -684,7 +684,7 @@ def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name
     reseal(tmp_path / PLAN, ('"rank_0/checkpoint_0.ckpt"', json.dumps(name)))
     damaged, record = contents(tmp_path), tmp_path / RECORD
     for command in ("inspect", "verify"):
-        assert "has not ended here" in message(run(command, tmp_path))
+        assert "did not end here" in message(run(command, tmp_path))
     for more in ([], ["--resume"]):
         result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
@@ -741,7 +741,7 @@ def test_of_a_run_that_has_completed_nothing_its_plan_tells(tmp_path, command, h
     more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
     result = run(command, out, *more)
     assert result.exit_code == (1 if command == "verify" else 5)
-    said = f"{out}: a run of ckpttool has not ended here"
+    said = f"{out}: a run of ckpttool did not end here"
     assert message(result).count(said) == 1
     assert "--resume" in message(result)
     assert "no checkpoint file" not in message(result)
@@ -818,9 +818,9 @@ STRANGE = {
     ),
     "no seal": (
         b'{"process": 1, "host": "a", "time": "now", "plan": "p"} 01234567\n',
-        "byte 0: the line is not as it was written",
+        "byte 0: a line has changed since it was written",
     ),
-    "zeros": (bytes(1 << 20) + b"\n", "byte 0: the line is not as it was written"),
+    "zeros": (bytes(1 << 20) + b"\n", "byte 0: a line has changed since it was written"),
 }
 STRANGE_PLANS = {
     "no process": ('"process": ', '"process": -', "process: expected a count"),
@@ -834,7 +834,7 @@ def assert_is_unfinished(folder):
     """Check that commands call a folder unfinished, and print no control characters."""
     for command in ("inspect", "verify"):
         result = run(command, folder)
-        assert "has not ended here" in message(result)
+        assert "did not end here" in message(result)
         assert "\x1b" not in result.stdout + result.stderr
         assert "\x07" not in result.stdout + result.stderr
 
@@ -891,8 +891,8 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     shutil.copytree(tmp_path / ".m.ckpt.ckpttool", tmp_path / ".other.ckpt.ckpttool")
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
-    assert f"{file}: written in parts (--part) that are not finalized" in message(result)
-    assert f"run ckpttool finalize {file}" in message(result)
+    assert f"{file}: its parts (--part) are not finalized" in message(result)
+    assert f"Try: ckpttool finalize {file}" in message(result)
     run_well(*words, "--part", "2/2")
     run_well("finalize", file)
     run_well("merge", file, "-o", tmp_path / "m.h5")
@@ -913,7 +913,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, mo
     for src in ("model", "model/model.safetensors.index.json"):
         result = run("merge", tmp_path / src, "-o", tmp_path / "m.ckpt")
         assert result.exit_code == 5
-        said = f"{tmp_path / 'model'}: a run of ckpttool has not ended here"
+        said = f"{tmp_path / 'model'}: a run of ckpttool did not end here"
         assert said in message(result)
         assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
 
@@ -923,7 +923,7 @@ def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
     words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
     result = run("merge", tmp_path / "out", *words)
     assert result.exit_code == 5
-    said = f"not finalized, so files may be missing; run ckpttool finalize {tmp_path}"
+    said = f"not finalized files may be missing Try: ckpttool finalize {tmp_path}"
     assert said in message(result)
 
 
@@ -977,9 +977,9 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     before = listing.read_bytes()
     result = run(*words)
     assert result.exit_code == 5
-    said = f"{listing} says that this very command has written all of it ({2 if part else 4} "
+    said = f"{listing} says that is already complete ({2 if part else 4} "
     assert said in message(result)
-    assert "--resume keeps it, --overwrite writes it anew" in message(result)
+    assert "Try: --resume accepts it, --overwrite writes it again" in message(result)
     assert "exist already" not in message(result)
     filled = failing(None)
     run_well(*words, "--resume")
@@ -1026,7 +1026,7 @@ def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "fill", look)
     run_well(*MERGE, out)
     assert seen[0].exit_code == 2
-    said = f"'{out}' does not exist: {out}: a run of ckpttool is writing here (process "
+    said = f"'{out}' does not exist: {out}: a run of ckpttool is writing here process "
     assert f"{said}{os.getpid()} on" in message(seen[0])
 
 
@@ -1038,9 +1038,9 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     for command in ("inspect", "verify"):
         result = run(command, out)
         assert result.exit_code == 2
-        said = f"'{out}' does not exist: {out}: a run of ckpttool has not ended here, so files may"
+        said = f"'{out}' does not exist: {out}: a run of ckpttool did not end here files may"
         assert said in message(result)
-        assert "finish it with the same command and --resume" in message(result)
+        assert "the command that writes it, with --resume" in message(result)
     result = run_well(*MERGE, out, "--resume")
     said = "a run did not end, and nothing of it could be kept; this one begins anew"
     assert f"note: {out}: {said}" in message(result)
@@ -1054,7 +1054,7 @@ def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part
         path = tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
         result = run("verify", path)
         assert result.exit_code == 2
-        said = f"'{path}' does not exist: {tmp_path}: a run of ckpttool has not ended here"
+        said = f"'{path}' does not exist: {tmp_path}: a run of ckpttool did not end here"
         assert said in message(result)
 
 
@@ -1135,7 +1135,7 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     assert LOG in left
     assert [name for name in left if name.endswith(".partial")] == []
     result = run_well(*words, "--resume")
-    assert "of 8 outputs that it left complete are kept" in message(result)
+    assert "of 8 outputs that a run completed before it stopped: kept" in message(result)
     run_well(*split_words(source, tmp_path / "whole"))
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     for path in tmp_path.rglob("*.ckpt"):

@@ -151,7 +151,7 @@ def test_a_run_that_failed_is_stopped_and_what_it_completed_is_known(out):
     assert destination.logged().keys() == names
     for name, output in destination.logged().items():
         assert output.stamp == stamp_at(out / name)
-    text = "a run of ckpttool has not ended here"
+    text = "a run of ckpttool did not end here"
     assert f"{out}: {text}" in str(find_unfinished_run(out))
 
 
@@ -162,7 +162,7 @@ def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
     assert list(destination.finished_parts) == [Part(1, 3)]
     assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
     problem = find_unfinished_run(out)
-    assert "written in parts (--part) that are not finalized" in problem.text
+    assert "its parts (--part) are not finalized" in problem.text
     assert problem.hint == f"run --part 2/3, --part 3/3; then run ckpttool finalize {out}"
     write_parts(out, (2, 3), (3, 3))
     assert look(record_of(out)).missing_parts == []
@@ -426,10 +426,10 @@ def test_a_record_of_an_earlier_version_is_named_and_not_gone_on_from(out, name)
     (out / name).write_text("of an earlier version")
     result = run(*reshard_words(out, "ckpt"), "--resume")
     assert result.exit_code == 5
-    said = f"{out / name}: of an earlier ckpttool, so --resume cannot use it"
+    said = f"{out / name}: --resume cannot use what an earlier version left"
     assert said in message(result)
     (note,) = describe_record(out)
-    assert f"{out / name}: left over from a run of an earlier ckpttool" in note.text
+    assert f"{out / name}: left by an earlier version of ckpttool" in note.text
     run_well(*reshard_words(out, "ckpt"))
     assert (out / name).read_text() == "of an earlier version"
 

@@ -101,7 +101,7 @@ def running_removed(*more):
         with while_filling(small.outputs[2], remove_and_act) as seen:
             result = small.run(*more)
         assert result.exit_code == 6
-        assert "removed or replaced while this run wrote" in message(result)
+        assert "its record was removed or replaced nothing proves the outputs" in message(result)
         return seen[0]
 
     return act
