@@ -353,7 +353,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def _describe_owner(path: str) -> str:
-    """Return the owner and the mode of a file, and who this user is; "" if they cannot be known."""
+    """Return the owner and the mode of a file, or of the folder that hides it, and the user."""
     import os
     import pwd
 
@@ -363,12 +363,19 @@ def _describe_owner(path: str) -> str:
         except KeyError:
             return str(number)
 
-    try:
-        found = os.stat(path)  # noqa: PTH116 - an import of pathlib would delay the start
-    except OSError:
-        return ""
+    place, where = os.path.abspath(path), ""  # noqa: PTH100 - pathlib would delay the start
+    while True:
+        try:
+            found = os.stat(place)  # noqa: PTH116
+            break
+        except OSError:
+            if place == "/":
+                return ""
+            place = os.path.dirname(place)  # noqa: PTH120
+            where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
     mode = f"{found.st_mode & 0o7777:o}"
-    return f"owner {name_of(found.st_uid)}, mode {mode}; this user is {name_of(os.geteuid())}"
+    user = name_of(os.geteuid())
+    return f"{where}owner {name_of(found.st_uid)}, mode {mode}; this user is {user}"
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:

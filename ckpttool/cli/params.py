@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.errors import join_clauses
 from ckpttool.model.wording import shorten
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _explain_absence(path: Path) -> UsageProblem:
             return UsageProblem(message, f"ls -l {shlex.quote(str(path))}")
         for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
             if run := find_unfinished_run(output):
-                return UsageProblem(message, run.hint, f"{run.fact}.")
+                return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
         if near := nearest(path.name, (one.name for one in list_folder(path.parent))):
             return UsageProblem(message, instead=str(path.parent / near))
     folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))

@@ -253,7 +253,7 @@ MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the result of verify: a verdict, the findings and the notes."""
-    shallow = "headers and checksums looked at" if crc else "headers read"
+    shallow = "headers and checksums read" if crc else "headers read"
     depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "

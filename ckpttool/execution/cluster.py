@@ -39,6 +39,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
+from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
@@ -60,6 +61,11 @@ T = TypeVar("T")
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
 CHECK_SECONDS = 0.2  # between two checks for a request to end the run
 ANSWER_SECONDS = 60  # for all workers to answer; the marker may appear late on their hosts
+NO_ANSWER = f"not all workers answered within {ANSWER_SECONDS} s"
+# Hints.
+RESTART = "start the workers again"
+SAME_SOFTWARE = "install the same version on all hosts"
+SHARED = "inputs and -o on a file system that all hosts share"
 
 
 class Cluster(Executor):
@@ -140,30 +146,28 @@ def software() -> tuple[str, str]:
     return __version__, ".".join(platform.python_version_tuple()[:2])
 
 
-def check_worker(required: WorkerRequirements) -> tuple[str, ...]:
-    """Return the problems of the worker that runs this call; empty if there are none."""
+def check_worker(required: WorkerRequirements) -> Diagnostic | None:
+    """Return the problem of the worker that runs this call, or None."""
     version, python = software()
     if (version, python) != (required.version, required.python):
-        here = f"this run is ckpttool {required.version} on Python {required.python}"
+        here = f"ckpttool {required.version} on Python {required.python}"
         there = f"ckpttool {version} on Python {python}"
-        return (f"has {there}, and {here}; install the same on all hosts",)
+        return Diagnostic(
+            "engine", f"workers have {there}", SAME_SOFTWARE, facts=f"this run is {here}"
+        )
     unseen = list(required.files)
     for pause in PAUSES:
         time.sleep(pause)
         unseen, reasons = _find_unseen(unseen)
         if not unseen:
             break
-    problems = []
     if unseen:
-        more, total = len(unseen) - 1, len(required.files)
-        others = f", nor {more} more of {total} files" if more else ""
-        problems.append(
-            f"does not see {unseen[0].path} as this host does ({reasons[0]}){others}; "
-            "inputs and outputs must be on a file system that all hosts share"
-        )
-    elif not os.access(required.folder, os.W_OK | os.X_OK):
-        problems.append(f"has no permission to write to {required.folder}")
-    return tuple(problems)
+        message = f"workers do not see {len(unseen)} of {count(len(required.files), 'file')}"
+        facts = f"{unseen[0].path}: {reasons[0]}"
+        return Diagnostic("engine", message, SHARED, facts=facts)
+    if not os.access(required.folder, os.W_OK | os.X_OK):
+        return Diagnostic("engine", f"workers may not write to {required.folder}", SHARED)
+    return None
 
 
 def _find_unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
@@ -207,27 +211,26 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
-        reason = "on a cluster every path has to be absolute, workers being in other folders"
-        raise PlanError([Diagnostic("engine", f"{relative[0]}: {reason}")])
+        message, facts = "on a cluster every path has to be absolute", shorten(relative, 3)
+        raise PlanError([Diagnostic("engine", message, "absolute paths", facts=facts)])
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
-        hosts: dict[str, list[str]] = {}  # by problem
+        hosts: dict[Diagnostic, list[str]] = {}  # by problem
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
-                answer = (f"cannot run ckpttool {__version__}: {answer}",)
-            for problem in answer:
-                hosts.setdefault(problem, []).append(host)
+                message = f"workers cannot run ckpttool {__version__}"
+                answer = Diagnostic("engine", message, SAME_SOFTWARE, facts=str(answer))
+            if answer is not None:
+                hosts.setdefault(answer, []).append(host)
         if hosts:
-            raise PlanError(
-                [Diagnostic("engine", f"{', '.join(on)}: {why}") for why, on in hosts.items()]
-            )
+            raise PlanError([replace(one, where=shorten(on, 3)) for one, on in hosts.items()])
 
 
 def _check_each(
     cluster: Cluster, required: WorkerRequirements, check: Callable[[], None]
-) -> Mapping[str, tuple[str, ...] | BaseException]:
-    """Return the problems of each worker or its exception; do not hang if a worker hangs."""
+) -> Mapping[str, Diagnostic | BaseException | None]:
+    """Return the problem of each worker or its exception; do not hang if a worker hangs."""
     thread = Threads(1)
     answers = thread.submit(cluster.run_on_each, check_worker, required)
     thread.shutdown(wait=False)
@@ -235,8 +238,7 @@ def _check_each(
     while not wait([answers], CHECK_SECONDS).done:
         check()
         if time.monotonic() > deadline:
-            reason = f"not all workers answered within {ANSWER_SECONDS} s"
-            raise EngineError(cluster.name, reason)
+            raise EngineError(cluster.name, NO_ANSWER, RESTART)
     return answers.result()
 
 
@@ -411,4 +413,4 @@ def _write(task: FileTask, path: str) -> Attempt:
 def _require_claim(claim: str) -> None:
     """Raise `CkptToolError` unless the run still has the claim on the output."""
     if not is_there(claim):
-        raise CkptToolError(f"{claim}: is not there (the run has ended, or does not share files)")
+        raise CkptToolError(f"{claim} is missing: the run has ended, or hosts share no files")

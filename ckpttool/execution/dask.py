@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ckpttool.concurrency import Threads
 from ckpttool.errors import EngineError
-from ckpttool.execution.cluster import Cluster
+from ckpttool.execution.cluster import RESTART, SAME_SOFTWARE, Cluster
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -52,8 +52,8 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
         import dask
         from distributed import Client
     except ImportError as error:
-        reason = f"it needs Dask: pip install 'ckpttool[dask]' ({error})"
-        raise EngineError(name, reason) from error
+        hint = "pip install 'ckpttool[dask]'"
+        raise EngineError(name, "Dask is not installed", hint, str(error)) from error
     address = _address(name, where)
     _check_reachable(name, address)
     # An output that is assembled from many files has a large task, which is not a mistake.
@@ -71,8 +71,8 @@ def _address(name: str, where: str) -> str:
     try:
         return str(json.loads(Path(where).read_bytes())["address"])
     except (OSError, ValueError, TypeError, LookupError) as error:
-        reason = f"no scheduler file, as dask scheduler --scheduler-file writes it ({error})"
-        raise EngineError(name, reason) from error
+        hint = f"dask scheduler --scheduler-file {where}"
+        raise EngineError(name, "no scheduler file", hint, str(error)) from error
 
 
 def _check_reachable(name: str, address: str) -> None:
@@ -88,10 +88,8 @@ def _check_reachable(name: str, address: str) -> None:
         asyncio.run(asyncio.wait_for(open_connection(), CONNECT_SECONDS))
     except (OSError, ValueError, asyncio.TimeoutError) as error:
         reason = f"no scheduler answers at {address} within {CONNECT_SECONDS} s"
-        reason += f" ({error})" if str(error) else ""
-        reason += "; the address is the one that dask scheduler prints, such as tcp://node7:8786, "
-        reason += "not the dashboard's"
-        raise EngineError(name, reason) from error
+        hint = "dask scheduler, which prints its address, such as tcp://node7:8786"
+        raise EngineError(name, reason, hint, str(error)) from error
 
 
 class DaskCluster(Cluster):
@@ -103,8 +101,7 @@ class DaskCluster(Cluster):
         self._pool = client.get_executor(pure=False)
         self._nthreads: Mapping[str, int] = client.nthreads()
         if not self._nthreads:
-            reason = "the scheduler has no workers; start some with: dask worker ADDRESS"
-            raise EngineError(name, reason)
+            raise EngineError(name, "the scheduler has no workers", "dask worker ADDRESS")
         self._poll_thread = Threads(1)  # so that a hanging scheduler does not block the run
         self._poll: Future[Mapping[str, int]] | None = None
         self._polled = self._answered = time.monotonic()
@@ -150,15 +147,17 @@ class DaskCluster(Cluster):
             self._poll = None
             self._answered = now if self._nthreads else self._answered
         if now > self._answered + SILENT_SECONDS:
-            raise EngineError(self.name, f"no worker was heard of for {SILENT_SECONDS:.0f} s")
+            reason = f"no worker has answered for {SILENT_SECONDS:.0f} s"
+            raise EngineError(self.name, reason, RESTART)
 
     def _explain(self, error: BaseException) -> BaseException:
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
-            return EngineError(self.name, f"workers died one after the other: {error}")
+            return EngineError(self.name, "workers died one after the other", RESTART, str(error))
         if isinstance(error, RuntimeError | ImportError | AttributeError):  # from unpickling
-            return EngineError(self.name, f"a worker cannot take a task: {error}")
+            reason = "a worker cannot read a task"
+            return EngineError(self.name, reason, SAME_SOFTWARE, str(error))
         if isinstance(error, CancelledError):
-            return EngineError(self.name, "the connection to the scheduler was lost")
+            return EngineError(self.name, "the connection to the scheduler was lost", RESTART)
         return error

@@ -56,6 +56,7 @@ def _failure(
     of libhdf5 would hide that of the system.
     """
     again = "the same command with --resume" if done else "the same command"
+    notes = notes_of(error)
     cause, details, hint = WORKER_DIED, WHY_DEAD, FEWER
     if isinstance(error, TakenError):
         cause, details = "another run is writing this output", f"{error.filename} is in use"
@@ -73,7 +74,7 @@ def _failure(
         cause, details, hint = one.fact, one.facts, one.hint or again
     if changes:
         done, hint = (), CHANGED_HINT
-    details = join_clauses(details, changes, *notes_of(error))
+    details = join_clauses(details, changes, *notes)
     return ExecutionError(path, cause, done, hint, details)
 
 

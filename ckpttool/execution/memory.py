@@ -12,6 +12,7 @@ from ckpttool.execution.execute import CopyOptions
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import Plan
+from ckpttool.model.wording import format_bytes
 
 MIB = 1 << 20
 MIN_BAND_BYTES = 64 << 10  # smaller copies take less time than their system calls
@@ -72,13 +73,10 @@ def fit_memory(
     needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:
-        advice = f"; {fewer} take less" if workers > 1 else ""
-        given = f"{max_bytes / MIB:.4g} MiB" if max_bytes >= MIB else f"{max_bytes} bytes"
-        reason = f"{given} of memory are too little: "
-        reason += f"{-(-(least + TOLERANCE) // MIB)} MiB are the least"
-        raise PlanError(
-            [Diagnostic("memory", f"{reason} that works for this, with {engine}{advice}")]
-        )
+        message = f"--max-memory {format_bytes(max_bytes)} is too little for {engine}"
+        hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
+        hint += f", or {fewer}" if workers > 1 else ""
+        raise PlanError([Diagnostic("memory", message, hint)])
     default = CopyOptions()
     worker_bytes = (max_bytes - needed) // workers
     band_bytes = min(default.band_bytes, worker_bytes // 2 // 4096 * 4096)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ckpttool.errors import EngineError
-from ckpttool.execution.cluster import ANSWER_SECONDS, Cluster
+from ckpttool.execution.cluster import ANSWER_SECONDS, NO_ANSWER, RESTART, Cluster
 
 if TYPE_CHECKING:
     from mpi4py.futures import MPIPoolExecutor
@@ -40,15 +40,14 @@ def open_mpi(name: str) -> Iterator[Executor]:
     try:
         from mpi4py.futures import MPIPoolExecutor
     except ModuleNotFoundError as error:
-        reason = f"it needs an MPI library and mpi4py: pip install 'ckpttool[mpi]' ({error})"
-        raise EngineError(name, reason) from error
+        hint = "pip install 'ckpttool[mpi]'"
+        raise EngineError(name, "mpi4py is not installed", hint, str(error)) from error
     except (ImportError, RuntimeError) as error:  # mpi4py is installed, but finds no libmpi
         details = "; ".join(str(error).splitlines())
-        reason = "it needs an MPI library: install Open MPI or MPICH (Debian: openmpi-bin)"
-        reason = f"{reason} ({details})"
-        raise EngineError(name, reason) from error
+        hint = "apt install openmpi-bin, or install another Open MPI or MPICH"
+        raise EngineError(name, "no MPI library", hint, details) from error
     if "mpi4py.futures" not in sys.orig_argv:
-        raise EngineError(name, f"start it with {START}")
+        raise EngineError(name, "not started as an MPI job", START)
     with MPIPoolExecutor() as pool:
         try:
             yield MpiCluster(name, pool)
@@ -85,7 +84,7 @@ class MpiCluster(Cluster):
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, BrokenExecutor):
-            return EngineError(self.name, f"its workers are lost ({error})")
+            return EngineError(self.name, "its workers are lost", RESTART, str(error))
         return error
 
 
@@ -98,7 +97,7 @@ def _run_once(function: Callable[[A], T], argument: A) -> tuple[str, T | BaseExc
     deadline = time.monotonic() + ANSWER_SECONDS
     while not barrier.Test():
         if time.monotonic() > deadline:
-            raise EngineError("mpi", f"not all workers answered within {ANSWER_SECONDS} s")
+            raise EngineError("mpi", NO_ANSWER, RESTART)
         time.sleep(0.001)
     host = f"worker on {socket.gethostname()} (MPI rank {workers.Get_rank() + 1})"
     try:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
 from io import FileIO
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
@@ -172,11 +171,9 @@ def verify_checksum(index: FileIndex) -> FormatError | None:
     has_maps = any(map_of(name) is not None for name in index.tensors)
     if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
         return None
-    reason = f"the checksum (crc_num) stored with it is {stored}, that of its contents {found}: it"
-    reason += " is damaged"
-    if re.fullmatch(r"part\d+\.safetensors", Path(index.path).name):
-        reason += ", or made by unified_safetensors, which copies the checksum of a rank's file"
-    return FormatError(index.path, None, reason)
+    reason = f"the checksum (crc_num) is {stored}, that of the contents {found}"
+    hint = "copy the file again; `ckpttool help checksum` explains"
+    return FormatError(index.path, None, reason, hint)
 
 
 T = TypeVar("T")
@@ -210,11 +207,11 @@ def check_files(
         on_progress(files[rank].nbytes)
         return results
 
-    def note(code: str, text: str, ranks: Collection[int]) -> list[Diagnostic]:
+    def note(code: str, text: str, ranks: Collection[int], hint: str = "") -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))
         if isinstance(catalog, MergedCatalog):  # its files are numbered and have no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        return [Diagnostic(code, f"{named}: {text}")] if ranks else []
+        return [Diagnostic(code, text, hint, where=named)] if ranks else []
 
     has_index = isinstance(catalog, MergedCatalog) and bool(catalog.indexes)
     with_checksum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
@@ -239,14 +236,14 @@ def check_files(
     }
     errors = [*forged.values(), *wrong.values()]
     if not crc:
-        text = "saved with a checksum (crc_check), which is not verified; verify --crc does that"
-        return errors, note("unverified", text, with_checksum)
+        text = "the checksum (crc_check) is not verified"
+        return errors, note("unverified", text, with_checksum, "ckpttool verify SRC --crc")
     notes = note("verified", "the checksum is right", checksums.keys() - wrong.keys())
     notes += note(
         "verified", "the tags of all encrypted blocks are right", tags.keys() - forged.keys()
     )
     others = files.keys() - checksums.keys() - tags.keys()
-    text = "saved without a checksum, so nothing tells of damage"
+    text = "saved without a checksum"
     return errors, notes + note("no_checksum", text, others)
 
 

@@ -60,13 +60,8 @@ class Tolerance:
         """
         for name, bound in (("atol", self.atol), ("rtol", self.rtol)):
             if not 0 <= bound < math.inf:
-                raise PlanError(
-                    [
-                        Diagnostic(
-                            "options", f"{name}: expected a finite number from 0 on, found {bound}"
-                        )
-                    ]
-                )
+                message = f"{name}: expected a finite number from 0 on, found {bound}"
+                raise PlanError([Diagnostic("options", message)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,7 +384,7 @@ def _describe(meta: TensorMeta | None) -> str:
     return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
 
 
-def access_problem(path: Path, mode: int) -> Diagnostic | None:
+def access_problem(path: Path, mode: int, hint: str = ELSEWHERE) -> Diagnostic | None:
     """Return the problem if this user does not have ``mode`` access to a path, else None.
 
     A path that does not exist is not a problem.
@@ -394,7 +394,7 @@ def access_problem(path: Path, mode: int) -> Diagnostic | None:
     is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     number = errno.EROFS if is_read_only else errno.EACCES
     reason = describe_os_error(OSError(number, os.strerror(number), str(path)))
-    return Diagnostic("destination", reason, ELSEWHERE, where=str(path))
+    return Diagnostic("destination", reason, hint, where=str(path))
 
 
 def sync_folder(folder: Path) -> None:

@@ -59,7 +59,7 @@ def finalize(folder: str) -> Manifest:
     if destination.state is State.RUNNING:
         raise PlanError([_busy(folder, destination)])
     if destination.state is not State.COMPLETE and (
-        problems := list(access_problems(record, record.logs()))
+        problems := list(access_problems(record, record.logs(), "run it as the owner"))
     ):
         raise PlanError(problems)
     if destination.state is State.STOPPED:

@@ -371,10 +371,10 @@ def remedy_for(error: FormatError) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of ours; raise `UnreadableError` for system errors, and for a pipe."""
+    """Open a file of ours; raise `FormatError` for system errors, and for a pipe."""
     try:
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise UnreadableError(str(path), None, "a pipe or a device, not a file")
+            raise FormatError(str(path), None, "a pipe or a device, not a file")
         with open_file(path) as file:
             yield file
     except FileNotFoundError:

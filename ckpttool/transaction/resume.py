@@ -27,7 +27,7 @@ from typing import NamedTuple
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats.local import list_folder, read_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
 from ckpttool.model.manifest import Provenance, differences
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
@@ -281,8 +281,10 @@ def _inspect_stopped(
     plan = destination.plan
     changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
     if changes and (destination.finished_parts or not logged):
-        diagnostics.add(*_inspect_other_plan(destination, assignment, changes, len(intact)))
-        return assignment
+        found = list(_inspect_other_plan(destination, assignment, changes, len(intact)))
+        diagnostics.add(*found)
+        is_refused = any(one.code != "resumed" for one in found)
+        return _without_other_problems(assignment, outputs) if is_refused else assignment
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
     is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
     if is_done and not assignment.is_resumed and not assignment.overwrites:
@@ -306,7 +308,8 @@ def _inspect_other_plan(
         if parts:
             yield Diagnostic("resumed", f"{named} of another command is replaced", where=where)
     elif parts:
-        hint = "the same source, step and options for all parts; `ckpttool help parts` explains"
+        hint = "the same source, step and options for all parts, or --overwrite; "
+        hint += "`ckpttool help parts` explains"
         message = f"{named} of another command is there"
         yield Diagnostic("parts", message, hint, facts=describe_changes(changes), where=where)
     elif assignment.is_resumed:
@@ -334,6 +337,7 @@ def _inspect_finished(
     except FormatError as error:
         if assignment.is_resumed and not assignment.overwrites:
             diagnostics.add(_damaged(error, "destination", "--resume needs it"))
+            return _without_other_problems(assignment, outputs)
         return assignment
     known = destination.stamps.outputs if destination.stamps is not None else {}
     stamps = {name: known.get(name) for name in outputs.outputs}
@@ -383,8 +387,8 @@ def describe_changes(changes: Sequence[str]) -> str:
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
     """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
-    path = error.path
-    return Diagnostic(code, error.reason, "--overwrite", facts=facts, where=path, path=path)
+    (one,) = diagnose(error)
+    return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
 
 def _inspect_outputs(
@@ -448,20 +452,22 @@ def is_written(document: Document) -> bool:
     return read_file(document.path) == document.data
 
 
-def access_problems(record: Record, logs: Collection[Path]) -> Iterator[Diagnostic]:
+def access_problems(
+    record: Record, logs: Collection[Path], hint: str = ELSEWHERE
+) -> Iterator[Diagnostic]:
     """Yield why this user cannot write the record, and these logs in it."""
     if not is_there(record.home):
         return
     if not stat.S_ISDIR(record.home.lstat().st_mode):
         yield _in_the_way(record.home)
-    elif problem := access_problem(record.home, os.R_OK | os.W_OK | os.X_OK):
+    elif problem := access_problem(record.home, os.R_OK | os.W_OK | os.X_OK, hint):
         yield problem
     else:
         written = {record.lock, record.plan, record.stamps, *logs}
         for path in list_folder(record.home):
             if is_there(path) and not _is_file(path):
                 yield _in_the_way(path)
-            elif path in written and (problem := access_problem(path, os.R_OK | os.W_OK)):
+            elif path in written and (problem := access_problem(path, os.R_OK | os.W_OK, hint)):
                 yield problem
 
 

@@ -32,7 +32,7 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,7 @@ from typing import TypeVar
 
 from ckpttool.errors import FormatError, UnreadableError, describe_os_error
 from ckpttool.formats.local import list_folder
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
@@ -434,7 +434,8 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         if error.path == str(record.home) and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
         hint = "" if error.path == str(record.home) else ANEW
-        yield Diagnostic("leftover", error.reason, hint, where=error.path, path=error.path)
+        (one,) = diagnose(error)
+        yield replace(one, code="leftover", hint=hint)
     if found := record.earlier_records():
         names, hint = shorten(map(str, found), 3), f"{ANEW}; then remove it"
         yield Diagnostic("leftover", "left by an earlier version of ckpttool", hint, where=names)

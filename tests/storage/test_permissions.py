@@ -19,7 +19,7 @@ from tests.support.permissions import (
 GOLDEN = Path(__file__).parents[1] / "golden/tutorial_8_to_8_retrain"
 RESHARD = "reshard src -s old.ckpt -d new.ckpt --format ckpt -o out"
 MERGE = "merge src -s old.ckpt -o out/merged.ckpt"
-DENIED = r"Permission denied \(this user may not; its owner can allow it\)"
+DENIED = r"Permission denied \((src[^:]*: )?owner nobody, mode \d+; this user is root\)"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_rank_that_may_not_be_read_is_replaced_by_its_replicas_with_a_warning(
     give_away(place / f"src/rank_3{closed}", mode)
     result = run_without_rights(f"{MERGE} {how}", place)
     assert result.returncode == 0, result.stderr
-    said = f"warning: rank 3: src/rank_3{closed}: {DENIED}; all its slices are read from replicas"
+    said = rf"warning\[damaged_replica\]: rank 3: src/rank_3{closed}: {DENIED}"
     assert not mentions(result.stderr, said)
     run_well("verify", place / "out" / "merged.ckpt", "--deep")
 
@@ -86,9 +86,7 @@ def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(pl
     give_away(place / "src/rank_3", 0o700)
     result = run_without_rights("verify src -s old.ckpt", place)
     assert result.returncode == 1
-    assert not mentions(
-        result.stdout, rf"error\[damaged_replica\]: rank 3: src/rank_3: {DENIED}; all its "
-    )
+    assert not mentions(result.stdout, rf"error\[damaged_replica\]: rank 3: src/rank_3: {DENIED}")
     for rank in range(8):
         give_away(place / f"src/rank_{rank}", 0o700)
     result = run_without_rights(MERGE, place)
@@ -131,7 +129,7 @@ def test_what_may_not_be_written_is_named_before_the_first_byte(place, theirs, m
     give_away(place / theirs, mode, text)
     before = files_below(place, manifests=True)
     result = run_without_rights(command if "--" in command else f"{command} --overwrite", place)
-    assert not mentions(result.stderr, f"{theirs}: {DENIED}; write to another place")
+    assert not mentions(result.stderr, rf"{theirs}: {DENIED}\n  Try: -o with another path")
     assert result.returncode == 5
     assert files_below(place, manifests=True) == before
 

@@ -119,7 +119,7 @@ def test_a_folder_that_is_renamed_is_found(tmp_path):
     plan, destination = merge_plan(link, tmp_path)
     (tmp_path / "a" / "rank_3").rename(tmp_path / "a" / "old")
     shutil.copytree(tmp_path / "b" / "rank_3", tmp_path / "a" / "rank_3")
-    with pytest.raises(PlanError, match=r"link/rank_3/net.ckpt: is another file than when its"):
+    with pytest.raises(PlanError, match=r"link/rank_3/net.ckpt: replaced since its"):
         execute(plan, destination)
 
 
@@ -200,7 +200,7 @@ def test_verify_gives_no_verdict_on_it(link, monkeypatch):
     monkeypatch.setattr(verify, "check_contents", flip)
     result = run("verify", link.path, "-s", CASE / "src_strategy.ckpt", "--deep", "-j", "1")
     assert result.exit_code == 5
-    assert "another file than when its header was read" in message(result)
+    assert "replaced since its header was read" in message(result)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_metadata_and_indexes_that_change_after_the_scan_are_named(case, name, t
     )
     document = folder / name
     document.write_bytes(document.read_bytes())
-    with pytest.raises(PlanError, match=f"src/{name}: was written to after its header was read"):
+    with pytest.raises(PlanError, match=f"src/{name}: changed since its header was read"):
         execute(plan, destination)
 
 

@@ -115,8 +115,8 @@ EXAMPLES = [
             "committed": ("out/rank_0/a.h5",),
         },
         (
-            "out/rank_1/a.h5: not written: the disk is full; complete before that: "
-            "out/rank_0/a.h5; the same command with --resume goes on from there"
+            "out/rank_1/a.h5: not written: the disk is full; complete: out/rank_0/a.h5; "
+            "the same command with --resume"
         ),
         6,
     ),

@@ -177,7 +177,7 @@ def test_finalize_replaces_no_document_of_others(tmp_path):
     run_parts(job, "1/2", "2/2")
     theirs = job.out / "param_name_map.json"
     theirs.write_text("theirs")
-    refused(run("finalize", job.out), f"{theirs}: exists, and is not of this set; move it away")
+    refused(run("finalize", job.out), f"{theirs}: a file that is not of this set Try: move it away")
     assert theirs.read_text() == "theirs"
     theirs.unlink()
     finalize(job)
@@ -221,7 +221,10 @@ def test_a_part_with_overwrite_says_that_it_takes_a_finished_set_apart(job):
     run_parts(job, "1/2", "2/2")
     finalize(job)
     text = message(job.run_well("--part", "1/2", *OVERWRITE))
-    assert "complete, and this part takes the set apart Try: run the other parts again, with --resume" in text
+    assert (
+        "complete, and this part takes the set apart Try: run the other parts again, with --resume"
+        in text
+    )
     refused(run("finalize", job.out), "--part 2/2")
     with filled_outputs() as filled:
         run_parts(job, "2/2", more=RESUME)
@@ -288,7 +291,7 @@ def test_a_job_that_may_overwrite_takes_the_folder_over(job):
     """Else nobody gets out of a wrong path; each part of the job has the option."""
     other = SmallSet(job.folder, "other")
     run_parts(job, "1/2", "2/2")
-    refused(other.run("--part", "2/2"), "--overwrite gives them up")
+    refused(other.run("--part", "2/2"), "options for all parts, or --overwrite; ")
     text = message(other.run_well("--part", "2/2", *OVERWRITE))
     assert "part 1/2, 2/2 of another command is replaced" in text
     refused(run("finalize", job.out), "--part 1/2")
@@ -302,7 +305,7 @@ def test_a_job_takes_over_from_one_that_stopped_before_any_part_was_done(job):
     """Else a job that failed at once blocks its folder."""
     other = SmallSet(job.folder, "other")
     job.stop("--part", "1/2")
-    text = refused(other.run("--part", "1/2", "--resume"), "of another run", "m.ckpt")
+    text = refused(other.run("--part", "1/2", "--resume"), "is of another command", "m.ckpt")
     assert "Try: the same command without --resume" in text
     run_parts(other, "2/2", "1/2")
     finalize(other)
@@ -322,8 +325,8 @@ def test_a_part_with_another_option_is_refused(job, more, named):
     """Else one node with an old script spoils a set, which nobody notices before it is loaded."""
     run_parts(job, "1/2")
     before = job.read(), record_of(job)
-    refused(job.run("--part", "2/2", *more), "other options were given", named, "--overwrite")
-    refused(job.run("--part", "2/2", *more, "--resume"), "other options were given", named)
+    refused(job.run("--part", "2/2", *more), "of another command is there", named, "--overwrite")
+    refused(job.run("--part", "2/2", *more, "--resume"), "of another command is there", named)
     assert (job.read(), record_of(job)) == before
     run_parts(job, "2/2")
     finalize(job)
@@ -351,7 +354,7 @@ def test_a_part_after_a_source_was_saved_again_is_refused(job):
     saved = job.source.stat()
     job.source.write_bytes(job.source.read_bytes())
     os.utime(job.source, ns=(saved.st_atime_ns, saved.st_mtime_ns))
-    refused(job.run("--part", "2/2", "--resume"), "m.ckpt: was written to since")
+    refused(job.run("--part", "2/2", "--resume"), "source files changed: m.ckpt")
     refused(job.run("--part", "2/2"), "--overwrite")
     run_parts(job, "1/2", "2/2", more=OVERWRITE)
     finalize(job)
@@ -375,7 +378,7 @@ def test_parts_of_two_numbers_are_not_finalized_before_all_of_one_are_done(job):
     """Else a set is called whole because many parts are there."""
     run_parts(job, "1/2")
     run_parts(job, "2/3", "3/3", more=RESUME)
-    refused(run("finalize", job.out), "part 2 of 2 missing; run what is missing (--part 2/2)")
+    refused(run("finalize", job.out), "part 2 of 2 missing Try: the same command with --part 2/2")
     assert not job.manifest.exists()
     run_parts(job, "2/2", more=RESUME)
     finalize(job)

@@ -38,7 +38,7 @@ def test_a_set_of_another_checkpoint_is_not_kept(tmp_path, kind):
     assert "--overwrite" in message(result)
     result = mine.run()
     assert result.exit_code == 5
-    assert "exist" in message(result)
+    assert "made by another command source files changed: m.ckpt" in message(result)
     assert "is already complete" not in message(result)
     assert {**mine.read(), "manifest": mine.manifest.read_bytes()} == before
     mine.run_well("--overwrite")
@@ -299,15 +299,14 @@ def test_a_half_written_file_that_was_renamed_is_no_source(tmp_path, command):
     small.stop()
     complete, half = small.outputs[1], small.outputs[2]
     shutil.copy(complete, half)
-    said = (
-        f"{half}: {small.record / 'plan.json'} lists it, and no log there says that it is complete"
-    )
+    said = f"{half}: a run has not completed it {small.record / 'plan.json'} lists it, and no log "
+    said += "there lists it as complete Try: the command that writes it, with --resume"
     verified = run("verify", half)
     assert verified.exit_code == 1
     assert f"error[unfinished]: {said}" in " ".join(message(verified).split())
     assert said in message(run("merge", half, "-o", tmp_path / "m.h5"))
     assert not (tmp_path / "m.h5").exists()
-    assert f"warning: {said}" in message(run_well("inspect", half))
+    assert f"warning[unfinished]: {said}" in message(run_well("inspect", half))
     assert run("verify", complete).exit_code == 0
     half.unlink()
     small.run_well("--resume")

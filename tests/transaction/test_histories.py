@@ -318,13 +318,13 @@ class History(NamedTuple):
 
 UNTOUCHED = {
     finished: History(finished, nothing, "0", "0 nothing is wrong", "0", "0 complete: 4 files",
-                      "5 is already complete (4 outputs)",
+                      "5 is already complete",
                       "0 4 kept, 0 written"),
     stopped: History(stopped, nothing, "0 did not end here", "1 did not end here",
                      "5 did not end here", "5 did not end here",
-                     "0 are written anew (--resume keeps them)", "0 2 kept, 2 written"),
-    in_parts: History(in_parts, nothing, "0 run ckpttool finalize", "1 run ckpttool finalize",
-                      "5 run ckpttool finalize", "0 complete: 4 files",
+                     "0 written again Try: --resume keeps them", "0 2 kept, 2 written"),
+    in_parts: History(in_parts, nothing, "0 ckpttool finalize", "1 ckpttool finalize",
+                      "5 ckpttool finalize", "0 complete: 4 files",
                       "5 exist", "0 4 kept, 0 written"),
     half_in_parts: History(half_in_parts, nothing, "0 finalize", "1 finalize",
                            "5 finalize", "5 --part 2/2", "5 exist", "0 2 kept, 2 written"),
@@ -334,7 +334,12 @@ UNTOUCHED = {
 }  # fmt: skip
 
 EXIST = "5 4 outputs exist already"
-NO_STAMPS = "5 stamps.json is not there + --overwrite"
+ANOTHER = "5 made by another command source files changed: + --overwrite"
+ANOTHER_PREFIX = (
+    "5 made by another command --prefix checkpoint_ in place of --prefix x + --overwrite"
+)
+OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
+NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
 DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5 exist",
            "resume": "5 checkpoint_0"}  # fmt: skip
 NO_PLAN = {"rerun": "5 plan.json + --overwrite", "resume": "5 plan.json + --overwrite",
@@ -357,7 +362,7 @@ HISTORIES = {
     "copied with cp -al": History(finished, hard_linked, rerun=EXIST),
     "copied and damaged": History(finished, copied_and_damaged, **DAMAGED),
     "copied without .ckpttool": History(
-        finished, copied_without_record, rerun=EXIST, resume=NO_STAMPS
+        finished, copied_without_record, rerun=NO_STAMPS, resume=NO_STAMPS
     ),
     "copied without ckpttool.json": History(
         finished, copied_without_manifest, finalize="5", rerun=EXIST, resume=EXIST
@@ -366,7 +371,7 @@ HISTORIES = {
         finished, only_record_copied, "5", "5", "5", "5", "0", "0"
     ),
     "only ckpttool.json copied": History(
-        finished, only_manifest_copied, "5", "5", "5", "7 is not there", "0", "0"
+        finished, only_manifest_copied, "5", "5", "5", "7 missing", "0", "0"
     ),
     "moved": History(finished, moved),
     "an output cut": History(
@@ -377,11 +382,11 @@ HISTORIES = {
         finished, to_output(flip_unnoticed), **DAMAGED
     ),
     "half of the outputs deleted": History(
-        finished, half_deleted, verify="1 is not there", merge="5", finalize="7 is not there",
+        finished, half_deleted, verify="1 missing", merge="5", finalize="7 missing",
         rerun="5 2 outputs exist already", resume="0 2 kept, 2 written",
     ),
     "all outputs deleted": History(
-        finished, all_outputs_deleted, "5", "5", "5", "7 is not there", "0", "0"
+        finished, all_outputs_deleted, "5", "5", "5", "7 missing", "0", "0"
     ),
     "ckpttool.json deleted": History(
         finished, to_manifest(Path.unlink), finalize="5", rerun=EXIST, resume=EXIST
@@ -390,13 +395,13 @@ HISTORIES = {
         finished, to_manifest(cut_short), verify="1 ckpttool.json", finalize="3 ckpttool.json",
         rerun=EXIST, resume="5 ckpttool.json + --overwrite",
     ),
-    ".ckpttool deleted": History(finished, record_deleted, rerun=EXIST, resume=NO_STAMPS),
+    ".ckpttool deleted": History(finished, record_deleted, rerun=NO_STAMPS, resume=NO_STAMPS),
     "stamps.json deleted": History(
-        finished, in_record("stamps.json", Path.unlink), rerun=EXIST, resume=NO_STAMPS
+        finished, in_record("stamps.json", Path.unlink), rerun=NO_STAMPS, resume=NO_STAMPS
     ),
     "stamps.json cut": History(
-        finished, in_record("stamps.json", cut_short), rerun=EXIST,
-        resume="5 stamps.json + --overwrite",
+        finished, in_record("stamps.json", cut_short),
+        rerun="5 stamps.json + --overwrite", resume="5 stamps.json + --overwrite",
     ),
     "stamps.json a folder": History(
         finished, in_record("stamps.json", in_its_place(Path.mkdir)), **in_the_way("stamps.json")
@@ -410,35 +415,34 @@ HISTORIES = {
     "record of the past": History(finished, set_times(PAST)),
     "record of the future": History(finished, set_times(FUTURE)),
     "source saved again": History(
-        finished, source_saved_again, rerun=EXIST, resume="5 was written to since + --overwrite"
+        finished, source_saved_again, rerun=ANOTHER, resume=ANOTHER
     ),
     "outputs restored from a backup": History(
         finished, backup_of_outputs_restored, verify="1 not what was written",
-        finalize="7", rerun=EXIST, resume="5 --overwrite",
+        finalize="7", rerun=ANOTHER, resume="5 --overwrite",
     ),
     "record restored from a backup": History(
         finished, backup_of_record_restored, verify="1 not what was written",
         finalize="7", rerun=EXIST, resume="5 --overwrite",
     ),
     "another set restored over it": History(
-        finished, backup_restored, rerun=EXIST, resume="5 was written to since + --overwrite"
+        finished, backup_restored, rerun=ANOTHER, resume=ANOTHER
     ),
     "another set copied over it with cp -r": History(
-        finished, another_copied_over_it, rerun=EXIST,
-        resume="5 stamps.json is of another set than + --overwrite",
+        finished, another_copied_over_it, rerun=OTHER_STAMPS, resume=OTHER_STAMPS,
     ),
     "ckpttool.json of another checkpoint": History(
         finished, manifest_of_another, verify="1 not what was written", finalize="7",
-        rerun=EXIST, resume="5 stamps.json is of another set than + --overwrite",
+        rerun=OTHER_STAMPS, resume=OTHER_STAMPS,
     ),
     "an output changed, ckpttool.json put back": History(
         finished, changed_and_manifest_put_back, **DAMAGED
     ),
     "stamps.json of another checkpoint": History(
-        finished, record_of_another("stamps.json"), rerun=EXIST, resume="5 --overwrite"
+        finished, record_of_another("stamps.json"), rerun=ANOTHER, resume=ANOTHER
     ),
     "record of another run": History(
-        finished, records_exchanged, rerun=EXIST, resume="5 --overwrite"
+        finished, records_exchanged, rerun=ANOTHER_PREFIX, resume=ANOTHER_PREFIX
     ),
     "logs beside ckpttool.json": History(finished, logs_beside_manifest),
     ".ckpttool a file": History(finished, to_record(Path.touch), **in_the_way(".ckpttool")),
@@ -511,18 +515,18 @@ HISTORIES = {
     "stopped, outputs of the past": History(stopped, set_times(PAST, "outputs")),
     "stopped, record of the future": History(stopped, set_times(FUTURE)),
     "stopped, source saved again": History(
-        stopped, source_saved_again, rerun="0", resume="5 was written to since"
+        stopped, source_saved_again, rerun="0", resume="5 source files changed:"
     ),
     "stopped, plan.json of another checkpoint": History(
         stopped, record_of_another("plan.json")
     ),
     "stopped, whole.log of another checkpoint": History(
         stopped, record_of_another("plan.json", "whole.log"),
-        rerun="5 2 outputs exist already", resume="5 was written to since",
+        rerun="5 2 outputs exist already", resume="5 source files changed:",
     ),
     "journal of an earlier ckpttool": History(
-        stopped, earlier_journal, "0 earlier ckpttool", "1 earlier ckpttool", "5", "5",
-        "5 exist", "5 earlier ckpttool",
+        stopped, earlier_journal, "0 earlier version", "1 earlier version", "5", "5",
+        "5 exist", "5 earlier version",
     ),
     "parts": History(in_parts, nothing),
     "parts, copied with cp -r": History(in_parts, copied),
@@ -550,14 +554,14 @@ HISTORIES = {
     ),
     "file and manifest renamed": History(
         finished_file, renamed(FILE, LISTING), verify="1 m.ckpt",
-        finalize="7 speaks of m.ckpt", rerun="5 exist", resume="5 --overwrite",
+        finalize="7 lists m.ckpt", rerun="5 exist", resume="5 --overwrite",
     ),
     "file, manifest and record renamed": History(
         finished_file, renamed(FILE, LISTING, FOLDER), verify="1 m.ckpt",
-        finalize="7 speaks of m.ckpt", rerun="5 exist", resume="5 --overwrite",
+        finalize="7 lists m.ckpt", rerun="5 exist", resume="5 --overwrite",
     ),
     "file with the record of another": History(
-        finished_file, record_of_another_file, rerun="5 exists already", resume="5 --overwrite"
+        finished_file, record_of_another_file, rerun=ANOTHER, resume=ANOTHER
     ),
 }  # fmt: skip
 

@@ -269,7 +269,10 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
     assert result.exit_code == 5
-    assert f"{tmp_path / MANIFEST} exists already Try: --overwrite" in message(result)
+    assert (
+        f"{tmp_path}: made by another command rank 1 in place of rank 0 Try: --overwrite"
+        in message(result)
+    )
 
 
 def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
@@ -324,11 +327,11 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
     run_well(*reshard_words(out, "ckpt"))
     unreadable(out / MANIFEST)
-    said = f"{out / MANIFEST}: Permission denied (this user may not; its owner can allow it)"
+    said = f"{out / MANIFEST}: Permission denied (owner root, mode 644; this user is root)"
     merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
     for words in (merge, ["inspect", out], ["diff", out, out]):
         result = run_well(*words, "-s", strategy, "-q")
-        text = f"warning: {said}; so it does not tell whether {strategy} is what this was written "
+        text = f"warning[other_strategy]: {said}; so it does not tell whether {strategy} is what "
         assert text in message(result)
     assert f"{out / MANIFEST}: cannot be held against it: {said}" in str(
         findings_of(out, "-s", strategy)
@@ -338,7 +341,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     before = (out / MANIFEST).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")
     assert result.exit_code == 5
-    assert f"{said}; --resume cannot do without it, --overwrite writes all anew" in message(result)
+    assert f"{said} --resume needs it Try: --overwrite" in message(result)
     assert (out / MANIFEST).stat() == before
     run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
 
@@ -348,7 +351,7 @@ def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
     earlier.parent.mkdir()
     earlier.write_bytes(b"")
     result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
-    assert f"warning: {earlier}: not of the 4 ranks of the target" in message(result)
+    assert f"warning[stale]: {earlier}: left from another run" in message(result)
     assert "loaders take it for a part of this set" in message(result)
 
 

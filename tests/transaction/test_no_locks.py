@@ -92,7 +92,7 @@ def test_a_whole_run_warns_once_and_writes_a_right_set(small, no_locks, more):
     """Else a checkpoint on such a mount cannot be converted at all."""
     result = small.run_well(*more)
     assert message(result).count(WARNING) == 1
-    assert f"warning: {small.record}: {WARNING}" in message(result)
+    assert f"warning[no_locks]: {small.record}: {WARNING}" in message(result)
     assert small.read() == small.wanted()
     for words in (["verify", small.out, "-s", small.strategy, "--deep"], ["inspect", small.out]):
         assert WARNING not in message(run_well(*words))
@@ -148,7 +148,7 @@ def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_l
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
     result = small.run("--resume")
     assert result.exit_code == 5
-    assert "of another run: source files changed: m.ckpt" in message(result)
+    assert "is of another command source files changed: m.ckpt" in message(result)
     small.run_well()
     assert small.read() == small.wanted()
 

@@ -20,7 +20,7 @@ from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
 PART_LOG = f"{RECORD}/1-of-2.log"
 PARTS = ((1, 2), (2, 2))
-IN_THE_WAY = "is in the way of the record of the run"
+IN_THE_WAY = "in the way of the record of the run"
 
 
 class Small:
@@ -86,7 +86,9 @@ def test_a_byte_more_or_less_or_another_makes_a_listing_damaged(small, name, par
     assert json.loads(data)["schema"] == 1
     for one in damaged(data):
         path.write_bytes(one)
-        with pytest.raises(FormatError, match=r"changed since it was written|no checksum at its end"):
+        with pytest.raises(
+            FormatError, match=r"changed since it was written|no checksum at its end"
+        ):
             ManifestFile.read(path)
 
 
@@ -146,7 +148,9 @@ def test_a_part_is_not_gone_on_from_beside_a_damaged_manifest_of_the_set(small):
     small.resume_part()
     path = small.out / MANIFEST
     path.write_bytes(path.read_bytes().replace(b"Int8", b"Int9"))
-    with pytest.raises(CkptToolError, match=r"ckpttool\.json: not as it was written.*--overwrite"):
+    with pytest.raises(
+        CkptToolError, match=r"(?s)ckpttool\.json: changed since it was written.*--overwrite"
+    ):
         small.resume_part()
 
 
@@ -188,13 +192,18 @@ def test_where_a_manifest_is_only_advice_a_damaged_one_is_a_warning(tmp_path):
     merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
     for words in (merge, reshard, ["inspect", out], ["diff", out, out]):
         result = run_well(*words, "-s", strategy, "-q")
-        said = f"warning: {out / MANIFEST}: not as it was written: its checksum is not that of its "
-        assert f"{said}bytes; so it does not tell whether {strategy} is what " in message(result)
+        said = f"warning[other_strategy]: {out / MANIFEST}: changed since it was written: its "
+        assert (
+            f"{said}checksum does not match; so it does not tell whether {strategy} is what "
+            in message(result)
+        )
     for more in ([], ["--deep"]):
         result = run("verify", out, "-s", strategy, *more)
         assert result.exit_code == 1
         assert f"{out / MANIFEST}: cannot be held against it" in message(result)
-        assert "put a copy of it back, or write the set anew (--overwrite)" in message(result)
+        assert "Try: put a copy of it back, or write the set again with --overwrite" in message(
+            result
+        )
 
 
 def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
@@ -208,8 +217,8 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "parts", "act", "said"),
     [
-        (MANIFEST, (), Small.commit, "is a pipe or a device, and no file"),
-        (MANIFEST, (), Small.resume, "is a device or a pipe; name a file to be written"),
+        (MANIFEST, (), Small.commit, "a pipe or a device, not a file"),
+        (MANIFEST, (), Small.resume, "is a device or a pipe\n  Try: -o with the name of a file"),
         (LOG, (), Small.resume, IN_THE_WAY),
         (STAMPS, (), Small.resume, IN_THE_WAY),
         (PLAN, PARTS, Small.commit, IN_THE_WAY),

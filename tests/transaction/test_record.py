@@ -112,7 +112,7 @@ def test_what_changes_after_preflight_is_refused_under_the_lock(tmp_path):
     path = plan.target.paths[0]
     Path(path).parent.mkdir(parents=True)
     Path(path).write_text("of another run")
-    with pytest.raises(ckpttool.PlanError, match="written by another run since this one began"):
+    with pytest.raises(ckpttool.PlanError, match="another run has written it since this one began"):
         Transaction.open(plan, assignment)
     assert os.listdir(tmp_path / "out") == ["rank_0"]  # noqa: PTH208
 
@@ -122,7 +122,7 @@ def test_a_run_is_refused_while_another_writes_and_the_other_is_named(tmp_path, 
     plan, assignment = plan_to(tmp_path / "out")
     other, assignment_of_other = plan_to(tmp_path / "out", part=part)
     transaction = Transaction.open(plan, assignment)
-    words = rf"another run is writing it \process {os.getpid()} on "
+    words = rf"another run is writing it\n  process {os.getpid()} on "
     with pytest.raises(ckpttool.PlanError, match=words):
         Transaction.open(other, assignment_of_other)
     with pytest.raises(ckpttool.PlanError, match=words):
@@ -148,12 +148,8 @@ def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
 def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
     out = tmp_path / "out"
     first = Transaction.open(*plan_to(out, part=(1, 2)))
-    words = (
-        rf"plan\.json: a part of another command is being written \process {os.getpid()} on "
-    )
-    with pytest.raises(
-        ckpttool.PlanError, match=f"{words}.*other options were given.*; wait until"
-    ):
+    words = rf"out: a part of another command is being written\n  process {os.getpid()} on "
+    with pytest.raises(ckpttool.PlanError, match=f"{words}.*in place of.*\n  Try: wait until"):
         plan_to(out, part=(2, 2), prefix="other_")
     first.abandon()
     Transaction.open(*plan_to(out, part=(2, 2), prefix="other_")).abandon()
@@ -192,7 +188,9 @@ def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_pat
     Path(output.path).unlink()
     plan, assignment = plan_to(out, resume=True)
     transaction = Transaction.open(plan, assignment)
-    with pytest.raises(ckpttool.VerifyError, match="is not what the same run wrote there before"):
+    with pytest.raises(
+        ckpttool.VerifyError, match="differs from what the same command wrote before"
+    ):
         transaction.record_complete(output, 5, {meta.name: {} for meta in output.metas})
     transaction.record_complete(output, 4, {meta.name: {} for meta in output.metas})
     transaction.abandon()

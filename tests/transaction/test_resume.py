@@ -45,7 +45,7 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     failing("rank_2")
     result = run(*ordered_words(tmp_path / "out", output_format))
     assert result.exit_code == 6
-    assert "the same command with --resume goes on from there" in message(result)
+    assert "Try: the same command with --resume" in message(result)
     assert LOG in files_below(tmp_path / "out")
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
@@ -85,7 +85,7 @@ def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, fail
     assert "3 outputs exist" in message(result)
     filled = failing(None)
     result = run_well(*ordered_words(out), "--resume")
-    said = f"{out / MANIFEST}: 1 missing output written again, the others kept {gone}"
+    said = f"{out}: 1 missing output written again, the others kept {gone}"
     assert said in message(result)
     assert filled == ["checkpoint_0.ckpt"]
     assert everything_in(out) == before
@@ -200,14 +200,14 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         times.append((str(saved.st_ctime_ns), str(path.stat().st_ctime_ns)))
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert "src/rank_0/checkpoint-2_10.ckpt, " in message(result)
-    assert " and 5 more: were written to since; " in message(result)
+    assert "source files changed: src/rank_0/checkpoint-2_10.ckpt, " in message(result)
+    assert " and 5 more Try: --overwrite, or -o" in message(result)
     assert everything_in(out) == before
     reseal(out / STAMPS, *times)
     for _ in range(2):
         result = run(*words, "--resume")
         assert result.exit_code == 7
-        said = f"{gone}: is not what the same run wrote there before; has a source file been chan"
+        said = f"{gone}: differs from what the same command wrote before: a source file has chan"
         assert said in message(result)
         assert everything_in(out) == before
     for path in out.rglob("*.ckpt"):
@@ -226,7 +226,7 @@ def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):
     changed.write_bytes(changed.read_bytes() + b"more")
     result = run(*ordered_words(tmp_path), "--resume")
     assert result.exit_code == 5
-    said = f"{changed}: not what {tmp_path / MANIFEST} says was written; has it been changed?"
+    said = f"{tmp_path}: 1 output changed since written {changed} Try: --resume --overwrite"
     assert said in message(result)
     assert not gone.exists()
     run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
@@ -277,13 +277,13 @@ def change_strategy(source, words):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (change_mtime, "was written to since"),
-        (change_contents, "was written to since"),
-        (change_strategy, "other.ckpt: the strategy was not given"),
-        (lambda source, words: [*words, "--format", "hdf5"], "other options were given"),
-        (lambda source, words: [*words, "--crc"], "other options were given"),
-        (lambda source, words: [*words, "--prefix", "x"], "other options were given"),
-        (lambda source, words: [*words, "--rank", "0-2"], "other options were given"),
+        (change_mtime, "source files changed: "),
+        (change_contents, "source files changed: "),
+        (change_strategy, "strategy other.ckpt in place of dst_strategy.ckpt"),
+        (lambda source, words: [*words, "--format", "hdf5"], "--format hdf5 in place of"),
+        (lambda source, words: [*words, "--crc"], "--crc in place of no --crc"),
+        (lambda source, words: [*words, "--prefix", "x"], "--prefix x in place of"),
+        (lambda source, words: [*words, "--rank", "0-2"], "ranks 0-2 in place of"),
     ],
 )
 def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
@@ -295,7 +295,7 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     failing(None)
     result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
-    assert f"{out / PLAN}: --resume: what was left there is of another run" in message(result)
+    assert f"{out}: the run that did not end here is of another command " in message(result)
     assert expected in message(result)
     assert contents(out) == before
 
@@ -319,7 +319,7 @@ def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
     more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
     result = run(*words, *more, "--resume")
     assert result.exit_code == 5
-    assert f"other options were given: {said}; without --resume all" in message(result)
+    assert f"of another command {said} Try: the same command without --resume" in message(result)
     run_well(*words, "--resume")
 
 
@@ -328,7 +328,9 @@ def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, mo
     run_well(*ordered_words(tmp_path))
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    assert f"other options were given: {said}; write to another place" in message(result)
+    assert f"made by another command {said} Try: --overwrite, or -o with another path" in message(
+        result
+    )
 
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
@@ -424,7 +426,7 @@ def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
     flip_unnoticed(changed)
     result = run(*ordered_words(tmp_path), "--resume")
     assert result.exit_code == 5
-    said = f"{changed}: not what {tmp_path / MANIFEST} says was written; has it been changed?"
+    said = f"{tmp_path}: 1 output changed since written {changed} Try: --resume --overwrite"
     assert said in message(result)
     flip_unnoticed(changed)
     run_well(*ordered_words(tmp_path), "--resume")
@@ -437,15 +439,17 @@ def test_indexes_that_are_gone_are_written_again(tmp_path):
     before = everything_in(tmp_path)
     (tmp_path / "param_name_map.json").unlink()
     result = run_well(*words, "-o", tmp_path, "--resume")
-    assert f"1 missing output written again, the others kept {tmp_path / 'param_name_map.json'})" in message(result)
+    assert (
+        f"1 missing output written again, the others kept {tmp_path / 'param_name_map.json'}"
+        in message(result)
+    )
     assert (tmp_path / "param_name_map.json").exists()
     assert everything_in(tmp_path) == before
     (tmp_path / "param_name_map.json").write_text("{}")
     result = run(*words, "-o", tmp_path, "--resume")
     assert result.exit_code == 5
-    assert f"{tmp_path / 'param_name_map.json'}: not what {tmp_path / MANIFEST} says" in message(
-        result
-    )
+    said = f"1 output changed since written {tmp_path / 'param_name_map.json'} Try: --resume"
+    assert said in message(result)
 
 
 def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
@@ -454,7 +458,9 @@ def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, fai
     (tmp_path / "rank_2" / "checkpoint_2.ckpt.partial").write_bytes(b"of a killed run")
     filled = failing(None)
     result = run_well(*ordered_words(tmp_path))
-    said = "a run did not end, 2 of 4 outputs that it left complete are written anew (--resume"
+    said = (
+        "2 of 4 outputs that a run completed before it stopped: written again Try: --resume keeps"
+    )
     assert said in message(result)
     assert len(filled) == 4
     assert len(files_below(tmp_path)) == 4
@@ -468,7 +474,7 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
     for more in ((), ("--resume",), ("--part", "1/1")):
         result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
-        said = f"{others[0]}, {others[1]}: the name of a temporary file, and no run of ckpttool "
+        said = f"{others[0]}, {others[1]}: it has the name of a temporary file no run that did "
         assert said in message(result)
         assert "Try: move it away, or --overwrite" in message(result)
         assert [other.read_text() for other in others] == ["of somebody else"] * 2
@@ -481,15 +487,21 @@ def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(t
     assert len(files_below(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), BrokenExecutor("gone")])
-def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space"), "Try: free some space, then the same command"),
+        (BrokenExecutor("gone"), "Try: fewer workers (-j 2), or less memory (--max-memory 1GiB)"),
+    ],
+)
+def test_a_failure_before_anything_is_complete_says_what_to_do(tmp_path, monkeypatch, error, said):
     def fail(task):
         raise error
 
     monkeypatch.setattr(execute_module, "fill", fail)
     result = run(*ordered_words(tmp_path))
     assert result.exit_code == 6
-    assert message(result).endswith("; nothing is complete yet: run it again when that is mended")
+    assert message(result).endswith(said)
     assert files_below(tmp_path) == []
 
 
@@ -498,9 +510,9 @@ def test_what_a_killed_run_of_another_set_left_half_written_is_called_so(tmp_pat
     merge = ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
     assert run_with_signal(signal.SIGKILL, *merge)[0] == -signal.SIGKILL
     result = run(*ordered_words(tmp_path, "hdf5"))
-    said = f"{part}.partial: left half-written by a run that did not end, of which "
-    said += f"{part.parent}/.{part.name}.ckpttool/plan.json tells; finish that with its own "
-    said += "command and --resume, or --overwrite replaces it"
+    said = f"{part}.partial: left half-written by a run that did not end "
+    said += f"{part.parent}/.{part.name}.ckpttool/plan.json lists it Try: the command that writes "
+    said += "it, with --resume; or --overwrite"
     assert said in message(result)
     assert result.exit_code == 5
     run_well(*merge, "--resume")
@@ -519,7 +531,7 @@ def test_what_a_run_of_another_set_is_writing_is_not_begun(tmp_path, monkeypatch
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", part)
     assert seen[0].exit_code == 5
     plan = part.parent / f".{part.name}.ckpttool" / "plan.json"
-    said = f"{part}.partial: another run is writing it (see {plan}); wait until it ends"
+    said = f"{part}.partial: another run is writing it see {plan} Try: wait until it ends"
     assert said in message(seen[0])
     assert files_below(tmp_path) == ["rank_1/checkpoint_1.ckpt"]
 
@@ -555,6 +567,11 @@ def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_
     assert len(files_below(tmp_path)) == 4
 
 
+def told(note):
+    """The three lines of a note of a JSON document, on one line."""
+    return f"{note['text']} {note['facts']} Try: {note['hint']}"
+
+
 def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path / "out")).exit_code == 6
@@ -565,10 +582,10 @@ def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
     assert said in message(result)
     result = run("verify", tmp_path / "out", *strategy, "--json")
     assert result.exit_code == 1
-    assert said in " ".join(one["text"] for one in json.loads(result.stdout)["findings"])
+    assert said in " ".join(map(told, json.loads(result.stdout)["findings"]))
     for more in ([], strategy):
         document = json.loads(run("inspect", tmp_path / "out", *more, "--json").stdout)
-        assert said in document["notes"][0]["text"]
+        assert said in told(document["notes"][0])
         assert said in message(run("inspect", tmp_path / "out", *more))
     failing(None)
     run_well(*ordered_words(tmp_path / "out"), "--resume")
@@ -581,7 +598,7 @@ def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path,
     strategy = ["-s", CASE / "dst_strategy.ckpt"]
     result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
     lines = result.stderr.splitlines()
-    cause = next(i for i, line in enumerate(lines) if "finish it with the same command" in line)
+    cause = next(i for i, line in enumerate(lines) if "did not end here" in line)
     absent = [i for i, line in enumerate(lines) if "no checkpoint file found" in line]
     assert absent
     assert cause < min(absent)
@@ -643,14 +660,14 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     said = f"{file}: a run of ckpttool did not end here files may be missing, or of another "
     said += "run Try: the command that writes it, with --resume"
     result = run_well("inspect", file)
-    assert f"warning: {said}" in message(result)
+    assert f"warning[unfinished]: {said}" in message(result)
     document = json.loads(run_well("inspect", file, "--json").stdout)
     unfinished, leftover = document["notes"]
     assert (unfinished["severity"], unfinished["code"]) == ("warning", "unfinished")
-    assert f"{unfinished['text']}; {unfinished['hint']}" == said
-    assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: of process ")
-    aim = "and 7 more, src_strategy.ckpt; to be written: --format ckpt, 1 file)"
-    assert leftover["text"].endswith(f" {aim}; complete: m[1].ckpt")
+    assert told(unfinished) == said
+    assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: log of process ")
+    aim = "and 7 more, src_strategy.ckpt; writes --format ckpt, 1 file"
+    assert leftover["facts"].endswith(f" {aim}; complete: m[1].ckpt")
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -661,7 +678,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     result = run("verify", file, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)["findings"]
-    assert said in [f"{one['text']}; {one['hint']}" for one in found]
+    assert said in map(told, found)
     run_well(*words)
     run_well("merge", file, "-o", tmp_path / "m.h5")
     assert run("verify", file).exit_code == 0
@@ -704,8 +721,9 @@ def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, 
     run_well(*ordered_words(tmp_path))
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    said = f"ckpttool: {tmp_path / MANIFEST}: --resume: what is there is of another run: other "
-    assert message(result).startswith(f"{said}options were given")
+    said = f"error[resume]: {tmp_path}: made by another command "
+    assert message(result).startswith(said)
+    assert " in place of " in message(result)
     assert "exist already" not in message(result)
 
 
@@ -723,11 +741,11 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     run_well(*ordered_words(tmp_path))
     other = [*ordered_words(tmp_path), "--format", "hdf5"]
     (tmp_path / MANIFEST).unlink()
-    said = "checkpoint_3.ckpt: not of the 4 ranks of the target in its format"
-    assert "and 1 more: not of the 4 ranks" in message(run(*other))
+    said = "checkpoint_3.ckpt: left from another run loaders take it for a part of this set Try: "
+    assert "and 1 more: left from another run" in message(run(*other))
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    assert f"{said}, so left from another run; move it away" in message(run(*other))
-    assert f"{said}, so left from another run; it stays" in message(run_well(*other, "--overwrite"))
+    assert f"{said}move it away, or -o" in message(run(*other))
+    assert f"{said}move it away" in message(run_well(*other, "--overwrite"))
 
 
 @pytest.mark.parametrize("has_folders", [True, False])
@@ -745,7 +763,7 @@ def test_of_a_run_that_has_completed_nothing_its_plan_tells(tmp_path, command, h
     assert message(result).count(said) == 1
     assert "--resume" in message(result)
     assert "no checkpoint file" not in message(result)
-    assert command == "verify" or f"ckpttool: {said}" in message(result)
+    assert command == "verify" or f": {said}" in message(result)
     if command == "merge":
         return
     document = json.loads(run(command, out, "--json").stdout)
@@ -767,16 +785,16 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     else:
         run_with_signal(signal.SIGKILL, *ordered_words(out), "-j", "1")
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
-    said = " and 7 more, src_strategy.ckpt, dst_strategy.ckpt; to be written: --format ckpt, "
-    said += f"ranks 0-3, --prefix checkpoint_); complete: {names[0] if rank else 'nothing'}"
+    said = " and 7 more, src_strategy.ckpt, dst_strategy.ckpt; writes --format ckpt, ranks 0-3, "
+    said += f"--prefix checkpoint_; complete: {names[0] if rank else 'nothing'}"
     for command in ("inspect", "verify"):
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
-        (text,) = [note["text"] for note in notes if note["text"].startswith(f"{out / LOG}: of")]
-        assert said in text
-        half = [note["text"] for note in notes if "half-written" in note["text"]]
+        (facts,) = [n["facts"] for n in notes if n["text"].startswith(f"{out / LOG}: log of")]
+        assert said in facts
+        half = [note["facts"] for note in notes if "half-written" in note["text"]]
         begun = [name for name in names if Path(out, f"{name}.partial").exists()]
         assert begun[:1] == ([] if rank else names[:1])  # a killed run may have begun others
-        assert half == ([f"{out}: half-written: {', '.join(begun)}"] if begun else [])
+        assert half == ([", ".join(begun)] if begun else [])
     run_well(*ordered_words(out), "--resume")
     assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
 
@@ -810,7 +828,7 @@ STRANGE = {
         log_line('{"process": -1, "host": "a", "time": "now", "plan": "p"}'),
         "process: expected a count",
     ),
-    "no run": (log_line('{"rank": 0, "path": "a"}'), "byte 0: no log of ckpttool"),
+    "no run": (log_line('{"rank": 0, "path": "a"}'), "byte 0: not a log of ckpttool"),
     "name": (
         log_line('{"process": 1, "host": "a", "time": "now", "plan": "p"}')
         + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
@@ -892,7 +910,7 @@ def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_pat
     result = run("merge", file, "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
     assert f"{file}: its parts (--part) are not finalized" in message(result)
-    assert f"Try: ckpttool finalize {file}" in message(result)
+    assert f"Try: --part 2/2, then ckpttool finalize {file}" in message(result)
     run_well(*words, "--part", "2/2")
     run_well("finalize", file)
     run_well("merge", file, "-o", tmp_path / "m.h5")
@@ -915,7 +933,7 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, mo
         assert result.exit_code == 5
         said = f"{tmp_path / 'model'}: a run of ckpttool did not end here"
         assert said in message(result)
-        assert f"warning: {said}" in message(run_well("inspect", tmp_path / src))
+        assert f"warning[unfinished]: {said}" in message(run_well("inspect", tmp_path / src))
 
 
 def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
@@ -977,7 +995,7 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     before = listing.read_bytes()
     result = run(*words)
     assert result.exit_code == 5
-    said = f"{listing} says that is already complete ({2 if part else 4} "
+    said = f"{'part 1/2 of ' if part else ''}{tmp_path} is already complete "
     assert said in message(result)
     assert "Try: --resume accepts it, --overwrite writes it again" in message(result)
     assert "exist already" not in message(result)
@@ -1026,7 +1044,7 @@ def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
     monkeypatch.setattr(execute_module, "fill", look)
     run_well(*MERGE, out)
     assert seen[0].exit_code == 2
-    said = f"'{out}' does not exist: {out}: a run of ckpttool is writing here process "
+    said = f"'{out}' does not exist {out}: a run of ckpttool is writing here; process "
     assert f"{said}{os.getpid()} on" in message(seen[0])
 
 
@@ -1038,13 +1056,13 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     for command in ("inspect", "verify"):
         result = run(command, out)
         assert result.exit_code == 2
-        said = f"'{out}' does not exist: {out}: a run of ckpttool did not end here files may"
+        said = f"'{out}' does not exist {out}: a run of ckpttool did not end here; files may"
         assert said in message(result)
         assert "the command that writes it, with --resume" in message(result)
     result = run_well(*MERGE, out, "--resume")
-    said = "a run did not end, and nothing of it could be kept; this one begins anew"
+    said = "a run did not end here, and nothing of it can be kept"
     assert f"note: {out}: {said}" in message(result)
-    assert "begins anew" not in message(run_well(*MERGE, out, "--resume"))
+    assert "can be kept" not in message(run_well(*MERGE, out, "--resume"))
 
 
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
@@ -1054,15 +1072,17 @@ def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part
         path = tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
         result = run("verify", path)
         assert result.exit_code == 2
-        said = f"'{path}' does not exist: {tmp_path}: a run of ckpttool did not end here"
+        said = f"'{path}' does not exist {tmp_path}: a run of ckpttool did not end here"
         assert said in message(result)
 
 
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
     code, errors = run_with_signal(signal.SIGINT, *MERGE, tmp_path / "m.h5")
     assert code == 130
-    said = "ckpttool: ended by SIGINT; nothing was left half-written; nothing is complete yet: run "
-    assert errors == f"{said}it again\n"
+    said = (
+        "error[stopped]: ended by SIGINT\n  nothing was left half-written; 0 of 1 output complete"
+    )
+    assert errors == f"{said}\n  Try: the same command\n"
     assert files_below(tmp_path, manifests=True) == []
 
 
@@ -1103,7 +1123,7 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_comp
     result = run(*ordered_words(tmp_path / "out", source=source))
     assert result.exit_code == 6
     name = victim.relative_to(tmp_path)
-    assert f"{name}: was written to after its header was read" in message(result)
+    assert f"{name}: changed since its header was read" in message(result)
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
@@ -1127,10 +1147,8 @@ def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
     process.send_signal(number)
     code, errors = finish(process)
     assert code == 128 + number
-    said = (
-        r"nothing was left half-written; \d of 8 outputs (is|are) complete: the same command with"
-    )
-    assert re.search(f"{said} --resume goes on from there", errors)
+    said = r"nothing was left half-written; \d of 8 outputs complete"
+    assert re.search(rf"{said}\n  Try: the same command with --resume\n", errors)
     left = files_below(tmp_path / "out")
     assert LOG in left
     assert [name for name in left if name.endswith(".partial")] == []

@@ -118,8 +118,9 @@ def test_while_a_run_writes_its_process_is_named(out, part):
         assert destination.state is State.RUNNING
         assert destination.running == {log: THIS}
         assert list(destination.plan.outputs.values()) == [0, 1, 2, 3]
-        said = str(find_unfinished_run(out))
-        assert f"{out}: a run of ckpttool is writing here ({THIS})" in said
+        found = find_unfinished_run(out)
+        assert found.fact == f"{out}: a run of ckpttool is writing here"
+        assert found.facts == f"{THIS}; files may be missing, or of another run"
     assert state_of(out) is State.NONE
     assert not (out / RECORD).exists()
 
@@ -151,8 +152,7 @@ def test_a_run_that_failed_is_stopped_and_what_it_completed_is_known(out):
     assert destination.logged().keys() == names
     for name, output in destination.logged().items():
         assert output.stamp == stamp_at(out / name)
-    text = "a run of ckpttool did not end here"
-    assert f"{out}: {text}" in str(find_unfinished_run(out))
+    assert find_unfinished_run(out).fact == f"{out}: a run of ckpttool did not end here"
 
 
 def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
@@ -163,10 +163,10 @@ def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
     assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
     problem = find_unfinished_run(out)
     assert "its parts (--part) are not finalized" in problem.text
-    assert problem.hint == f"run --part 2/3, --part 3/3; then run ckpttool finalize {out}"
+    assert problem.hint == f"--part 2/3, --part 3/3, then ckpttool finalize {out}"
     write_parts(out, (2, 3), (3, 3))
     assert look(record_of(out)).missing_parts == []
-    assert find_unfinished_run(out).hint == f"run ckpttool finalize {out}"
+    assert find_unfinished_run(out).hint == f"ckpttool finalize {out}"
     ckpttool.finalize(str(out))
     assert state_of(out) is State.COMPLETE
     assert find_unfinished_run(out) is None
@@ -272,7 +272,7 @@ def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
         assert list(destination.parts) == [Part(2, 2)]
     note, *_ = describe_record(out)
     assert note.text.startswith(f"{path}: ")
-    assert note.hint == "--overwrite writes all anew"
+    assert note.hint == "the command that writes it, with --overwrite"
 
 
 def test_every_damaged_file_is_named(out):
@@ -443,10 +443,10 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
     (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
     first, second = describe_record(out)
     names = ", ".join(sorted(look(record_of(out)).logged()))
-    assert first.text.startswith(f"{out / LOG}: of {THIS} since ")
-    assert " (step 2_10, from src/rank_0/checkpoint-2_10.ckpt and 7 more, " in first.text
+    assert first.text.startswith(f"{out / LOG}: log of {THIS} since ")
+    assert "\n  step 2_10, from src/rank_0/checkpoint-2_10.ckpt and 7 more, " in first.text
     assert first.text.endswith(f"; complete: {names}")
-    assert second.text == f"{out}: half-written: rank_3/checkpoint_3.ckpt"
+    assert second.text == f"{out}: 1 half-written file\n  rank_3/checkpoint_3.ckpt"
 
 
 def test_of_many_logs_few_are_described(out):
