@@ -38,7 +38,8 @@ COLUMNS = 80
 PARAMETER = "lm_head.weight"
 STRATEGIES = ("strategy.ckpt", "new_strategy.ckpt")
 
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1")  # of the quarters of the rows
+GREY = "#6e7781"  # readable on white and on black
+COLOURS = ("#4e79a7", "#c96a12", "#3f8a3a", "#95618a")  # of the quarters of the rows
 SIZES = ("4 GiB", "8 GiB")
 CASES = {"cp -r": "#9aa0a6", "merge, .ckpt": "#4e79a7", "reshard 8 -> 6, .ckpt": "#59a14f"}
 WIDTH, HEIGHT = 760, 250
@@ -97,7 +98,7 @@ def draw_reshard(folder: Path) -> str:
     after = find_regions(folder / "new", new)
     rows = max(region.stop[0] for region in after.values())
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' color='#57606a'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' color='{GREY}'>",
         f"<title>{PARAMETER} on {len(before)} ranks and on {len(after)} ranks</title>",
         *draw_ranks(20, before, rows),
         draw_text(385, 128, "reshard", size=14, anchor="middle"),
@@ -159,7 +160,7 @@ def draw_speed() -> str:
                 draw_text(166 + width, y + 4, f"{seconds:.1f} s"),
             ]
         y += 36
-    view = f"viewBox='0 0 {WIDTH} {y - 20}' color='#57606a'"
+    view = f"viewBox='0 0 620 {y - 20}' color='{GREY}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {view}>"
     return "\n".join([head, "<title>Seconds beside cp -r</title>", *parts, "</svg>\n"])
 
