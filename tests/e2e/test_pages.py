@@ -376,8 +376,8 @@ def test_the_reference_of_python_has_every_public_name():
 @pytest.mark.source
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_of_a_page_is_not_wider_than_its_column(page):
-    wide = [line for block in blocks_of(page) for line in block.text.splitlines() if len(line) > 80]
-    assert not wide
+    texts = [block.text for block in blocks_of(page) if block.language != "json"]  # long strings
+    assert not [line for text in texts for line in text.splitlines() if len(line) > 80]
 
 
 @pytest.mark.source
