@@ -72,6 +72,7 @@ def draw_screen(folder: Path, command: str) -> str:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere)
         console.print(Text.from_ansi(printed.decode().replace("\r", "").strip("\n")))
+        console.print()  # the picture ends in the middle of its last line
     svg = console.export_svg(title=command, unique_id="screen")
     return re.sub(r" *@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # from the network
 
