@@ -152,7 +152,7 @@ def draw_speed() -> str:
         column = sizes.index(size) + 1  # the first cell of the heading is empty
         for case, colour in CASES.items():
             (cells,) = (row for row in table if row[0] == case)
-            seconds = float(cells[column].split(" s")[0])
+            seconds = float(cells[column].split()[0])
             y += 22
             width = round(seconds * 20)
             parts += [
