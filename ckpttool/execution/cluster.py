@@ -61,7 +61,6 @@ T = TypeVar("T")
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
 CHECK_SECONDS = 0.2  # between two checks for a request to end the run
 ANSWER_SECONDS = 60  # for all workers to answer; the marker may appear late on their hosts
-NO_ANSWER = f"not all workers answered within {ANSWER_SECONDS} s"
 # Hints.
 RESTART = "start the workers again"
 SAME_SOFTWARE = "install the same version on all hosts"
@@ -238,7 +237,8 @@ def _check_each(
     while not wait([answers], CHECK_SECONDS).done:
         check()
         if time.monotonic() > deadline:
-            raise EngineError(cluster.name, NO_ANSWER, RESTART)
+            reason = f"not all workers answered within {ANSWER_SECONDS} s"
+            raise EngineError(cluster.name, reason, RESTART)
     return answers.result()
 
 

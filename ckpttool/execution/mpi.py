@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ckpttool.errors import EngineError
-from ckpttool.execution.cluster import ANSWER_SECONDS, NO_ANSWER, RESTART, Cluster
+from ckpttool.execution.cluster import ANSWER_SECONDS, RESTART, Cluster
 
 if TYPE_CHECKING:
     from mpi4py.futures import MPIPoolExecutor
@@ -97,7 +97,8 @@ def _run_once(function: Callable[[A], T], argument: A) -> tuple[str, T | BaseExc
     deadline = time.monotonic() + ANSWER_SECONDS
     while not barrier.Test():
         if time.monotonic() > deadline:
-            raise EngineError("mpi", NO_ANSWER, RESTART)
+            reason = f"not all workers answered within {ANSWER_SECONDS} s"
+            raise EngineError("mpi", reason, RESTART)
         time.sleep(0.001)
     host = f"worker on {socket.gethostname()} (MPI rank {workers.Get_rank() + 1})"
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
 from io import FileIO
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
@@ -173,6 +174,8 @@ def verify_checksum(index: FileIndex) -> FormatError | None:
         return None
     reason = f"the checksum (crc_num) is {stored}, that of the contents {found}"
     hint = "copy the file again; `ckpttool help checksum` explains"
+    if re.fullmatch(r"part\d+\.safetensors", Path(index.path).name):
+        hint = "`ckpttool help checksum`: unified_safetensors copies the checksum of a rank's file"
     return FormatError(index.path, None, reason, hint)
 
 

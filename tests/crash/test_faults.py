@@ -51,6 +51,8 @@ SAID = {
     errno.EAGAIN: "Resource temporarily unavailable",  # which is not what a lock says
 }
 
+AGAIN = "Try: the same command, when the source is complete"
+
 
 @pytest.fixture
 def break_call(monkeypatch):
@@ -90,7 +92,7 @@ def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
         not expected.startswith((MANIFEST, STAMPS))
     )
     assert not (out / MANIFEST).exists()
-    assert ("--resume goes on from there" in message(result)) == (complete > 0)
+    assert ("Try: the same command with --resume" in message(result)) == (complete > 0)
     monkeypatch.undo()
     run_well(*ordered_words(out, output_format), "--resume")
     run_well(*ordered_words(tmp_path / "whole", output_format))
@@ -251,7 +253,7 @@ def test_an_input_that_cannot_be_looked_at_does_exist(tmp_path, monkeypatch, com
     words = [command, CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, *(["-o", tmp_path / "m.h5"] if command == "merge" else []))
     assert result.exit_code == 3
-    assert f"ckpttool: {CASE / name}: {os.strerror(number)}" in message(result)
+    assert f"]: {CASE / name}: {os.strerror(number)}" in message(result)
     assert "does not exist" not in message(result)
 
 
@@ -488,7 +490,7 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(_Run, "start", begin)
     result = run(*words)
     assert result.exit_code == 6
-    what = f"{grown[0]}: was written to after its header was read; what was made of it may be"
+    what = f"{grown[0]}: changed since its header was read; outputs may mix old and new data"
     assert what in message(result)
     assert not (tmp_path / "out" / MANIFEST).exists()
 
@@ -536,7 +538,7 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
         result
     )
     done = ", ".join(str(small_disk / "out" / f"rank_{n}/checkpoint_{n}.ckpt") for n in (0, 1))
-    assert f"complete before that: {done}; the same command with --resume" in message(result)
+    assert f"complete: {done} Try: the same command with --resume" in message(result)
     assert len(files_below(small_disk / "out")) == 4  # with the plan and the log
     result = run(*words, "--resume")
     assert result.exit_code == 5
@@ -552,7 +554,7 @@ def test_a_disk_that_is_too_small_is_named_before_the_first_byte(tmp_path, small
     source = write_source(tmp_path / "source", 4, 3 << 20)
     result = run(*split_words(source, small_disk / "out"))
     assert result.exit_code == 5
-    said = "12,58.,... bytes are to be written, 8,388,608 are free on this disk"  # with headers
+    said = "too little space: 12.0 MiB needed, 8.0 MiB free"  # with headers
     assert re.search(said, message(result))
     assert list(small_disk.iterdir()) == []
 
@@ -581,12 +583,14 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
     strategy = ckpttool.read_strategy([str(CASE / "src_strategy.ckpt")])
     path = Path(catalog.files[1].path)
     os.utime(path) if change == "touched" else path.unlink()
-    said = "is gone" if change == "gone" else "was written to after its header was read"
+    said = f"{'removed' if change == 'gone' else 'changed'} since its header was read"
     for judge in (
         lambda: ckpttool.verify(catalog, deep=True),
         lambda: ckpttool.diff(catalog, catalog, strategy, strategy),
     ):
-        with pytest.raises(ckpttool.PlanError, match=rf"rank_1/[^/]*: {said}; run again"):
+        with pytest.raises(
+            ckpttool.PlanError, match=rf"rank_1/[^/]*: {said}\n  Try: the same command"
+        ):
             judge()
 
 
@@ -602,7 +606,10 @@ def test_a_manifest_that_goes_while_it_is_held_against_files_is_no_finding(tmp_p
     monkeypatch.setattr(ManifestFile, "outputs", outputs)
     result = run("verify", out, "-s", CASE / "dst_strategy.ckpt", "--deep")
     assert result.exit_code == 5
-    assert message(result) == f"ckpttool: {out / MANIFEST}: is gone since this began; run again"
+    assert (
+        message(result)
+        == f"error[changed]: {out / MANIFEST}: removed since this command began {AGAIN}"
+    )
 
 
 def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
@@ -615,6 +622,6 @@ def test_what_fails_because_a_file_was_changed_is_told_so_before_the_first_byte(
     os.utime(catalog.files[1].path)
     with pytest.raises(ckpttool.PlanError) as caught:
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "there.ckpt"))
-    said = f"{catalog.files[1].path}: was written to after its header was read; run again"
-    there = f"{tmp_path / 'there.ckpt'} exists already Try: --overwrite replaces what is there"
+    said = f"{catalog.files[1].path}: changed since its header was read\n  {AGAIN}"
+    there = f"{tmp_path / 'there.ckpt'} exists already\n  Try: --overwrite, or -o with another path"
     assert texts_of(caught.value) == (said, there)

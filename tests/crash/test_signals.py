@@ -42,7 +42,7 @@ class Owner:
 
 def ended_by(number, code, errors):
     """Whether a command ended as it should."""
-    line = f"ckpttool: ended by {signal.Signals(number).name}"
+    line = f"error[stopped]: ended by {signal.Signals(number).name}"
     assert (code, errors.count("\n")) == (128 + number, 1), errors
     assert errors.startswith(line)
 
@@ -237,7 +237,7 @@ def test_a_second_signal_leaves_nothing_half_written(
     hit(monkeypatch, place, signals)
     result = run(*ordered_words(tmp_path)[:-2], "--engine", engine)
     assert result.exit_code == code
-    assert "; nothing was left half-written; " in message(result)
+    assert " nothing was left half-written; " in message(result)
     assert not list(tmp_path.rglob(f"*{files.PARTIAL}"))
     if left := files_below(tmp_path):  # a thread has completed one before the signal was noticed
         assert engine != "inline"

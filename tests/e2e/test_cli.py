@@ -532,7 +532,7 @@ def test_no_output_lies_where_the_source_is_read_from(tmp_path, output, is_refus
             == result.stdout.partition(" in ")[0]
         )
     folder = run(*words, "-o", source, "--format", "ckpt", "--max-shard-size", "1KB")
-    assert "is the source folder; write to another" in message(folder)
+    assert "is the source folder Try: -o with another path" in message(folder)
 
 
 def test_outputs_are_files_in_another_folder_than_the_source(tmp_path):
@@ -656,7 +656,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 
 def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
     result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5", "-q")
-    said = "warning: ranks 0-3: saved with a checksum (crc_check), which is not verified; verify"
+    said = "warning[unverified]: ranks 0-3: the checksum (crc_check) is not verified Try: "
     assert result.stderr == f"{said} --crc does that\n"
 
 
@@ -723,7 +723,7 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (["merg", "src"], 2, "No such command 'merg'; did you mean merge?"),
+        (["merg", "src"], 2, "ckpttool has no command 'merg'\n  Try: ckpttool merge ..."),
         (["convert", "src"], 2, "'convert'; there are inspect, merge, split, reshard, verify, "),
         (["inspect", "scr"], 2, "Path 'scr' does not exist; did you mean 'src'?"),
         (["inspect", "src/rank0"], 2, "'src/rank0' does not exist; did you mean 'src/rank_0'?"),
@@ -741,7 +741,7 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
         pytest.param(
             ["inspect", "/proc/self/mem"],
             3,
-            "ckpttool: /proc/self/mem: Input/output error",
+            "error[unreadable]: /proc/self/mem: Input/output error",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="no file that fails"),
         ),
         (["merge", "src", "-o", "new/"], 5, "new/: ends like that of a folder; name the file"),

@@ -29,6 +29,7 @@ from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
@@ -79,7 +80,7 @@ def requirements(folder: Path, *paths: Path) -> WorkerRequirements:
 
 def test_a_worker_that_sees_everything_has_no_problems(tmp_path):
     (tmp_path / "a").write_bytes(b"1234")
-    assert check_worker(requirements(tmp_path, tmp_path / "a")) == ()
+    assert check_worker(requirements(tmp_path, tmp_path / "a")) is None
     assert software()[1] == ".".join(platform.python_version().split(".")[:2])
 
 
@@ -97,9 +98,10 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
             os.utime(path, ns=(0, required.files[1].stamp.mtime_ns))
         else:
             os.utime(path, ns=(0, 1))
-    (problem,) = check_worker(required)
+    problem = check_worker(required)
     reason = "No such file" if change == "remove" else "another size, time of change or inode"
-    assert f"does not see {paths[1]} as this host does ({reason}" in problem
+    assert problem.message == f"workers do not see 1 of {len(paths)} files"
+    assert problem.facts.startswith(f"{paths[1]}: {reason}")
     assert "nor 1 more of 3 files" in problem
 
 
@@ -113,20 +115,20 @@ def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cluster.time, "sleep", lambda s: s and (tmp_path / "elsewhere").rename(folder)
     )
-    assert check_worker(required) == ()
+    assert check_worker(required) is None
 
 
 def test_another_version_of_the_package_or_of_python_is_a_problem(tmp_path):
-    mine = f"has ckpttool {ckpttool.__version__} on Python {software()[1]}, and"
+    mine = f"workers have ckpttool {ckpttool.__version__} on Python {software()[1]}"
     for other in (("0.0.9", software()[1]), (ckpttool.__version__, "3.9")):
-        (problem,) = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
-        assert problem.startswith(mine)
-        assert f"this run is ckpttool {other[0]} on Python {other[1]}; install the same" in problem
+        problem = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
+        assert problem.message == mine
+        assert f"this run is ckpttool {other[0]} on Python {other[1]}" in problem.text
 
 
 def test_a_folder_that_a_worker_may_not_write_to_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.os, "access", lambda path, mode: False)
-    assert check_worker(requirements(tmp_path)) == (f"has no permission to write to {tmp_path}",)
+    assert check_worker(requirements(tmp_path)).message == f"workers may not write to {tmp_path}"
 
 
 def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads):
@@ -134,16 +136,18 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
 
     def answers(function, argument):
         seen.extend(files_below(tmp_path))
-        assert function(argument) == ()
+        assert function(argument) is None
+        blind = Diagnostic("engine", "is blind")
         lost = ImportError("No module named 'ckpttool'")
-        return {"worker on a": ("is blind",), "b": ("is blind",), "c": (), "worker on d": lost}
+        return {"worker on a": blind, "b": blind, "c": None, "worker on d": lost}
 
     threads.answers = answers
     with pytest.raises(ckpttool.PlanError) as caught:
         execute(*make_plan(tmp_path / "deep" / "out"), threads)
     assert texts_of(caught.value) == (
         "worker on a, b: is blind",
-        f"worker on d: cannot run ckpttool {ckpttool.__version__}: No module named 'ckpttool'",
+        f"worker on d: workers cannot run ckpttool {ckpttool.__version__}\n"
+        "  No module named 'ckpttool'\n  Try: install the same version on all hosts",
     )
     assert len(seen) == 1
     assert seen[0].startswith("deep/out/.ckpttool-")
@@ -163,7 +167,9 @@ def test_all_inputs_and_the_output_folder_are_looked_at(tmp_path, threads):
 
 def test_relative_paths_are_refused_since_workers_are_elsewhere(tmp_path, threads, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ckpttool.PlanError, match="out: on a cluster every path has to be absolute"):
+    with pytest.raises(
+        ckpttool.PlanError, match="on a cluster every path has to be absolute\n  out"
+    ):
         execute(*make_plan("out"), threads)
 
 
@@ -229,7 +235,7 @@ def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing
     monkeypatch.setattr(cluster, "fill", fill_and_give_up)
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
     assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
-    with pytest.raises(CkptToolError, match=r"is not there \(the run has ended"):
+    with pytest.raises(CkptToolError, match=r"is missing: the run has ended"):
         write_file(task)
     assert len(fills) == 2
     assert files_below(tmp_path / "rank_0") == []
@@ -251,7 +257,7 @@ def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
     (job, *_) = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]]
     task = job.task(SMALL.band_bytes, SMALL.task_bytes)
     job.discard()
-    with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is not there"):
+    with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is missing"):
         write_file(task)
     assert files_below(tmp_path / "rank_0") == []
 

@@ -55,7 +55,7 @@ def least_for(*words):
     """The least memory that a command says it works with, in MiB."""
     result = run(*words, "--max-memory", "1MB")
     assert result.exit_code == 5
-    return int(re.search(r"(\d+) MiB are the least", message(result))[1])
+    return int(re.search(r"Try: --max-memory (\d+)MiB", message(result))[1])
 
 
 def least_of_process(*words):
@@ -63,7 +63,7 @@ def least_of_process(*words):
     command = [sys.executable, "-c", MEASURE, *map(str, words), "--max-memory", "1MB"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 5
-    return int(re.search(r"(\d+) MiB are the least", " ".join(done.stderr.split()))[1])
+    return int(re.search(r"Try: --max-memory (\d+)MiB", " ".join(done.stderr.split()))[1])
 
 
 @pytest.mark.big
@@ -134,7 +134,7 @@ def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_pat
     result = run(*words, "--max-memory", "20MiB", "-j", "3")
     assert result.exit_code == 5
     assert not mentions(
-        message(result), "20 MiB of memory are too little", "threads:3", "fewer workers"
+        message(result), "--max-memory 20.0 MiB is too little for threads:3", ", or fewer workers"
     )
     assert files_below(tmp_path) == []
     assert "fewer" not in message(run(*words, "--max-memory", "20MiB", "-j", "1"))

@@ -87,7 +87,7 @@ def test_a_worker_that_does_not_see_what_the_run_sees_is_named(tmp_path, mpiexec
     command = [*mpiexec[: mpiexec.index("ckpttool") - 1], script]
     code, errors = finish(start_mpi(*command, *split_words(source, tmp_path / "out")))
     assert code == 5
-    assert "(MPI rank 2): does not see " in errors
+    assert "(MPI rank 2): workers do not see " in errors
     assert errors.count("worker on ") == 1
     assert not (tmp_path / "out").exists()
 
@@ -125,7 +125,7 @@ def test_a_signal_ends_a_run_with_mpi_and_leaves_whole_files_only(busy_run):
     os.kill(pids[0], signal.SIGTERM)
     code, errors = finish(process)
     assert code == 143
-    assert "ckpttool: ended by SIGTERM; nothing was left half-written" in errors
+    assert "error[stopped]: ended by SIGTERM\n  nothing was left half-written" in errors
     assert {*complete_outputs(out), *UNFINISHED} == {*files_below(out)}
 
 
@@ -147,5 +147,7 @@ def test_a_worker_that_dies_ends_all_and_the_next_run_cleans_up(busy_run, tmp_pa
 def test_mpi_that_was_not_started_by_mpiexec_is_told_of(tmp_path):
     result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", "mpi")
     assert result.exit_code == 8
-    expected = "engine mpi: start it with mpiexec -n N python -m mpi4py.futures -m ckpttool ..."
+    expected = (
+        "engine mpi: not started as an MPI job\n  Try: mpiexec -n N python -m mpi4py.futures "
+    )
     assert expected in message(result)

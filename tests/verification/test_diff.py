@@ -544,7 +544,7 @@ def test_what_stops_diff_has_another_exit_code_than_1(merged, tmp_path, monkeypa
     result = run("diff", merged, merged)
     assert result.exit_code == 3
     assert message(result) == (
-        f"ckpttool: {merged}: Permission denied (this user may not; its owner can allow it)"
+        f"ckpttool: {merged}: Permission denied (owner nobody, mode 700; this user is root)"
     )
 
 

@@ -467,7 +467,7 @@ def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkey
     assert result.exit_code == 3
     assert (
         message(result)
-        == "ckpttool: src: Permission denied (this user may not; its owner can allow it)"
+        == "ckpttool: src: Permission denied (owner nobody, mode 700; this user is root)"
     )
 
 
