@@ -7,15 +7,9 @@ process by calling its class with ``args``.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Sequence
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
-
-MEANINGS = {  # of system errors whose message says too little
-    errno.ENOSPC: "the disk is full",
-    errno.EIO: "the disk or its connection fails",
-}
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
@@ -336,46 +330,6 @@ def join_clauses(*clauses: str) -> str:
     'the disk is full; 2 outputs are complete'
     """
     return "; ".join(clause.removesuffix(".") for clause in clauses if clause)
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return the system's message of an error, with its meaning, or with owner and mode.
-
-    Examples
-    --------
-    >>> describe_os_error(OSError(errno.ENOSPC, "No space left on device"))
-    'No space left on device (the disk is full)'
-    """
-    meaning = MEANINGS.get(error.errno or 0, "")
-    if isinstance(error, PermissionError) and error.filename is not None:
-        meaning = _describe_owner(error.filename)
-    return (error.strerror or str(error)) + (f" ({meaning})" if meaning else "")
-
-
-def _describe_owner(path: str) -> str:
-    """Return the owner and the mode of a file, or of the folder that hides it, and the user."""
-    import os
-    import pwd
-
-    def name_of(number: int) -> str:
-        try:
-            return pwd.getpwuid(number).pw_name
-        except KeyError:
-            return str(number)
-
-    place, where = os.path.abspath(path), ""  # noqa: PTH100 - pathlib would delay the start
-    while True:
-        try:
-            found = os.stat(place)  # noqa: PTH116
-            break
-        except OSError:
-            if place == "/":
-                return ""
-            place = os.path.dirname(place)  # noqa: PTH120
-            where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
-    mode = f"{found.st_mode & 0o7777:o}"
-    user = name_of(os.geteuid())
-    return f"{where}owner {name_of(found.st_uid)}, mode {mode}; this user is {user}"
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:

@@ -500,7 +500,7 @@ def test_the_record_of_a_run_is_behind_few_names():
         "manifest.remedy_for",
         "outputs.output_problems",
         "manifest.written_strategies",
-        "outputs.files_of_others",
+        "outputs.stale_files",
         "record.Transaction",
         "resume.Assignment",
         "resume.DestinationPolicy",

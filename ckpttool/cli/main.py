@@ -21,7 +21,6 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     UnreadableError,
-    describe_os_error,
     join_clauses,
     notes_of,
 )
@@ -160,6 +159,8 @@ def _output_errors() -> Iterator[None]:
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
+        from ckpttool.formats.local import describe_os_error
+
         failure = ExecutionError("standard output", describe_os_error(error))
         _print_problems(_diagnose(failure)[0])
         raise SystemExit(failure.exit_code) from error
@@ -173,6 +174,7 @@ def _output_errors() -> Iterator[None]:
 
 def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
     """Return the problems and the exit code of an exception, for the text and for the document."""
+    from ckpttool.formats.local import describe_os_error
     from ckpttool.model.diagnostics import Diagnostic, diagnose
 
     match error:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ckpttool.cli.options import ANSWERED
-from ckpttool.errors import ExecutionError, describe_os_error
+from ckpttool.errors import ExecutionError
+from ckpttool.formats.local import describe_os_error
 from ckpttool.model.diagnostics import severities
 from ckpttool.model.wording import (
     count,

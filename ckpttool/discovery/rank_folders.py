@@ -41,12 +41,18 @@ from ckpttool.errors import (
     UnfinishedError,
     UnreadableError,
     UnsupportedError,
-    describe_os_error,
     raise_all,
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
-from ckpttool.formats.local import exists, find_paths, is_file, is_folder, list_folder
+from ckpttool.formats.local import (
+    describe_os_error,
+    exists,
+    find_paths,
+    is_file,
+    is_folder,
+    list_folder,
+)
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import format_ranks, shorten

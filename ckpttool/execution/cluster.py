@@ -31,10 +31,10 @@ from typing import TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.errors import CkptToolError, EngineError, PlanError, describe_os_error
+from ckpttool.errors import CkptToolError, EngineError, PlanError
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import claimed_file, identify_file
+from ckpttool.formats.local import claimed_file, describe_os_error, identify_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region

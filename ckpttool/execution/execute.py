@@ -19,7 +19,6 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     VerifyError,
-    describe_os_error,
     join_clauses,
     notes_of,
 )
@@ -34,13 +33,14 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
+from ckpttool.formats.local import describe_os_error
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
-from ckpttool.transaction.record import CHANGED_HINT, Transaction
+from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
 
 
@@ -73,7 +73,7 @@ def _failure(
         one, *_ = diagnose(error)
         cause, details, hint = one.fact, one.facts, one.hint or again
     if changes:
-        done, hint = (), CHANGED_HINT
+        done, hint = (), Transaction.CHANGED_HINT
     details = join_clauses(details, changes, *notes)
     return ExecutionError(path, cause, done, hint, details)
 

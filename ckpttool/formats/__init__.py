@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, describe_os_error
+from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import identify_file, open_file
+from ckpttool.formats.local import describe_os_error, identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
 from ckpttool.secret import Secret

@@ -24,7 +24,7 @@ from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import format_bytes, shorten
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there
-from ckpttool.transaction.outputs import files_of_others, stale_files
+from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
 
 
@@ -233,9 +233,8 @@ def _find_stale_files(target: Target) -> Diagnostic | None:
     """Return the warning about files of ranks or formats that the target does not have."""
     if target.is_merged:
         return None
-    first = list(target.paths.items())[:1]
-    stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
-    return stale_files(stale) if stale else None
+    first = next(iter(target.paths.items()), None)
+    return None if first is None else stale_files(*first, range(target.ranks))
 
 
 def preflight(

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError, add_note, describe_os_error, notes_of
+from ckpttool.errors import VerifyError, add_note, notes_of
 from ckpttool.formats import get_format
-from ckpttool.formats.local import ABSENT, as_stamp, claimed_file
+from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta

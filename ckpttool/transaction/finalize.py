@@ -12,9 +12,9 @@ from ckpttool.errors import (
     FormatError,
     PlanError,
     VerifyError,
-    describe_os_error,
     raise_all,
 )
+from ckpttool.formats.local import describe_os_error
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import count, format_ranks, shorten
@@ -25,7 +25,6 @@ from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
     MISSING,
-    files_of_others,
     find_unchanged,
     size_problem,
     stale_files,
@@ -244,9 +243,8 @@ def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagno
     if first is None or Path(first.path).parent != Path(f"rank_{first.rank}"):
         return
     ranks = {output.rank for output in outputs}
-    others = files_of_others(first.rank, str(folder / first.path), ranks)
-    if others:
-        yield stale_files(others)
+    if (stale := stale_files(first.rank, str(folder / first.path), ranks)) is not None:
+        yield stale
 
 
 def _find_other_set(folder: Path) -> Path | None:

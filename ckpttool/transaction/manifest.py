@@ -23,9 +23,8 @@ from typing import BinaryIO, TypeVar
 from ckpttool.errors import (
     FormatError,
     UnreadableError,
-    describe_os_error,
 )
-from ckpttool.formats.local import open_file
+from ckpttool.formats.local import describe_os_error, open_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeAlias
@@ -128,7 +128,7 @@ def _has_contents(
     return is_equal
 
 
-def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
+def _files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
     """Return existing files that are named like outputs, but are not outputs of ``ranks``.
 
     They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
@@ -146,8 +146,13 @@ def files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
     return sorted(str(path) for path in paths if path.exists())
 
 
-def stale_files(paths: Sequence[str]) -> Diagnostic:
-    """Return the warning about `files_of_others`."""
-    facts = "loaders take it for a part of this set"
-    where = shorten(paths, 3)
+def stale_files(rank: int, sample: str, ranks: Container[int]) -> Diagnostic | None:
+    """Return the warning about files that a loader would take for outputs of ``ranks``, or None.
+
+    ``sample`` is the output of ``rank``, whose name such files resemble.
+    """
+    paths = _files_of_others(rank, sample, ranks)
+    if not paths:
+        return None
+    facts, where = "loaders take it for a part of this set", shorten(paths, 3)
     return Diagnostic("stale", "left from another run", "move it away", facts=facts, where=where)

@@ -42,7 +42,6 @@ from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
 
 MIXTURE = "outputs may mix old and new data"
-CHANGED_HINT = "the same command with --overwrite, when the source is complete"
 
 
 class Transaction:
@@ -56,7 +55,11 @@ class Transaction:
         Path of the document that `finish` writes or could not write; empty before.
     notes
         What is worth knowing of the destination, and only the lock has shown.
+    CHANGED_HINT
+        What to do if a source file has changed.
     """
+
+    CHANGED_HINT = "the same command with --overwrite, when the source is complete"
 
     def __init__(self, plan: Plan, assignment: Assignment, claim: Claim | None) -> None:
         self._plan = plan
@@ -191,7 +194,7 @@ class Transaction:
         self._claim.require_record()
         if changed := self._describe_source_changes():
             cause = "a source file has changed"
-            raise ExecutionError(self.writing, cause, (), CHANGED_HINT, changed)
+            raise ExecutionError(self.writing, cause, (), self.CHANGED_HINT, changed)
         if outputs.part is not None:
             self._log.end()
         else:

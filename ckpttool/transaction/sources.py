@@ -18,6 +18,8 @@ from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.model.wording import count, format_ranks, shorten
 
+AGAIN = "the same command, when the source is complete"  # hint
+
 
 def provenance_of(plan: Plan) -> Provenance:
     """Return the provenance of a plan, which all its parts have in common.
@@ -121,9 +123,8 @@ def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
 
 
 def _changed(paths: Sequence[str], text: str) -> Diagnostic:
-    hint = "the same command, when the source is complete"
     path = paths[0] if len(paths) == 1 else None
-    return Diagnostic("changed", text, hint, where=shorten(paths, 3), path=path)
+    return Diagnostic("changed", text, AGAIN, where=shorten(paths, 3), path=path)
 
 
 def _changes(catalog: Catalog) -> Iterator[tuple[str, str]]:

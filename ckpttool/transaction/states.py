@@ -38,8 +38,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool.errors import FormatError, UnreadableError, describe_os_error
-from ckpttool.formats.local import list_folder
+from ckpttool.errors import FormatError, UnreadableError
+from ckpttool.formats.local import describe_os_error, list_folder
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document

@@ -100,7 +100,7 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
             os.utime(path, ns=(0, 1))
     problem = check_worker(required)
     reason = "No such file" if change == "remove" else "another size, time of change or inode"
-    assert problem.message == f"workers do not see 1 of {len(paths)} files"
+    assert problem.message == f"workers do not see 2 of {len(paths)} files"
     assert problem.facts.startswith(f"{paths[1]}: {reason}")
     assert "nor 1 more of 3 files" in problem
 
@@ -144,10 +144,10 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
     threads.answers = answers
     with pytest.raises(ckpttool.PlanError) as caught:
         execute(*make_plan(tmp_path / "deep" / "out"), threads)
+    blind = "No module named 'ckpttool'\n  Try: install the same version on all hosts"
     assert texts_of(caught.value) == (
         "worker on a, b: is blind",
-        f"worker on d: workers cannot run ckpttool {ckpttool.__version__}\n"
-        "  No module named 'ckpttool'\n  Try: install the same version on all hosts",
+        f"worker on d: workers cannot run ckpttool {ckpttool.__version__}\n  {blind}",
     )
     assert len(seen) == 1
     assert seen[0].startswith("deep/out/.ckpttool-")

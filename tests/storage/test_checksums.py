@@ -373,7 +373,7 @@ def test_hdf5_has_no_place_for_a_checksum(words, tmp_path, monkeypatch):
     result = run("merge", source, *words, "--crc")
     assert result.exit_code == 2
     assert "HDF5 has no place for a checksum" in told(result)
-    assert "inspect --crc" in told(result)
+    assert "Try: --format ckpt, or --format safetensors" in told(result)
     catalog = ckpttool.scan(str(source))
     with pytest.raises(ckpttool.PlanError, match="HDF5 has no place"):
         ckpttool.plan_merge(
