@@ -167,7 +167,7 @@ def test_a_name_for_which_there_is_no_room_is_named_by_its_output(tmp_path, monk
     merge = ("merge", "src", "-s", "src_strategy.ckpt", "-o")
     for output, in_message in [(tmp_path / name, name), (folder / "a.h5", "a.h5")]:
         result = run(*merge, output)
-        said = f"{in_message}: names may have 255 bytes there, and that of a file beside it would"
+        said = f"{in_message}: the name is too long: 255 bytes at most"
         assert said in message(result)
         assert "1 problems" not in message(result)
         assert result.exit_code == 5
