@@ -162,7 +162,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
     assert "sampled pages of 1 tensor: 1 different between ranks" in text
-    assert " w Float32 (4) 16 B 2 slices x 32-33 ranks" in text
+    assert " w Float32 4 2 slices x 32-33 ranks" in text
 
 
 # ---------------------------------------------------------------------------------- kinds of source
@@ -213,7 +213,7 @@ def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_the
     assert "complete yes: every slice is there, once" in text
     assert "36 tensors: 12 parameters, each with adam_m., adam_v." in text
     assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
-    assert " 3 more no 0-7" in text
+    assert " 3 more 16 no 0-7" in text
     assert "more stage" not in text
 
 
@@ -239,7 +239,7 @@ def test_a_strategy_is_shown_with_its_stages_and_shards():
     assert "device matrix (4, 2)" in text
     assert " lm_head.weight rows / 2, shard / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
     text = screen(case / "src_strategy.ckpt", "--all")
-    assert " lm_head.weight (4, 2) (0) - 4 0\n" in text
+    assert " lm_head.weight rows / 2, shard / 4 (4, 2) (0) - 0 | 2 | 4" in text
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def terminal(capsys, monkeypatch):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
-        found = examine(catalog, strategy)
-        overview.print_checkpoint(catalog, found, **{"show_all": False, "show_ranks": False} | more)
+        examined = examine(catalog, strategy)
+        overview.print_checkpoint(examined, **{"show_all": False, "show_ranks": False} | more)
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -346,7 +346,7 @@ def test_the_ranks_of_each_slice_stay_short(owners, text):
 )
 def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
-    placement = Placement("layout", counts, shard, ranks)
+    placement = Placement("layout", counts, ranks, optimizer_shard=shard)
     assert overview.sharded_text(placement) == text
 
 
