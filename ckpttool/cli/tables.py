@@ -135,14 +135,16 @@ def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
         first = (title, first[1])
     else:
         echo(click.style(printable(title), bold=True))
-    indent = max(len(label) for label, _ in (first, *others)) + SPACE
     columns = terminal_columns(sys.stdout)
+    indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
+    if columns is not None and columns < 2 * indent:
+        indent = SPACE  # no column of labels
     for label, texts in (first, *others):
-        for number, text in enumerate(texts):
-            head = "" if number else printable(label)
-            line = f"{head:<{indent}}{printable(text)}"
+        for head, text in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
+            line = head + " " * max(SPACE, indent - _width(head)) + text
             lines = [line] if columns is None else _fold(line, columns, indent)
-            echo(click.style(head, bold=True) + "\n".join(lines).removeprefix(head))
+            bold = click.style(head, bold=True) if head else ""
+            echo(bold + "\n".join(lines).removeprefix(head))
     echo("")
 
 

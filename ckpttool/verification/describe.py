@@ -424,7 +424,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
         **({} if base else _NO_LAYOUT),
         **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
-        "ranks": list(slicing.tensors),
+        "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
 
 
