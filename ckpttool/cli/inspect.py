@@ -57,7 +57,7 @@ def inspect(
 
     if describe.are_strategies((source.path, *more)):
         named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
-        summary = describe.summarize_strategy(named, folds=not show_all)
+        summary = describe.summarize_strategy(named)
         if report.as_json:
             tables.print_json(describe.describe_strategy(named, summary))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
 
 def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) -> None:
     """Print what a checkpoint is, and its tensors: folded, or with ``show_all`` each."""
-    catalog = examined.catalog
+    catalog, summary = examined.catalog, examined.summary
     facts = {
         "contents": list(_size_texts(examined)),
         "ranks": list(_differing_ranks(examined)),
@@ -70,7 +71,11 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
     print_facts(catalog.root, facts)
     if show_ranks:
         _print_files(examined)
-    _print_tensors(examined.summary, catalog, show_all)
+    if show_all:
+        title = count(len(summary.entries), "tensor")
+        _print_all(title, summary, _columns(summary, catalog))
+    else:
+        _print_tensors(examined)
     hints = [] if show_all else ["--all lists every tensor"]
     if not show_ranks and not (examined.is_merged and len(catalog.files) == 1):
         hints.append("--ranks every file" if hints else "--ranks lists every file")
@@ -81,11 +86,10 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
 def _provenance(catalog: Catalog) -> Iterator[str]:
     """Yield how ckpttool made the first file, if that says so; the other files say the same."""
     for file in [*catalog.files.values()][:1]:
-        keys = ("version", "source", "step")
-        version, source, step = (file.attrs.get(PROVENANCE + key) for key in keys)
-        if version is not None:
-            of_step = "" if step is None else f", step {step}"
-            yield f"ckpttool {version} from {source}{of_step}"
+        said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
+        if said["version"] is not None:
+            of_step = "" if said["step"] is None else f", step {said['step']}"
+            yield f"ckpttool {said['version']} from {said['source']}{of_step}"
 
 
 def _size_texts(examined: Inspection) -> Iterator[str]:
@@ -126,16 +130,13 @@ def _differing_ranks(examined: Inspection) -> Iterator[str]:
     groups = group_ranks(examined.catalog)
     if isinstance(examined.catalog, MergedCatalog) or len(groups) < 2:
         return
-    has_formats = len({files[ranks[0]].format for ranks in groups}) > 1
     texts = []
     for ranks in groups[:_MAX_GROUPS]:
         sizes = [files[rank].nbytes for rank in ranks]
         limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
-        first = files[ranks[0]]
-        parts = (count(len(first.header), "tensor"), first.format if has_formats else "")
+        tensors = count(len(files[ranks[0]].header), "tensor")
         each = " each" if len(ranks) > 1 else ""
-        text = ", ".join((*filter(None, parts), " to ".join(limits)))
-        texts.append(f"{_ranges(ranks)}: {text}{each}")
+        texts.append(f"{_ranges(ranks)}: {tensors}, {' to '.join(limits)}{each}")
     if more := sum(map(len, groups[_MAX_GROUPS:])):
         texts.append(count(more, "more rank"))
     yield "; ".join(texts)
@@ -254,22 +255,21 @@ def _ranges(ranks: Sequence[int]) -> str:
 # -------------------------------------------------------------------------------------- the tensors
 
 
-def _print_tensors(summary: Summary, catalog: Catalog, show_all: bool) -> None:
-    """Print the tensors: those with a known sharding in a table, the others in lines."""
-    in_lines: list[Row] = []
-    in_table: list[Row] = []
-    for row in summary.rows:
-        (in_lines if not show_all and _is_in_line(row, summary) else in_table).append(row)
-    if not in_table and summary.parallelism is None:
-        in_lines, in_table = [], in_lines
-    _print_rows(_title(in_table), in_table, _columns(summary, catalog, show_all), show_all)
+def _print_tensors(examined: Inspection) -> None:
+    """Print the folded tensors: those with a known sharding in a table, the others in lines."""
+    summary = examined.summary
+    in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
+    in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
     what = "single values"
     if summary.parallelism is not None:
-        is_described = isinstance(catalog, SelfDescribedCatalog)
+        is_described = isinstance(examined.catalog, SelfDescribedCatalog)
         what = "not described" if is_described else "not in the strategy"
+    elif not in_table:
+        in_lines, in_table = [], in_lines
+    _print_rows(_title(in_table), in_table, _columns(summary, examined.catalog))
     names: dict[str, list[str]] = {}
     for row in in_lines:
-        names.setdefault(_equality_text(row, summary, catalog), []).append(_name(row))
+        names.setdefault(_equality_text(row, examined), []).append(_name(row))
     for text, alike in names.items():
         print_text(f"  {what}{text}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
     if names:
@@ -283,12 +283,12 @@ def _is_in_line(row: Row, summary: Summary) -> bool:
     return row.prefixes == ("",) and row.first.is_single_value
 
 
-def _equality_text(row: Row, summary: Summary, catalog: Catalog) -> str:
+def _equality_text(row: Row, examined: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
     ranks = row.first.placement.owners[0]
-    on = "" if len(ranks) == len(catalog.files) else f" on {_ranks_text(ranks)}"
-    equal = summary.equal_ranks.get(row.first.name)
-    if isinstance(catalog, MergedCatalog):
+    on = "" if len(ranks) == len(examined.catalog.files) else f" on {_ranks_text(ranks)}"
+    equal = examined.summary.equal_ranks.get(row.first.name)
+    if examined.is_merged:
         return ""
     if equal is None or len(ranks) == 1:
         return f",{on}" if on else ""
@@ -298,68 +298,74 @@ def _equality_text(row: Row, summary: Summary, catalog: Catalog) -> str:
 
 
 Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
+_DETAILS = ("slice", "device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
-def _columns(summary: Summary, catalog: Catalog | None, show_all: bool) -> Columns:
-    """Return the columns after the names; ``show_all`` adds those that folding would hide."""
-    equal = summary.equal_ranks
+def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
+    """Return the columns after the names, of a checkpoint or of a strategy."""
 
     def ranks(row: Row) -> str:
-        found = equal.get(row.first.name)
-        one_value = " (one value)" if found and found.one_value else ""
-        return owners_text(row) if found is None else groups_text(found.ranks) + one_value
-
-    def file(row: Row) -> str:
-        assert catalog is not None
-        return PurePath(catalog.files[catalog.holders[row.first.name][0]].path).name
+        found = summary.equal_ranks.get(row.first.name)
+        if found is None:
+            return owners_text(row)
+        return groups_text(found.ranks) + (" (one value)" if found.one_value else "")
 
     if summary.parallelism is not None:
-        shape = "listed shape" if catalog is None else "full shape"
-        details = {"slice": _slice, "device matrix": _device_matrix, "tensor map": _tensor_map}
         return {
             "dtype": _dtype,
-            shape: _shape,
+            "full shape" if catalog else "listed shape": _shape,
             "sharded": lambda row: sharded_text(row.first.placement),
-            **(details if show_all else {}),
+            "slice": _slice,
+            "device matrix": _device_matrix,
+            "tensor map": _tensor_map,
             _RANKS_OF_SLICES: ranks,
         }
-    if any(row.first.placement.known == "full" for row in summary.rows[:1]):
-        columns: Columns = {
+    if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
+        has_files = len(catalog.files) > 1
+        return {
             "dtype": _dtype,
             "full shape": _shape,
             "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
+            "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
         }
-        has_files = show_all and catalog is not None and len(catalog.files) > 1
-        return {**columns, "file": file} if has_files else columns
-    title = "ranks with equal samples" if equal else "ranks"
+    title = "ranks with equal samples" if summary.equal_ranks else "ranks"
     return {"dtype": _dtype, "shape": _shape, title: ranks}
 
 
-def _print_rows(title: str, rows: Sequence[Row], columns: Columns, show_all: bool) -> None:
-    """Print a table of rows: all of them, or the first with the unsharded ones joined.
+def _file_name(name: str, catalog: Catalog) -> str:
+    return PurePath(catalog.files[catalog.holders[name][0]].path).name
+
+
+def _print_all(title: str, summary: Summary, columns: Columns) -> None:
+    """Print a table with a row for each tensor."""
+    rows = (Row(entry.name, ("",), (entry,)) for entry in summary.entries)
+    cells = ((row.pattern, *(cell(row) for cell in columns.values())) for row in rows)
+    print_table(title, ("tensors", *columns), cells)
+
+
+def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
+    """Print a table of the first rows, the unsharded ones joined.
 
     A column of ranks that makes the table too wide for the terminal becomes lines below it.
     """
+    if not rows:
+        return
     common = _common_prefixes(rows)
-    more = 0
-    if not show_all:
-        rows = _join_unsharded(rows)
-        more = len(rows) - MAX_ROWS
-        rows = rows[:MAX_ROWS]
+    rows = _join_unsharded(rows)
+    more = len(rows) - MAX_ROWS
+    rows = rows[:MAX_ROWS]
     cells = {"tensors": [_name(row, common) for row in rows]}
-    cells |= {name: list(map(cell, rows)) for name, cell in columns.items()}
-    if not show_all and len({*cells["dtype"]}) == 1:
+    cells |= {title: [*map(cell, rows)] for title, cell in columns.items() if title not in _DETAILS}
+    if len({*cells["dtype"]}) == 1:
         del cells["dtype"]  # a line above the table says it
-    lines: list[str] = []
     width = MARGIN + sum(max(map(len, (name, *texts))) + SPACE for name, texts in cells.items())
     terminal = terminal_columns(sys.stdout)
-    if terminal is not None and width - SPACE >= terminal and not show_all:
-        lines = list(_ranks_lines(rows)) if cells.pop(_RANKS_OF_SLICES, None) else []
-    if rows:
-        print_table(title, list(cells), zip(*cells.values(), strict=True))
-    for line in lines:
-        print_text(line, indent=MARGIN + INDENT)
-    if lines:
+    is_too_wide = terminal is not None and width - SPACE >= terminal
+    has_lines = is_too_wide and cells.pop(_RANKS_OF_SLICES, None) is not None
+    print_table(title, list(cells), zip(*cells.values(), strict=True))
+    if has_lines:
+        for line in _ranks_lines(rows):
+            print_text(line, indent=MARGIN + INDENT)
         echo("")
     if more > 0:
         echo(f"and {more} more rows")
@@ -370,7 +376,7 @@ def _ranks_lines(rows: Sequence[Row]) -> Iterator[str]:
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         found = texts.setdefault(sharded_text(row.first.placement), {})
-        found.update(dict.fromkeys(map(_placement_text, row.placements)))
+        found.update({_placement_text(one, one.first_rank): None for one in row.placements})
     kinds: dict[tuple[str, ...], list[str]] = {}
     for kind, found in texts.items():
         kinds.setdefault(tuple(found), []).append("not sharded" if kind == "no" else kind)
@@ -479,10 +485,12 @@ def owners_text(row: Row) -> str:
     if others:
         what = "more stage" if first.known == "layout" else "more rank group"
         return f"{groups_text(first.owners)}; {count(len(others), what)}"
-    return _placement_text(first)
+    return _placement_text(first, first.first_rank)
 
 
-def _placement_text(placement: Placement) -> str:
+@lru_cache(maxsize=64)  # thousands of tensors have few placements, each of thousands of ranks
+def _placement_text(placement: Placement, first_rank: int) -> str:
+    """Return the ranks of each slice; placements on other ``first_rank`` are equal."""
     also = f", also {format_numbers(placement.others)}" if placement.others else ""
     return groups_text(placement.owners) + also
 
@@ -548,7 +556,11 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
         parts.append(f"{titles[-1]}, all other parameters {rest}")
     texts = list(parallelism_texts(summary.parallelism))
     print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
-    _print_rows(", ".join(titles), summary.rows, _columns(summary, None, show_all), show_all)
+    title, columns = ", ".join(titles), _columns(summary)
+    if show_all:
+        _print_all(title, summary, columns)
+    else:
+        _print_rows(title, summary.rows, columns)
     print_text("--all lists every layout, --json everything", indent=0)
 
 

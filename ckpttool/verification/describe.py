@@ -58,31 +58,18 @@ MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the heade
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint holds.
+    """What a checkpoint holds, and what was found wrong or noted.
 
-    Attributes
-    ----------
-    catalog
-        The files.
-    summary
-        The tensors at a glance.
-    found
-        What was found wrong, or noted.
-    sharding
-        How the tensors are spread over the files, as contents correct it.
-    sources
-        The full tensors; None if nothing says how the tensors are spread over the ranks, or if each
-        file holds full tensors.
-    devices
-        Rank to device, if there is a rank table.
+    ``sources`` is None if nothing says how the tensors are spread over the files, or if each file
+    holds full tensors.
     """
 
     catalog: Catalog
     summary: Summary
     found: Diagnostics
-    sharding: Sharding = field(default_factory=Merged)
+    sharding: Sharding = field(default_factory=Merged)  # of ``sources``, as contents correct it
     sources: tuple[Source, ...] | None = None
-    devices: Mapping[int, Device] = field(default_factory=dict)
+    devices: Mapping[int, Device] = field(default_factory=dict)  # by rank, from a rank table
 
     @property
     def is_merged(self) -> bool:
@@ -139,7 +126,7 @@ def examine(
     """Inspect a checkpoint like `describe`, without the document.
 
     Pages of one tensor of each row that has no layout tell which ranks hold the same of it, if
-    these are few.  With ``every_tensor``, each tensor has a row and is sampled.
+    these are few; with ``every_tensor`` those of each tensor do.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -150,20 +137,18 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
-    folds = not every_tensor
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
-        summary = _summarize_files(catalog, Merged(), found, folds)
-        return Inspection(catalog, summary, found)
+        return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*of_part, *catalog.errors())
     if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
-        inspected = _inspect_full_tensors(catalog, strategy, executor, found, folds)
+        inspected = _inspect_full_tensors(catalog, strategy, executor, found)
     else:
-        inspected = _inspect_slices(catalog, found, folds)
+        inspected = _inspect_slices(catalog, found)
     equal_ranks = _sample_equal_ranks(catalog, inspected.summary, every_tensor, executor, found)
     summary = replace(inspected.summary, equal_ranks=equal_ranks)
     return replace(inspected, catalog=catalog, summary=summary, devices=devices)
@@ -183,31 +168,24 @@ def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
         yield Diagnostic("doubt", text)
 
 
-def _summarize_files(
-    catalog: Catalog, sharding: Sharding | None, found: Diagnostics, folds: bool
-) -> Summary:
+def _summarize_files(catalog: Catalog, sharding: Sharding | None, found: Diagnostics) -> Summary:
     """Summarize files without layouts."""
     entries = entries_of_files(catalog)
-    parameter_of_state = match_states_by_shape((), catalog.metas)
-    completeness = assess(catalog, sharding, entries, found)
-    return summarize(entries, parameter_of_state, None, completeness, folds=folds)
+    states = match_states_by_shape((), catalog.metas)
+    return summarize(entries, states, None, assess(catalog, sharding, entries, found))
 
 
-def _inspect_slices(catalog: Catalog, found: Diagnostics, folds: bool) -> Inspection:
+def _inspect_slices(catalog: Catalog, found: Diagnostics) -> Inspection:
     """Inspect the files of ranks without layouts."""
     checked = quarantine_damaged(catalog, Merged())
     found.failures += [checked.damaged[rank] for rank in catalog.files if rank not in checked.files]
     found.add(*scan_notes(catalog, Merged()))
     found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
-    return Inspection(checked, _summarize_files(checked, None, found, folds), found)
+    return Inspection(checked, _summarize_files(checked, None, found), found)
 
 
 def _inspect_full_tensors(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    executor: Executor,
-    found: Diagnostics,
-    folds: bool,
+    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Inspection:
     """Resolve the files of ranks to full tensors, and inspect these."""
     from ckpttool.planning.resolve import ResolveOptions, resolve
@@ -224,7 +202,7 @@ def _inspect_full_tensors(
     found.add(*of_headers, *resolved.content_diagnostics)
     catalog, sharding, sources = resolved.catalog, resolved.sharding, resolved.sources
     if any(one.code == "strategy" for one in found):
-        summary = _summarize_files(catalog, None, found, folds)
+        summary = _summarize_files(catalog, None, found)
         return Inspection(catalog, summary, found, sharding, sources)
     entries = entries_of_sources(resolved)
     metas = {source.meta.name: source.meta for source in sources}
@@ -236,28 +214,27 @@ def _inspect_full_tensors(
     }
     states = match_states_by_shape(listed_names(catalog, sharding), metas)
     listed = (*entries, *entries_of_layouts(incomplete))
-    parallelism = find_parallelism(listed, states, sharding)
-    completeness = assess(catalog, sharding, entries, found)
-    summary = summarize(entries, states, parallelism, completeness, folds=folds)
+    summary = summarize(
+        entries,
+        states,
+        find_parallelism(listed, states, sharding),
+        assess(catalog, sharding, entries, found),
+    )
     return Inspection(catalog, summary, found, sharding, sources)
 
 
 def _sample_equal_ranks(
-    catalog: Catalog,
-    summary: Summary,
-    is_requested: bool,
-    executor: Executor,
-    found: Diagnostics,
+    catalog: Catalog, summary: Summary, every_tensor: bool, executor: Executor, found: Diagnostics
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    It is empty if that takes longer than reading the headers, unless it is requested.
+    It is empty if that takes longer than reading the headers, unless every tensor is requested.
     """
-    firsts = (row.first for row in summary.rows)
-    names = [one.name for one in firsts if one.placement.known in ("unlisted", "stored")]
+    entries = summary.entries if every_tensor else [row.first for row in summary.rows]
+    names = [one.name for one in entries if one.placement.known in ("unlisted", "stored")]
     ranks = len(catalog.files)
     is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
-    if ranks < 2 or not names or not (is_quick or is_requested):
+    if ranks < 2 or not names or not (is_quick or every_tensor):
         return {}
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
@@ -285,7 +262,7 @@ def describe_inspection(inspected: Inspection) -> Json:
             "path": catalog.root,
             "step": catalog.step,
             "ranks": [
-                {**_describe_rank(rank, file), **_describe_place(rank, inspected.devices)}
+                _describe_rank(rank, file, inspected.devices)
                 for rank, file in catalog.files.items()
             ],
         }
@@ -362,7 +339,9 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         }
 
 
-def _describe_rank(rank: int, file: FileIndex) -> Json:
+def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:
+    device = devices.get(rank)
+    place = {"server": device and device.server, "device": device and device.device}
     return {
         "rank": rank,
         "path": file.path,
@@ -370,15 +349,8 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
         **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **(place if devices else {}),
     }
-
-
-def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Describe the server and the device of a rank, if there is a rank table."""
-    if not devices:
-        return {}
-    device = devices.get(rank)
-    return {"server": device and device.server, "device": device and device.device}
 
 
 def describe_layout(source: Source) -> Json:
@@ -447,35 +419,34 @@ def _describe_boxes(slicing: BoxSlicing) -> Json:
 
 def are_strategies(paths: Sequence[str]) -> bool:
     """Return whether all paths are strategy files, or folders of nothing but these."""
-    try:
-        return all(map(_holds_strategies, paths))
-    except OSError:
-        return False  # the scan of the source reports the error
-
-
-def _holds_strategies(path: str) -> bool:
     from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
 
-    if not is_folder(path):
-        return _is_strategy(path)
-    inside = [one for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
-    return bool(inside) and all(_is_strategy(str(one)) for one in inside)
+    try:
+        for path in paths:
+            files = [path]
+            if is_folder(path):
+                files = [str(one) for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
+            if not files or any(_foreign_kind(file) != "strategy" for file in files):
+                return False
+    except OSError:
+        return False  # the scan of the source reports the error
+    return True
 
 
-def _is_strategy(path: str) -> bool:
-    if not is_file(path) or format_of_content(path) is not None:
-        return False
-    foreign = identify_foreign(path)
-    return foreign is not None and foreign.kind == "strategy"
+def _foreign_kind(path: str) -> str | None:
+    """Return what a file of MindSpore is that is not a checkpoint; None for any other file."""
+    foreign = None
+    if is_file(path) and format_of_content(path) is None:
+        foreign = identify_foreign(path)
+    return None if foreign is None else foreign.kind
 
 
-def summarize_strategy(strategy: Strategy, *, folds: bool = True) -> Summary:
+def summarize_strategy(strategy: Strategy) -> Summary:
     """Summarize the layouts of a strategy."""
-    entries = entries_of_layouts(strategy.layouts)
-    of_rules = entries_of_layouts(layouts_of_rules(strategy))
+    rules = layouts_of_rules(strategy)
+    entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
     states = match_states_by_name(strategy.layouts, {})
-    parallelism = find_parallelism((*entries, *of_rules), states, strategy)
-    return summarize((*entries, *of_rules), states, parallelism, folds=folds)
+    return summarize(entries, states, find_parallelism(entries, states, strategy))
 
 
 def describe_strategy(strategy: Strategy, summary: Summary) -> Json:
@@ -526,24 +497,22 @@ def describe_foreign(path: str) -> Json | None:
         The group information or the rank table is damaged.
     """
     try:
-        if not is_file(path) or format_of_content(path) is not None:
-            return None
-        foreign = identify_foreign(path)
+        kind = _foreign_kind(path)
     except OSError:
         return None  # the scan of the source reports the error
-    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
-        return None
     more: Json = {}
-    if foreign.kind == "group_info":
+    if kind == "group_info":
         info = read_group_info(path)
         more["groups"] = [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups]
         more["ckpt_restore_rank_list"] = list(info.restore_ranks)
-    if foreign.kind == "rank_table":
+    elif kind == "rank_table":
         table = read_rank_table(path)
         more["version"] = table.version
         more["ranks"] = [
             {"rank": one.rank, "server": one.server, "device": one.device, "device_ip": one.ip}
             for one in table.devices
         ]
+    elif kind not in ("graph", "mindir"):
+        return None
     nbytes = stat_file(path).nbytes
-    return {"schema": SCHEMA, "path": path, "kind": foreign.kind, "nbytes": nbytes, **more}
+    return {"schema": SCHEMA, "path": path, "kind": kind, "nbytes": nbytes, **more}

@@ -39,31 +39,16 @@ Ranks = tuple[int, ...]
 class Placement:
     """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
 
-    Attributes
-    ----------
-    known
-        How the distribution is known.
-    slice_counts
-        Slices along each axis, optimizer shard included; None if the slices are no grid, or not
-        known.
-    local_owners
-        The ranks that hold each slice, counted from ``first_rank``; slices in C order.
-    local_others
-        Further ranks that hold the tensor, in other stages.
-    optimizer_shard
-        Slices into which an optimizer shard splits axis 0; 1 for none.
-    replicas
-        Ranks that should hold each slice, before an optimizer shard.
-    first_rank
-        The first rank of the stage.
+    Ranks are counted from ``first_rank``, slices are in C order.  ``slice_counts`` is None if the
+    slices are no grid, or not known.
     """
 
     known: Known
-    slice_counts: tuple[int, ...] | None
-    local_owners: tuple[Ranks, ...] = field(hash=False)  # of thousands of ranks
-    local_others: Ranks = field(default=(), hash=False)
-    optimizer_shard: int = 1
-    replicas: int = 1
+    slice_counts: tuple[int, ...] | None  # along each axis, optimizer shard included
+    local_owners: tuple[Ranks, ...] = field(hash=False)  # of each slice, on disk
+    local_others: Ranks = field(default=(), hash=False)  # hold the tensor too, in other stages
+    optimizer_shard: int = 1  # slices into which it splits axis 0
+    replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
     first_rank: int = field(default=0, compare=False)
 
     @property
@@ -101,30 +86,17 @@ def _shift(ranks: Iterable[int], by: int) -> Ranks:
 class Entry:
     """A tensor of a checkpoint or of a strategy, and how it is distributed.
 
-    Attributes
-    ----------
-    name, dtype
-        Its name and element type; "" for the dtype in a strategy.
-    shape
-        The full shape, or that of the stored slice; None if it is not known.
-    placement
-        Its distribution.
-    nbytes, elements
-        Size of the full tensor, or of all stored slices.
-    layout
-        Its layout, if a strategy has one.
-    source
-        The full tensor, if the checkpoint is resolved.
+    ``nbytes`` and ``elements`` count the full tensor, or without layouts all that is stored.
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...] | None
+    dtype: str  # "" in a strategy
+    shape: tuple[int, ...] | None  # of the full tensor, or of the slice of the lowest rank
     placement: Placement
     nbytes: int = 0
     elements: int = 0
-    layout: Layout | None = None
-    source: Source | None = None
+    layout: Layout | None = None  # that a strategy gives
+    source: Source | None = None  # of a resolved checkpoint
 
     @property
     def is_single_value(self) -> bool:
@@ -134,20 +106,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tensors that are alike.
+    """Tensors that are alike: parameters of equal layers, with their states.
 
-    Attributes
-    ----------
-    pattern
-        The name of the parameter, with the numbers of equal layers: ``layers.{0-3}.weight``.
-    prefixes
-        What stands before this name in the names of the tensors: ``("", "adam_m.")`` for the
-        parameter and a state of it.
-    entries
-        The tensors: those of the first layer in the order of the prefixes, and so on.
+    ``prefixes`` stand before the name in the names of the tensors: ``("", "adam_m.")`` for the
+    parameter and a state of it.  ``entries`` are in this order for the first layer, and so on.
     """
 
-    pattern: str
+    pattern: str  # the name, with the numbers of equal layers: layers.{0-3}.weight
     prefixes: tuple[str, ...]
     entries: tuple[Entry, ...]
 
@@ -170,6 +135,8 @@ class Row:
     def placements(self) -> tuple[Placement, ...]:
         """The placements on different ranks; several are in different stages."""
         distinct = dict.fromkeys((one.placement, one.placement.first_rank) for one in self.entries)
+        if len(distinct) == 1:
+            return (self.first.placement,)
         return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
 
 
@@ -212,103 +179,55 @@ class OptimizerShard:
 class Parallelism:
     """How the tensors are distributed.
 
-    Attributes
-    ----------
-    tensor_parallel
-        Slices of all sharded parameters, if layouts say that it is tensor parallelism.
-    tensors
-        Number of tensors that have a layout, states included.
-    splits
-        The distinct splits of parameters, the most frequent first.
-    stages
-        The pipeline stages; empty for a checkpoint that describes itself.
-    optimizer_shards
-        The optimizer shards, ascending.
+    ``tensor_parallel`` is the slices of all sharded parameters, if layouts say that it is tensor
+    parallelism.  A checkpoint that describes itself has no stages.
     """
 
     tensor_parallel: int | None
-    tensors: int
-    splits: tuple[Split, ...]
+    tensors: int  # that have a layout, states included
+    splits: tuple[Split, ...]  # the most frequent first
     stages: tuple[Stage, ...]
     optimizer_shards: tuple[OptimizerShard, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """Whether every slice is there.
-
-    Attributes
-    ----------
-    complete
-        None if it is not known.
-    complete_codes
-        Codes of the diagnostics that say what is wrong or in doubt.
-    missing_ranks
-        Ranks without a file.
-    unreadable_ranks
-        Ranks whose file cannot be read.
-    missing_tensors
-        Tensors whose slices are not all there, or do not fit together.
-    replicas
-        The fewest and the most ranks that hold a slice; None if no slices are known.
-    """
+    """Whether every slice is there; None if it is not known."""
 
     complete: bool | None
-    complete_codes: tuple[str, ...] = ()
-    missing_ranks: Ranks = ()
+    complete_codes: tuple[str, ...] = ()  # of diagnostics that say what is wrong or in doubt
+    missing_ranks: Ranks = ()  # without a file
     unreadable_ranks: Ranks = ()
-    missing_tensors: tuple[str, ...] = ()
-    replicas: tuple[int, int] | None = None
+    missing_tensors: tuple[str, ...] = ()  # whose slices are not all there, or do not fit together
+    replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
 
 
 @dataclass(frozen=True, slots=True)
 class EqualRanks:
-    """The ranks with equal samples of a tensor.
-
-    Attributes
-    ----------
-    name
-        The tensor.
-    ranks
-        The ranks, grouped.
-    one_value
-        Whether all samples are one value, which slices of different elements may be.
-    sampled
-        Whether the samples are a part of the tensor.
-    """
+    """The ranks with equal samples of a tensor, grouped."""
 
     name: str
     ranks: tuple[Ranks, ...]
-    one_value: bool
-    sampled: bool
+    one_value: bool  # in all samples, so that slices of different elements may be equal
+    sampled: bool  # not all of the tensor was read
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A checkpoint or a strategy at a glance.
 
-    Attributes
-    ----------
-    rows
-        The tensors, folded or each by itself.
-    weights, optimizer_state, other
-        What the full tensors hold, or without layouts what all ranks store.  Single values that
-        are not in the strategy, and texts, are in ``other``.
-    parallelism
-        None if nothing says how the tensors are distributed.
-    completeness
-        None for a strategy.
-    equal_ranks
-        Name to the ranks with equal samples, for the sampled tensors.
+    The amounts are those of full tensors, or without layouts what all ranks store.  Single values
+    that are not in the strategy, and texts, are in ``other``.
     """
 
-    rows: tuple[Row, ...]
+    entries: tuple[Entry, ...]
+    rows: tuple[Row, ...]  # of all entries
     weights: Amount
     optimizer_state: Amount
     other: Amount
-    parallelism: Parallelism | None = None
-    completeness: Completeness | None = None
-    equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)
+    parallelism: Parallelism | None = None  # None if nothing says it
+    completeness: Completeness | None = None  # None for a strategy
+    equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
 
 
 # ------------------------------------------------------------------------------------------ entries
@@ -520,10 +439,8 @@ def summarize(
     parameter_of_state: Mapping[str, str],
     parallelism: Parallelism | None = None,
     completeness: Completeness | None = None,
-    *,
-    folds: bool = True,
 ) -> Summary:
-    """Return the summary of tensors: their amounts and rows, which need not be folded.
+    """Return the summary of tensors: their amounts and rows.
 
     A tensor with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
     unless a strategy lists it.
@@ -538,9 +455,8 @@ def summarize(
             kind = "optimizer_state" if is_state else "other" if entry.is_single_value else kind
         kinds[kind].append(entry)
     weights, states, other = (_add_up(found) for found in kinds.values())
-    each = (Row(entry.name, ("",), (entry,)) for entry in entries)
-    rows = fold_rows(entries, parameter_of_state) if folds else tuple(each)
-    return Summary(rows, weights, states, other, parallelism, completeness)
+    rows = fold_rows(entries, parameter_of_state)
+    return Summary(tuple(entries), rows, weights, states, other, parallelism, completeness)
 
 
 def _add_up(entries: Sequence[Entry]) -> Amount:
@@ -653,12 +569,9 @@ def assess(
 
 
 def group_ranks(catalog: Catalog) -> list[Ranks]:
-    """Group the ranks whose files have one format and tensors of the same names; largest first."""
-    kinds: dict[tuple[str, ...], int] = {}
-    groups: dict[tuple[int, str], list[int]] = {}
+    """Group the ranks whose files have tensors of the same names, the largest group first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
     for ranks, header in catalog.headers.items():
-        kind = kinds.setdefault(tuple(header), len(kinds))
-        for rank in ranks:
-            groups.setdefault((kind, catalog.files[rank].format), []).append(rank)
+        groups.setdefault(tuple(header), []).extend(ranks)
     found = (tuple(sorted(ranks)) for ranks in groups.values())
     return sorted(found, key=lambda ranks: (-len(ranks), ranks))
