@@ -145,12 +145,15 @@ def _differing_ranks(examined: Inspection) -> Iterator[str]:
 def _parallelism_of(examined: Inspection) -> Iterator[str]:
     """Yield the lines on how the tensors are distributed."""
     summary = examined.summary
+    assert summary.completeness is not None
+    codes = summary.completeness.complete_codes
+    doubts = [code for code in codes if code in ("strategy", "one_of_several")]
     if summary.parallelism is not None:
         yield from parallelism_texts(summary.parallelism)
+    elif doubts:
+        yield f"not known: {CODES[doubts[0]].meaning}"
     elif examined.is_merged:
         yield "none: full tensors"
-    elif examined.sources is not None:
-        yield f"not known: {CODES['strategy'].meaning}"
     else:
         yield _NO_STRATEGY
         if len(examined.catalog.files) > 1:
@@ -546,10 +549,10 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
     titles = []
     if listed:
         titles.append(_title(listed))
-        sharded = sum(
-            row.count for row in listed if "" in row.prefixes and row.first.placement.is_sharded
-        )
-        parts.append(f"{count(len(strategy.layouts), 'tensor')}, {sharded} sharded parameters")
+        parameters = (row for row in listed if "" in row.prefixes)
+        sharded = sum(row.count for row in parameters if row.first.placement.is_sharded)
+        tensors = count(len(strategy.layouts), "tensor")
+        parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
     if rules is not None:
         titles.append(count(len(rules.rules), "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
@@ -561,7 +564,7 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
         _print_all(title, summary, columns)
     else:
         _print_rows(title, summary.rows, columns)
-    print_text("--all lists every layout, --json everything", indent=0)
+        print_text("--all lists every layout, --json everything", indent=0)
 
 
 def print_foreign(document: Json) -> None:
