@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
         @property
         def text(self) -> str:
-            """The problem in one line, for people."""
+            """The problem, its facts and what to do, a line each."""
 
         def on_side(self, side: str) -> Problem:
             """Return the problem with its side of a comparison in the text."""
@@ -69,20 +69,23 @@ class FormatError(CkptToolError):
         Byte in the file where the problem was noticed; None if there is no such byte.
     reason
         What was expected and what was found.
+    hint
+        What to do; "" if nothing is known.
     """
 
     code = "damaged"
     exit_code = 3
 
-    def __init__(self, path: str, offset: int | None, reason: str) -> None:
-        super().__init__(path, offset, reason)
+    def __init__(self, path: str, offset: int | None, reason: str, hint: str = "") -> None:
+        super().__init__(path, offset, reason, hint)
         self.path = path
         self.offset = offset
         self.reason = reason
+        self.hint = hint
 
     def __str__(self) -> str:
         where = "" if self.offset is None else f" byte {self.offset}:"
-        return f"{self.path}:{where} {self.reason}"
+        return _with_hint(f"{self.path}:{where} {self.reason}", self.hint)
 
 
 class UnsupportedError(FormatError):
@@ -119,18 +122,21 @@ class StrategyError(CkptToolError):
         Strategy file or parameter.
     reason
         What was expected and what was found.
+    hint
+        What to do; "" if nothing is known.
     """
 
     code = "invalid_strategy"
     exit_code = 4
 
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)
+    def __init__(self, where: str, reason: str, hint: str = "") -> None:
+        super().__init__(where, reason, hint)
         self.where = where
         self.reason = reason
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
+        return _with_hint(f"{self.where}: {self.reason}", self.hint)
 
 
 class PlanError(CkptToolError):
@@ -160,19 +166,22 @@ class EngineError(CkptToolError):
     engine
         The engine as on the command line, such as ``"dask:node7:8786"``.
     reason
-        What is wrong, and what to do.
+        What is wrong.
+    hint
+        What to do; "" if nothing is known.
     """
 
     code = "no_engine"
     exit_code = 8
 
-    def __init__(self, engine: str, reason: str) -> None:
-        super().__init__(engine, reason)
+    def __init__(self, engine: str, reason: str, hint: str = "") -> None:
+        super().__init__(engine, reason, hint)
         self.engine = engine
         self.reason = reason
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"engine {self.engine}: {self.reason}"
+        return _with_hint(f"engine {self.engine}: {self.reason}", self.hint)
 
 
 class NoStrategyError(PlanError):
@@ -226,7 +235,7 @@ class ExecutionError(CkptToolError):
         return "the same command with --resume goes on from there" if self.committed else ""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (f"{self.output}: {self.reason}", self.hint)))
+        return _with_hint(f"{self.output}: {self.reason}", self.hint)
 
 
 class VerifyError(CkptToolError):
@@ -268,6 +277,10 @@ class CombinedError(CkptToolError):
         return "\n".join(map(str, self.errors))
 
 
+def _with_hint(text: str, hint: str) -> str:
+    return f"{text}; {hint}" if hint else text
+
+
 def add_note(error: BaseException, text: str) -> None:
     """Add a note to an exception, as ``BaseException.add_note`` of Python 3.11 does."""
     error.__dict__["__notes__"] = [*notes_of(error), text]
@@ -298,7 +311,7 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     if isinstance(error, PlanError):
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, StrategyError):
-        return StrategyError(f"{side}: {error.where}", error.reason)
+        return StrategyError(f"{side}: {error.where}", error.reason, error.hint)
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
     return error

@@ -99,7 +99,7 @@ def _name_replicas(found: Diagnostics) -> list[CkptToolError]:
     """Return the errors, with the replicas that replace a damaged file."""
     hints = {one.path: one.hint for one in found if one.code == "damaged_replica"}
     return [
-        type(error)(error.path, error.offset, f"{error.reason}; {hints[error.path]}")
+        type(error)(error.path, error.offset, f"{error.reason}; {hints[error.path]}", error.hint)
         if isinstance(error, FormatError) and error.path in hints
         else error
         for error in found.failures

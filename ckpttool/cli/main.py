@@ -144,18 +144,6 @@ def _use_color() -> bool | None:
     return True if set(forced) - {"", "0"} else None
 
 
-def _print_usage_error(error: click.ClickException) -> None:
-    """Print what click says, folded on a terminal."""
-    from ckpttool.cli.tables import print_text
-
-    text = io.StringIO()
-    error.show(text)
-    with getattr(error, "ctx", None) or nullcontext():
-        for line in text.getvalue().splitlines():
-            label = "Error" if line.startswith("Error: ") else ""
-            print_text(line.removeprefix("Error: "), label, err=True)
-
-
 @contextmanager
 def _output_errors() -> Iterator[None]:
     """End the program if the command line is wrong or standard output cannot be written.
@@ -165,13 +153,14 @@ def _output_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        _print_usage_error(error)
+        with getattr(error, "ctx", None) or nullcontext():  # its colours
+            _print_problems(_diagnose(error)[0])
         raise SystemExit(error.exit_code) from error
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
         failure = ExecutionError("standard output", describe_os_error(error))
-        click.echo(f"ckpttool: {failure}", err=True)
+        _print_problems(_diagnose(failure)[0])
         raise SystemExit(failure.exit_code) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -187,9 +176,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 
     match error:
         case click.ClickException():
-            context = error.ctx if isinstance(error, click.UsageError) else None
-            hint = f"{context.command_path} --help" if context else ""
-            return (Diagnostic("usage", error.format_message(), hint),), error.exit_code
+            return (_diagnose_usage(error),), error.exit_code
         case Terminated():
             return (Diagnostic("stopped", str(error)),), error.exit_code
         case CkptToolError():
@@ -208,16 +195,33 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
     return problems, exit_code
 
 
+def _diagnose_usage(error: click.ClickException) -> Diagnostic:
+    """Return the problem of a wrong command line, with the option that it is about."""
+    from ckpttool.model.diagnostics import Diagnostic
+
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    usage = f"{context.command_path} --help" if context else ""
+    message, where = error.format_message(), ""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        message = f"{_names_of(error.param)} is missing"
+    elif isinstance(error, click.BadParameter):
+        message = error.message
+        where = _names_of(error.param) if error.param is not None else ""
+    return Diagnostic("usage", message, getattr(error, "hint", "") or usage, where=where)
+
+
+def _names_of(param: click.Parameter) -> str:
+    """Return the names of an option, or the word for an argument in ``Usage:``."""
+    shown = param.opts if isinstance(param, click.Option) else [param.human_readable_name]
+    return ", ".join(name for name in shown if name not in getattr(param, "aliases", ()))
+
+
 def _print_problems(problems: Sequence[Diagnostic]) -> None:
     """Print on stderr what ended a command."""
-    from ckpttool.cli.tables import print_text
+    from ckpttool.cli.tables import print_diagnostic
 
-    if len(problems) == 1:
-        print_text(problems[0].text, "ckpttool", err=True)
-        return
-    print_text(f"{len(problems)} problems:", "ckpttool", err=True)
     for problem in problems:
-        print_text(f"  - {problem.text}", indent=4, err=True)
+        print_diagnostic(problem, "error", err=True)
 
 
 def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:

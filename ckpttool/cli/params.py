@@ -22,6 +22,20 @@ else:  # generic from click 8.4 on only
     NumberType = PartType = RanksType = SizeType = WholeType = click.ParamType
 
 
+class UsageProblem(click.BadParameter):
+    """A wrong command line, with what to use instead; about an option if its type raises it."""
+
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        param: click.Parameter | None = None,
+        ctx: click.Context | None = None,
+    ) -> None:
+        super().__init__(message, ctx, param)
+        self.hint = hint
+
+
 class PathName(click.Path):
     """A path on the command line; URLs and empty paths are refused.
 
@@ -109,7 +123,7 @@ def _explain_absence(path: Path) -> str:
             return f"is a link to {str(path.readlink())!r}, which leads nowhere."
         for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
             if unfinished := find_unfinished_run(output):
-                return f"does not exist: {unfinished.text}"
+                return f"does not exist: {unfinished.fact}"
         names = [one.name for one in list_folder(path.parent)]
         if near := get_close_matches(path.name, names, 1):
             return f"does not exist; did you mean {str(path.parent / near[0])!r}?"

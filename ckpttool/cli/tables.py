@@ -43,8 +43,6 @@ COLORS = {
     "warning": "yellow",
     "different": "red",
     "error": "red",
-    "Error": "red",  # of click, about the command line
-    "ckpttool": "red",  # before the error that ends a run
 }
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # columns before the rest of a paragraph, or of a row
@@ -99,12 +97,21 @@ def print_text(
         echo(text)
 
 
+def print_diagnostic(one: Diagnostic, severity: str, *, err: bool = False) -> None:
+    """Print what is wrong, then the facts and the hint on lines of their own."""
+    code = one.code if severity in ("error", "warning") else ""
+    what, *more = one.lines
+    print_text(what, severity, code, err=err)
+    for line in more:
+        print_text(" " * INDENT + line, indent=INDENT, err=err)
+
+
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
     """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
     for note in notes:
         is_warning = severity_of[note.code] == "warning"
         if is_warning or not quiet:
-            print_text(note.text, "warning" if is_warning else "note", err=True)
+            print_diagnostic(note, "warning" if is_warning else "note", err=True)
 
 
 def terminal_columns(stream: TextIO) -> int | None:
@@ -302,7 +309,7 @@ def _print_findings(
 ) -> None:
     shown = findings[: _max_shown(limit)]
     for found in shown:
-        print_text(found.text, str(severity_of[found.code]), found.code)
+        print_diagnostic(found, str(severity_of[found.code]))
     _print_number_of_others(len(findings) - len(shown))
 
 

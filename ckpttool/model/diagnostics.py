@@ -246,20 +246,20 @@ def severities(
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One fact for people and programs.
+    """One fact for people and programs: what is wrong, what was found, what to do.
 
     Attributes
     ----------
     code
         The kind of the fact, one of `CODES`.
     message
-        The fact, in words.
-    where
-        A folder or a side of a comparison; the text begins with it.
+        What is wrong, in at most 15 words.
     hint
-        The one thing to do; "" if there is none.
+        One command or option that helps; "" if there is none.
     options
         Options that the hint names; a command that lacks one drops the hint.
+    facts
+        What was expected and found: ranks, three names at most, numbers; "" if ``message`` says it.
     tensor
         The parameter, if the fact is about one.
     ranks
@@ -272,12 +272,15 @@ class Diagnostic:
         Number of elements, if elements were counted.
     first
         Index of the first counted element in the full tensor.
+    where
+        A file, a folder or a side of a comparison; the text begins with it.
     """
 
     code: str
     message: str
     hint: str = ""
     options: tuple[str, ...] = ()
+    facts: str = ""
     tensor: str | None = None
     ranks: tuple[int, ...] = ()
     path: str | None = None
@@ -297,25 +300,28 @@ class Diagnostic:
 
     @property
     def fact(self) -> str:
-        """Place and message, without the hint."""
+        """Place and message, the first line of the text."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     @property
+    def lines(self) -> tuple[str, ...]:
+        """Place and message, then the facts and the hint if there are any, a line each."""
+        tried = f"Try: {self.hint}" if self.hint else ""
+        return tuple(filter(None, (self.fact, self.facts, tried)))
+
+    @property
     def text(self) -> str:
-        """Place, message and hint, for people."""
-        text = self.fact
-        is_sentence = text.endswith(("?", ".")) and not text.endswith((" .", "/.", ".."))  # a path
-        between = " " if is_sentence else "; "
-        return f"{text}{between}{self.hint}" if self.hint else text
+        """The lines as one text, for people."""
+        return "\n  ".join(self.lines)
 
     def for_command(self, command: Command) -> Diagnostic:
         """Return the diagnostic without its hint if ``command`` lacks an option it names.
 
         Examples
         --------
-        >>> found = Diagnostic("contradicted", "a", "--trust-strategy skips", ("--trust-strategy",))
-        >>> found.for_command("convert").text, found.for_command("verify").text
-        ('a; --trust-strategy skips', 'a')
+        >>> found = Diagnostic("contradicted", "a", "--trust-strategy", ("--trust-strategy",))
+        >>> found.for_command("convert").lines, found.for_command("verify").lines
+        (('a', 'Try: --trust-strategy'), ('a',))
         """
         has_all = all(command in OPTIONS[option] for option in self.options)
         return self if has_all else replace(self, hint="", options=())
@@ -348,8 +354,6 @@ class Diagnostics:
     >>> found.add(Diagnostic("older_step", "step 10"), Diagnostic("nan", "w: 3 elements are NaN"))
     >>> [one.message for one in found.of("note")], [one.message for one in found.of("warning")]
     (['step 10'], ['w: 3 elements are NaN'])
-    >>> found.exit_code
-    1
     """
 
     def __init__(
@@ -361,7 +365,7 @@ class Diagnostics:
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
         self.severity_of = severities(command, strict=strict, ignore=ignore)
-        self._found: dict[tuple[str, str | None, tuple[int, ...], str, str], Diagnostic] = {}
+        self._found: dict[tuple[object, ...], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(self._found.values())
@@ -373,7 +377,7 @@ class Diagnostics:
         """Add new facts; leave out those that the command does not report."""
         for one in found:
             if self.severity_of[one.code] is not None:
-                key = (one.code, one.tensor, one.ranks, one.where, one.message)
+                key = (one.code, one.tensor, one.ranks, one.where, one.message, one.facts)
                 self._found.setdefault(key, one.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
@@ -403,14 +407,6 @@ class Diagnostics:
         """
         return bool(self.failures) or any(self._usual[one.code] == "error" for one in self)
 
-    @property
-    def exit_code(self) -> int:
-        """Exit code: the lowest of all errors; 1 if verify has findings."""
-        if self.command == "verify":
-            return 1 if self.findings else 0
-        codes = [error.exit_code for error in self.failures]
-        return min([*codes, PlanError.exit_code] if self.errors else codes, default=0)
-
     def raise_if_errors(self) -> None:
         """Raise all failures and errors as one error.
 
@@ -426,8 +422,8 @@ class Diagnostics:
         """Return an error; its message names ``--strict`` if that made it of a warning."""
         if self._usual[one.code] == "error":
             return one
-        hint = "mend it, or leave --strict away"
-        return replace(one, where="", message=f"--strict: {one.text}", hint=hint, options=())
+        hint = one.hint or "the same command without --strict"
+        return replace(one, where="", message=f"--strict: {one.fact}", hint=hint, options=())
 
 
 def describe_diagnostics(
@@ -443,8 +439,8 @@ def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str,
     Examples
     --------
     >>> describe_diagnostic(Diagnostic("nan", "w: 3 elements are NaN", tensor="w"), "warning")
-    {'severity': 'warning', 'code': 'nan', 'text': 'w: 3 elements are NaN', 'hint': None, \
-'tensor': 'w', 'ranks': []}
+    {'severity': 'warning', 'code': 'nan', 'text': 'w: 3 elements are NaN', 'facts': None, \
+'hint': None, 'tensor': 'w', 'ranks': []}
     """
     optional = {
         "path": one.path,
@@ -456,6 +452,7 @@ def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str,
         "severity": severity,
         "code": one.code,
         "text": one.fact,
+        "facts": one.facts or None,
         "hint": one.hint or None,
         "tensor": one.tensor,
         "ranks": list(one.ranks),
@@ -486,13 +483,14 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             return tuple(
                 Diagnostic(code, problem, where=path, path=path) for problem in error.problems
             )
-        case FormatError(path=path, offset=offset, reason=reason):
-            at = "" if offset is None else f"byte {offset}: "
-            return (Diagnostic(code, f"{at}{reason}", where=path, path=path, offset=offset),)
+        case FormatError(path=path, offset=offset):
+            message = error.reason if offset is None else f"byte {offset}: {error.reason}"
+            return (Diagnostic(code, message, error.hint, where=path, path=path, offset=offset),)
         case StrategyError():
-            return (Diagnostic(code, error.reason, where=error.where),)
+            return (Diagnostic(code, error.reason, error.hint, where=error.where),)
         case EngineError():
-            return (Diagnostic(code, error.reason, where=f"engine {error.engine}"),)
+            where = f"engine {error.engine}"
+            return (Diagnostic(code, error.reason, error.hint, where=where),)
         case ExecutionError(output=path):
             return (Diagnostic(code, error.reason, error.hint, where=path, path=path),)
     return (Diagnostic(code, str(error)),)

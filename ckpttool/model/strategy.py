@@ -97,7 +97,7 @@ class Strategy:
             problems.append(
                 f"{rules.path}: nothing is said of {count(len(undecided), 'parameter')}: "
                 f"{shorten(undecided, 20)}; add a pattern for each, or `otherwise: replicated` if "
-                "all ranks hold the same of them" + "".join(f"; {note.text}" for note in notes)
+                "all ranks hold the same of them" + "".join(f"; {note.fact}" for note in notes)
             )
         layouts, handwritten = dict(self.layouts), dict(self.handwritten)
         for name, rule in matched.items():

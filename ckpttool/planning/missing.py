@@ -309,7 +309,7 @@ def _missing_problem(
         codes = ("leftover", "absent", "part")
         notes = [note for note in catalog.diagnostics if note.code in codes]
         remarks = "; ".join(
-            (replace(note, where="") if note.where == catalog.root else note).text for note in notes
+            (replace(note, where="") if note.where == catalog.root else note).fact for note in notes
         )
         reasons.append(f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}")
         reasons[-1] += f" ({remarks})" if remarks else ""

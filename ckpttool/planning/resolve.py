@@ -297,7 +297,7 @@ def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
     text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
     text += "together"
     hint = "give the strategy file of the training run (-s STRATEGY)"
-    seen = [note.text for note in catalog.diagnostics if note.code == "strategy_file"]
+    seen = [note.fact for note in catalog.diagnostics if note.code == "strategy_file"]
     hint = "; ".join([f"{hint}, {other}" if other else hint, *seen])
     missing = NoStrategyError([Diagnostic("no_strategy", text, hint)])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all

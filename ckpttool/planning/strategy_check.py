@@ -235,7 +235,7 @@ def check_strategy(
     missing = [rank for rank in sharding.ranks if rank not in catalog.files]
     if missing and notes and not is_deduplicated(catalog, sharding):
         # Either may be by chance; both together show a strategy of other files.
-        texts = [f"{format_ranks(missing)} not there, and {note.text}" for note in notes]
+        texts = [f"{format_ranks(missing)} not there, and {note.fact}" for note in notes]
         notes = list(map(contradiction, texts))
     return [*found, *notes]
 
