@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.model.catalog import Catalog, MergedCatalog
@@ -362,13 +362,6 @@ _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 def fold_rows(entries: Iterable[Entry], parameter_of_state: Mapping[str, str]) -> tuple[Row, ...]:
     """Fold equal layers into one row, and optimizer states into the row of their parameter.
 
-    Parameters
-    ----------
-    entries
-        The tensors.
-    parameter_of_state
-        Name of a state to name of its parameter.
-
     Examples
     --------
     >>> full = Placement("layout", (1,), ((0, 1),))
@@ -397,16 +390,12 @@ def fold_rows(entries: Iterable[Entry], parameter_of_state: Mapping[str, str]) -
 def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
     """Yield the rows of tensors whose names differ only in their numbers."""
     for ways in _factor(layers):
-        rows = [layers[numbers] for numbers in product(*ways)]
-        texts = iter([_number(values) for values in ways])
-        pattern = _NUMBER.sub(lambda _, texts=texts: next(texts), rows[0].pattern)  # type: ignore[misc]
-        entries = tuple(entry for row in rows for entry in row.entries)
-        yield Row(pattern, rows[0].prefixes, entries)
-
-
-def _number(values: Ranks) -> str:
-    """Return a number of a name, or in braces the numbers of the layers that are alike."""
-    return str(values[0]) if len(values) == 1 else f"{{{format_numbers(values)}}}"
+        rows = [layers[key] for key in product(*ways)]
+        numbers = map(format_numbers, ways)
+        texts = [text if text.isdigit() else f"{{{text}}}" for text in numbers]
+        between = _NUMBER.split(rows[0].pattern)
+        pattern = "".join(chain(*zip_longest(between, texts, fillvalue="")))
+        yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
 
 
 def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
@@ -445,18 +434,19 @@ def summarize(
     A tensor with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
     unless a strategy lists it.
     """
-    kinds: dict[str, list[Entry]] = {"weights": [], "optimizer_state": [], "other": []}
+    weights: list[Entry] = []
+    states: list[Entry] = []
+    other: list[Entry] = []
     for entry in entries:
-        kind = "weights"
-        if entry.name in parameter_of_state:
-            kind = "optimizer_state"
-        elif not entry.placement.is_listed:
-            is_state = parameter_by_prefix(entry.name) is not None
-            kind = "optimizer_state" if is_state else "other" if entry.is_single_value else kind
-        kinds[kind].append(entry)
-    weights, states, other = (_add_up(found) for found in kinds.values())
+        is_listed = entry.placement.is_listed
+        has_prefix = not is_listed and parameter_by_prefix(entry.name) is not None
+        if entry.name in parameter_of_state or has_prefix:
+            states.append(entry)
+        else:
+            (other if entry.is_single_value and not is_listed else weights).append(entry)
     rows = fold_rows(entries, parameter_of_state)
-    return Summary(tuple(entries), rows, weights, states, other, parallelism, completeness)
+    amounts = (_add_up(weights), _add_up(states), _add_up(other))
+    return Summary(tuple(entries), rows, *amounts, parallelism, completeness)
 
 
 def _add_up(entries: Sequence[Entry]) -> Amount:
@@ -522,18 +512,10 @@ _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 def assess(
     catalog: Catalog, sharding: Sharding | None, entries: Iterable[Entry], found: Diagnostics
 ) -> Completeness:
-    """Return whether all slices of a checkpoint are there, from what was found.
+    """Return whether all slices of a checkpoint are there, from what a command found.
 
-    Parameters
-    ----------
-    catalog
-        The files; empty ones that should hold something are among the damaged.
-    sharding
-        How tensors are spread over them; None if nothing says it.
-    entries
-        The tensors whose slices are all there.
-    found
-        What a command found.
+    ``entries`` are the tensors whose slices are all there.  ``sharding`` is None if nothing says
+    how tensors are spread over the files.  Empty files that should hold some are damaged.
     """
     codes = dict.fromkeys(one.code for one in found)
     doubts = [code for code in codes if code in _DOUBTS]
@@ -543,12 +525,9 @@ def assess(
     failures = [one for one in found.failures if one not in catalog.damaged.values()]
     if catalog.damaged.keys() - replaced or (failures and sharding is not None):
         wrong.append("damaged")
+    of_ranks = Merged() if isinstance(catalog, MergedCatalog) or sharding is None else sharding
+    missing_ranks = tuple(ranks_without_file(catalog, of_ranks))
     unreadable = tuple(catalog.damaged)
-    missing_ranks = (
-        ()
-        if isinstance(catalog, MergedCatalog)
-        else tuple(ranks_without_file(catalog, sharding or Merged()))
-    )
     if "strategy" in codes or sharding is None:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)

@@ -217,9 +217,43 @@ def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_the
     assert "more stage" not in text
 
 
-def test_one_rank_of_several_is_not_called_complete():
+def test_one_rank_of_several_is_not_called_complete_nor_full():
     text = screen(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt")
-    assert "complete not known: one rank's file of several" in text
+    assert "parallelism not known: one rank's file of several\n" in text
+    assert "complete not known: one rank's file of several\n" in text
+
+
+def test_files_that_cannot_be_read_are_not_complete_and_the_strategy_is_shown():
+    case = GOLDEN / "encrypted_gcm"
+    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
+    text = " ".join(result.stdout.split())
+    assert "parallelism parameters in 2 slices x 1 replica, 1 stage" in text
+    assert "complete no: ranks 0, 1 cannot be read" in text
+
+
+def test_all_shows_the_slice_and_the_layout_of_each_tensor():
+    lines = screen(*SOURCE, "--all").splitlines()
+    row = (
+        "accum.layer1.weight Float32 64 x 32 columns / 2 64 x 16 (2, 2, 2) - (1) 0,1,4,5 | 2,3,6,7"
+    )
+    assert f" {row}" in lines
+    assert " global_step Int32 1 not listed 1 0-7" in lines
+
+
+def test_all_names_the_file_of_each_tensor_of_several_files(tmp_path):
+    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
+    line = " layer1.weight Float32 64 x 32 8.0 KiB model-00001-of-00006.safetensors"
+    assert line in screen(tmp_path / "model", "--all").splitlines()
+
+
+def test_a_row_of_several_types_names_none():
+    text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
+    assert "\n 3 more no 0-3\n" in text
+
+
+def test_a_rank_that_holds_several_boxes_is_named_for_each():
+    text = screen(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")
+    assert " ragged.w 6 x 4 x 8 8 boxes 0 | 0 | 1 | 1 | 2 | 2 | 3 | 3\n" in text
 
 
 def test_a_checkpoint_that_describes_itself_has_the_same_table():
