@@ -286,9 +286,8 @@ def describe_inspection(inspected: Inspection) -> Json:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
     document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
-    if "attrs" not in document:  # not of a single file
-        of_files = (one for error in found.failures for one in diagnose(error))
-        document["problems"] = describe_errors((*of_files, *found.errors))
+    of_files = (one for error in found.failures for one in diagnose(error))
+    document["problems"] = describe_errors((*of_files, *found.errors))
     document["summary"] = _describe_summary(summary)
     return document
 

@@ -192,7 +192,7 @@ def test_a_long_title_of_facts_is_a_line_of_its_own_and_bold(capsys, monkeypatch
     monkeypatch.setattr(tables.click, "echo", print)
     print_facts("path/of/a/checkpoint/\x1b", FACTS)
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == r"[1mpath/of/a/checkpoint/\x1b[0m".replace(r"[", "\x1b[")
+    assert first == "\x1b[1mpath/of/a/checkpoint/\\x1b\x1b[0m"
     assert second == "\x1b[1mcontents\x1b[0m   8 ranks of a checkpoint"
 
 
