@@ -487,7 +487,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             message = error.reason if offset is None else f"byte {offset}: {error.reason}"
             return (Diagnostic(code, message, error.hint, where=path, path=path, offset=offset),)
         case StrategyError():
-            return (Diagnostic(code, error.reason, error.hint, where=error.where),)
+            return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=error.where),)
         case EngineError():
             where = f"engine {error.engine}"
             return (Diagnostic(code, error.reason, error.hint, where=where),)

@@ -197,7 +197,7 @@ def _resolve(
         sharding, reasons = sharding.resolve(catalog.metas)
         if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
-            diagnostics.add(*Diagnostic.each("strategy", reasons))
+            diagnostics.add(*reasons)
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)

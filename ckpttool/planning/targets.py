@@ -66,7 +66,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     """
     catalog = resolved.catalog
     target, problems = _resolve_names(target, resolved)
-    diagnostics.add(*Diagnostic.each("target", problems))
+    diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not problems:
@@ -86,7 +86,9 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
 
 
-def _resolve_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
+def _resolve_names(
+    target: Target, resolved: ResolvedSources
+) -> tuple[Target, Sequence[Diagnostic]]:
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()

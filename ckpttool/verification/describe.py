@@ -322,7 +322,7 @@ def _describe_tensors(
 
     if strategy is not None:
         strategy, reasons = strategy.resolve(catalog.metas)
-        found.add(*Diagnostic.each("strategy", reasons))
+        found.add(*reasons)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")

@@ -246,7 +246,7 @@ def verify(
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
-            raise PlanError(Diagnostic.each("strategy", reasons))
+            raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
