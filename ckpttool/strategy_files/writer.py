@@ -56,6 +56,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError, raise_all
 from ckpttool.formats.local import why_not_a_path
@@ -67,9 +68,9 @@ from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.storage.files import is_there, write_document
 
 _OTHER_FORMS = {
-    ".json": "a file of this name is taken for JSON",
-    ".yaml": "a file of this name is taken for one written by hand",
-    ".yml": "a file of this name is taken for one written by hand",
+    ".json": "the suffix is for JSON, and the strategy is written as protobuf",
+    ".yaml": "the suffix is for hand-written strategies, and this one is written as protobuf",
+    ".yml": "the suffix is for hand-written strategies, and this one is written as protobuf",
 }
 
 
@@ -79,15 +80,10 @@ def name_problem(path: str) -> str | None:
     Examples
     --------
     >>> print(name_problem("new.json"))
-    a file of this name is taken for JSON, and this is protobuf; call it new.ckpt
+    the suffix is for JSON, and the strategy is written as protobuf
     """
     url = why_not_a_path(path)
-    if url is not None:
-        return f"{path} is {url}"
-    for suffix, reason in _OTHER_FORMS.items():
-        if path.endswith(suffix):
-            return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"
-    return None
+    return url if url is not None else _OTHER_FORMS.get(Path(path).suffix)
 
 
 def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
@@ -115,7 +111,7 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     """
     reason = name_problem(path)
     if reason is not None:
-        raise StrategyError(path, reason)
+        raise StrategyError(path, reason, str(Path(path).with_suffix(".ckpt")))
     data = encode_strategy(strategy)
     if is_there(path) and not overwrite:
         text = "the strategy file exists already"

@@ -33,10 +33,7 @@ from ckpttool.transaction.sources import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
-OF_ITS_OWN = (
-    "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
-    "and if every rank of it holds everything, say --replicated"
-)
+OF_ITS_OWN = "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model"
 UNCERTAIN_CODES = (  # the strategy may belong to other files
     "equal_slices",
     "inferred",
@@ -154,7 +151,9 @@ def diff(
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             found = Diagnostics("diff", strict=options.strict)
             own = replace(
-                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
+                options,
+                replicated=options.replicated and isinstance(catalog, RankCatalog),
+                strategy_option="-s" if side == "A" else "--b-strategy",
             )
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
@@ -171,11 +170,10 @@ def diff(
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
             if side == "B" and _is_same_strategy(given, a_strategy):
-                if wrong:
-                    hints = filter(None, (wrong[-1].hint, OF_ITS_OWN))
-                    wrong[-1] = replace(wrong[-1], hint="; ".join(hints))
-                elif any(one.code in UNCERTAIN_CODES for one in found):
-                    found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
+                wrong = [replace(one, hint=OF_ITS_OWN, options=()) for one in wrong]
+                if not wrong and any(one.code in UNCERTAIN_CODES for one in found):
+                    text = "the strategy of A is used, which may not be that of B"
+                    found.add(Diagnostic("borrowed_strategy", text, OF_ITS_OWN))
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
             problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
             errors += [*found.failures, *checksum_errors]

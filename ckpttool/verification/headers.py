@@ -9,7 +9,7 @@ from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import format_ranks
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
 from ckpttool.planning.sources import disagreement_message, group_ranks
 from ckpttool.planning.unlisted import STATE_HINT, find_partly_held
@@ -85,12 +85,17 @@ def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:
-            text = f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}): "
-            if metas:
-                text += f"only the first {len(metas)} of the tensors that "
-                text += f"{format_ranks(longer[0])} {'has' if len(longer[0]) == 1 else 'have'}"
-            else:
-                text += f"nothing in {'it' if len(ranks) == 1 else 'them'} "
-                text += f"({catalog.files[ranks[0]].nbytes} bytes)"
-            text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
-            yield Diagnostic("lacking", text, ranks=ranks)
+            files = [catalog.files[rank] for rank in ranks]
+            text = f"only the first {count(len(metas), 'tensor')} of what other ranks hold"
+            facts = f"{shorten((file.path for file in files), 1)}; "
+            facts += f"{format_ranks(longer[0])}: {len(catalog.files[longer[0][0]].header)} tensors"
+            if not metas:
+                text = f"no tensor in {files[0].nbytes} bytes, and other ranks hold some"
+            yield Diagnostic(
+                "lacking",
+                f"{format_ranks(ranks)}: {text}",
+                "-s STRATEGY, which shows whether replicas hold the others",
+                facts=facts,
+                ranks=ranks,
+                path=files[0].path if len(files) == 1 else None,
+            )

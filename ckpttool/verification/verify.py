@@ -142,7 +142,7 @@ def check_contents(
         hint = "merge --unlisted first takes the lowest rank's"
         findings.append(Diagnostic("unlisted", text, hint, ranks=ranks))
     if zeros:
-        text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
+        text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
         findings.append(Diagnostic("zero_state", text))
     return findings
 
@@ -175,8 +175,9 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
             with_some = tuple(sorted(ranks))
             verb = "is" if number == 1 else "are"
             text = f"{name}: {number} of {count(tally.elements, 'element')} {verb} {word}"
-            text += f" ({format_ranks(with_some)}), first at {first}"
-            yield Diagnostic(kind, text, tensor=name, ranks=with_some, count=number, first=first)
+            facts = f"{format_ranks(with_some)}; first at {first}"
+            found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
+            yield replace(found, count=number, first=first)
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
@@ -184,7 +185,7 @@ def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
     ranks = tuple(sorted(tally.zero_ranks))
     text = f"{name}: all {count(tally.elements, 'element')} are zero"
     if tally.zeros < tally.elements:
-        text = f"{name}: all elements that {format_ranks(ranks)} hold are zero, and others are not"
+        text = f"{name}: all elements on {format_ranks(ranks)} are zero, and others are not"
     return Diagnostic("zero", text, tensor=name, ranks=ranks, count=tally.zeros)
 
 
@@ -433,9 +434,10 @@ class _Verification:
         """Check the names, types and shapes that ranks hold."""
         if isinstance(self.sharding, Merged):
             if not isinstance(self.catalog, MergedCatalog):
-                text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
-                text += "together, and replicas agree, is not known"
-                self.found.add(Diagnostic("doubt", text))
+                text = "without a strategy every rank is verified by itself"
+                facts = "not known: whether slices fit together and replicas are equal"
+                hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
+                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
