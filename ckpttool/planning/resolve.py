@@ -307,7 +307,11 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     facts = next(found, "A strategy file says how the slices of the ranks fit together.")
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
-    if isinstance(catalog, MergedCatalog) and not catalog.one_of_several:
+    if catalog.one_of_several:
+        text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
+        facts = catalog.one_of_several
+        problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
+    elif isinstance(catalog, MergedCatalog):
         text = "already merged, and reshard reads the files of ranks"
         problem = Diagnostic("strategy", text, "`ckpttool split`", where=catalog.root)
     missing = NoStrategyError([problem])

@@ -346,8 +346,9 @@ def _unknown_keys(
     for key, node in entries.items():
         if key not in keys:
             text = f"{what}{what and ': '}unknown key {key}"
-            near = ", ".join(get_close_matches(key, keys, 1)) or _EXAMPLE_HINT
-            yield StrategyError(node.place, text, near, f"known keys: {', '.join(keys)}")
+            near = get_close_matches(key, keys, 1)
+            hint = f"{near[0]} in place of {key}" if near else _EXAMPLE_HINT
+            yield StrategyError(node.place, text, hint, f"known keys: {', '.join(keys)}")
 
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:

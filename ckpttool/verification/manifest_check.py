@@ -27,7 +27,7 @@ from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
 
 MAX_IN_FLIGHT = 32
-_WRITE_AGAIN = "the command that wrote it, with --resume --overwrite"
+_WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
 
 
 class _PendingHash(NamedTuple):
@@ -142,7 +142,7 @@ def check_manifest(
             yield from _check_hashes(path, pending.popleft(), on_progress)
         if absent:
             text = f"{count(len(absent), 'output')} missing: {shorten(absent, 3)}"
-            hint = "the command that wrote them, with --resume"
+            hint = "the command that wrote the set, with --resume"
             file = _absolute(path.parent / next(iter(absent))) if len(absent) == 1 else None
             yield _finding(path, text, hint, file, tuple(sorted(absent.values())))
         for problem in manifest.strategy_problems() if to_check is None else ():

@@ -245,7 +245,7 @@ def test_a_string_is_never_cut(write):
     [
         (
             "{axis: 0, part: 4}",
-            "column 16: w: unknown key part; known keys: axis, parts, device.*; parts$",
+            "column 16: w: unknown key part; known keys: axis, parts, device.*; parts in place of part$",
         ),
         ("{axis: 0, axis: 1}", "column 16: key axis comes twice$"),
         ("{}", "w: no cut, expected axis"),
@@ -350,7 +350,7 @@ def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
         ),
         (
             "ckpttool_strategy: 1\nranks: 4\nrank: 4\n",
-            "unknown key rank; known keys: .*; ranks$",
+            "unknown key rank; known keys: .*; ranks in place of rank$",
         ),
         (
             "ckpttool_strategy: 1\nranks: 4\nparameters: x\n",

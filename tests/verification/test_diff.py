@@ -506,8 +506,11 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
     a = catalog_on_disk(tmp_path / "a", ranks)
     ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
     b = catalog_on_disk(tmp_path / "b", ranks)
-    (found,) = ckpttool.diff(a, b, ROW_CUT, ROW_CUT).findings
-    assert not mentions(found.text, r"\AB: w: .*\n.*Try: --b-strategy STRATEGY, or")
+    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
+    assert found.findings[0].text.startswith("B: w: ")
+    (note,) = found.notes
+    assert note.code == "borrowed_strategy"
+    assert note.hint.startswith("--b-strategy STRATEGY, or --replicated if ")
     for rank in (2, 3):
         shutil.rmtree(tmp_path / "a" / f"rank_{rank}")
     with pytest.raises(CkptToolError) as caught:
