@@ -433,7 +433,7 @@ def _box_problem(meta: TensorMeta, box: Box) -> str | None:
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
-        return f"{where}: elements {box.region} of a full shape of {meta.shape}"
+        return f"{where} holds {box.region}, outside of full shape {meta.shape}"
     if (found.dtype, found.shape) != (meta.dtype, shape):
         return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
     return None

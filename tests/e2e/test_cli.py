@@ -748,7 +748,7 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
         (
             ["merge", "src", "-o", "m.ckpt", "--format", "hdf5"],
             2,
-            "but --format is hdf5 Try: -o m.h5, or no --format",
+            "m.ckpt: the suffix is that of ckpt, but --format is hdf5",
         ),
         (
             ["merge", "src", "-o", "m.h5", "--max-shard-size", "5GB"],
