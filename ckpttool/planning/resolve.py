@@ -72,8 +72,6 @@ class ResolveOptions:
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
-    strategy_option
-        The option of the command line that takes the strategy, for hints.
 
     Examples
     --------
@@ -87,7 +85,6 @@ class ResolveOptions:
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
-    strategy_option: str = "-s"
 
     def __post_init__(self) -> None:
         if self.unlisted not in (None, *get_args(UnlistedChoice)):
@@ -133,6 +130,7 @@ def resolve(
     *,
     contents: Contents = "all",
     keep_going: bool = False,
+    strategy_option: str = "-s",
     open_progress: OpenProgress = no_progress,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
@@ -159,6 +157,8 @@ def resolve(
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
         Read contents even if headers show problems.
+    strategy_option
+        The option of the command line that takes the strategy, for hints.
     open_progress
         Shows the phases that read contents.
 
@@ -172,7 +172,7 @@ def resolve(
     See "Python" in the guides (docs/guides/from-python.md).
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
-    sharding = source_sharding(catalog, strategy, options)
+    sharding = source_sharding(catalog, strategy, options.replicated, strategy_option)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     executor = executor or InlineExecutor()
@@ -254,11 +254,12 @@ def _resolve(
 
 
 def source_sharding(
-    catalog: Catalog, strategy: Strategy | Merged | None, options: ResolveOptions
+    catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool, option: str
 ) -> Sharding:
     """Return the sharding of a source: its strategy, or one of the kinds that need none.
 
     With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
+    ``option`` takes the strategy.
 
     Raises
     ------
@@ -267,10 +268,9 @@ def source_sharding(
     """
     if isinstance(strategy, Merged):
         return strategy
-    option = options.strategy_option
     if isinstance(catalog, SelfDescribedCatalog):
         files = catalog.description.files
-        if strategy is not None or options.replicated:
+        if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
             text = f"the checkpoint describes itself, so {given} does not apply"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
@@ -279,7 +279,7 @@ def source_sharding(
     is_merged = isinstance(catalog, MergedCatalog)
     if strategy is None and is_merged:
         return Merged()
-    if strategy is None and options.replicated:
+    if strategy is None and replicated:
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
     if strategy is None:
         raise no_strategy_error(

@@ -155,9 +155,7 @@ def diff(
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             found = Diagnostics("diff", strict=options.strict)
             own = replace(
-                options,
-                replicated=options.replicated and isinstance(catalog, RankCatalog),
-                strategy_option="-s" if side == "A" else "--b-strategy",
+                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
             if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
@@ -165,6 +163,7 @@ def diff(
                 resolved = resolve(
                     *(catalog, given, own, executor, found),
                     keep_going=True,
+                    strategy_option="-s" if side == "A" else "--b-strategy",
                     open_progress=open_progress,
                 )
             except (PlanError, StrategyError) as error:

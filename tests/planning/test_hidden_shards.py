@@ -126,7 +126,7 @@ def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
     words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
     result = run("reshard", tmp_path / "src", *words)
     assert result.exit_code == 5
-    assert not mentions(message(result), "is to be cut into 3", "fits two ways")
+    assert not mentions(message(result), "by 2 or 4, not by 3", "fits two ways")
 
 
 @pytest.mark.parametrize("prefix", ["moments", "linear"])  # FTRL's is not only an optimizer's
@@ -376,8 +376,8 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--trust-strategy"], "--optimizer-shard 2: it corrects the strategy, which --trust"),
-        (["--replicated"], "--optimizer-shard 2: it decides what a strategy leaves open"),
+        (["--trust-strategy"], "--optimizer-shard 2: --trust-strategy excludes it"),
+        (["--replicated"], "--optimizer-shard 2: it corrects a strategy, and none"),
     ],
 )
 def test_a_shard_that_would_not_be_looked_at_is_refused(tmp_path, words, problem):

@@ -438,7 +438,7 @@ def test_a_shard_that_cannot_cut_the_rows_is_told_and_not_fallen_over():
     strategy = strategy_of({"t": replace(claimed, rows=(7, 3))})
     problems = find(table_catalog({"accum.t": table}, table), strategy)[1]
     assert [problem.split(":")[0] for problem in problems] == ["t", "accum.t"]
-    assert "parts of [7, 3] rows are to be cut into 2 more" in problems[0]
+    assert "slices of [7, 3] rows are not divisible by 2" in problems[0]
 
 
 def test_rows_are_borrowed_in_the_stage_and_for_the_cut_that_the_parameter_has():

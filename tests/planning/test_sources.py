@@ -103,7 +103,7 @@ def test_slices_of_the_wrong_number_of_axes_are_told():
 def test_slices_that_do_not_give_the_shape_of_the_strategy_are_told():
     strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), full_shape=(4, 3))})
     _, problems, _ = find(with_names({"w": (4, 3)}), strategy)
-    the_one(problems, "the strategy says full shape (4, 3), the slices give (8, 3)")
+    the_one(problems, "the strategy lists full shape (4, 3), the slices form (8, 3)")
 
 
 # -------------------------------------------------------------------------- embedding tables
@@ -146,7 +146,7 @@ def test_all_slices_of_a_manual_split_with_other_axes_are_told():
 def test_a_manual_split_must_make_the_shape_of_the_strategy():
     strategy = strategy_of({"w": Layout((2, 2), ((1,), ()), full_shape=(12, 3), rows=(6, 4))})
     catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
-    the_one(find(catalog, strategy)[1], "full shape (12, 3), the slices give (10, 3)")
+    the_one(find(catalog, strategy)[1], "full shape (12, 3), the slices form (10, 3)")
 
 
 def test_a_missing_rank_of_a_manual_split_is_named():
@@ -160,7 +160,7 @@ def test_slices_of_a_field_sliced_table_are_of_one_shape_and_have_rows_for_every
     assert not problems
     assert found["w"][0].meta.shape == (12, 3)
     the_one(
-        find(with_names({"w": (4, 3)}), strategy)[1], "w: ranks 0-3, slice shape (4, 3)", "into 6"
+        find(with_names({"w": (4, 3)}), strategy)[1], "w: ranks 0-3, slice shape (4, 3)", "not by 6"
     )
     catalog = catalog_of({rank: {"w": shape} for rank, shape in TABLE.items()})
     the_one(find(catalog, strategy)[1], "w: the slice shape differs between ranks")
