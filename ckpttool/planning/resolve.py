@@ -27,6 +27,7 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
@@ -36,7 +37,6 @@ from ckpttool.planning.sources import (
 )
 from ckpttool.planning.strategy_check import (
     check_strategy,
-    contradiction,
     strategy_notes,
 )
 from ckpttool.planning.unlisted import (
