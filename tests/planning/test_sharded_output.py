@@ -18,7 +18,7 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.planning.targets import number_files
 from ckpttool.transaction import record
 from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names, write_file
-from tests.support.commands import SUFFIXES, files_below, message, run, run_well
+from tests.support.commands import SUFFIXES, files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte
 from tests.support.in_memory import full_tensors, merge_in_memory
@@ -162,8 +162,8 @@ def test_what_is_no_size_is_refused(tmp_path, size):
 def test_a_folder_that_is_called_like_a_file_is_refused(tmp_path):
     result = merge(tmp_path / "out.safetensors")
     assert result.exit_code == 2
-    text = message(result)
-    assert not mentions(text, "out.safetensors ends like a file", "--max-shard-size writes a folder")
+    said = ("out.safetensors ends like a file", "--max-shard-size writes a folder")
+    assert not mentions(message(result), *said)
 
 
 # --------------------------------------------------------------------------------- what is there
