@@ -323,20 +323,17 @@ def _missing_problem(
     """Return the problem of slices that no rank has."""
     damaged = [rank for rank in owners if rank in catalog.damaged]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
-    incomplete = [catalog.files[rank] for rank in owners if rank in catalog.files]
-    text = f"{format_ranks(owners)}: slices are missing"
-    remarks: list[str] = []
-    if without_file:
-        text = f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}"
-    if damaged:
-        unread = f"{format_ranks(damaged)}: not read"
-        text, remarks = (text, [unread]) if without_file else (unread, [])
-    if incomplete and not is_deduplicated:
-        state = " (0 bytes)" if not any(file.nbytes for file in incomplete) else ""
-        remarks.append(f"not in {shorten((file.path for file in incomplete), 1)}{state}")
-    elif len(incomplete) == len(owners) and not all(file.nbytes for file in incomplete):
-        empty = (file.path for file in incomplete if not file.nbytes)
-        remarks.append(f"0 bytes in {shorten(empty, 1)}")
+    states = [(without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read")]
+    text, *remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks] or [
+        f"{format_ranks(owners)}: slices are missing"
+    ]
+    its = "its" if len(owners) == 1 else "their"
+    files = [catalog.files[rank] for rank in owners if rank in catalog.files]
+    if is_deduplicated:
+        files = [file for file in files if not file.nbytes and len(files) == len(owners)]
+    if files:
+        state = "" if any(file.nbytes for file in files) else " (0 bytes)"
+        remarks.append(f"not in {shorten((file.path for file in files), 1)}{state}")
     codes = ("leftover", "absent", "part") if without_file else ()
     notes = [note for note in catalog.diagnostics if note.code in codes]
     remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
@@ -350,9 +347,9 @@ def _missing_problem(
     parameters = "parameter" if len(names) == 1 else f"{len(names)} parameters:"
     return Diagnostic(
         "missing",
-        f"{text}, and no replica",
+        f"{text}, and no other rank has {its} slices",
         "" if catalog.errors() else hint,  # these name the cause
-        facts="; ".join([f"slices of {parameters} {shorten(names, 3)}", *remarks]),
+        facts="; ".join([f"{parameters} {shorten(names, 3)}", *remarks]),
         tensor=names[0] if len(names) == 1 else None,
         ranks=tuple(owners),
     )

@@ -118,9 +118,9 @@ def _destination_problems(
     if not existing and not blocked:
         existing = [path for path in manifest if is_there(path) and path not in replaceable]
     if existing and not policy.overwrite:
-        hint = "--overwrite, which replaces what is there"
+        hint = "--overwrite replaces what is there"
         if policy.resume:
-            hint = "--resume --overwrite, which keeps what is complete"
+            hint = "--resume --overwrite replaces what is there, and keeps what is complete"
         yield _of_files(existing, "exists already", "outputs exist already", hint)
     yield from _mixing_problems(source, target)
     if target.is_merged:
@@ -157,10 +157,10 @@ def _blocked(
 
 
 def _of_files(paths: Sequence[str], one: str, several: str, hint: str) -> Diagnostic:
-    """Return a problem of files: with one path before it, or with their number and some names."""
+    """Return a problem of files: with its path before it, or with their number and some names."""
     if len(paths) == 1:
         path = str(Path(paths[0]))
-        return Diagnostic("destination", one, hint, path=path, where=path)
+        return Diagnostic("destination", f"{path} {one}", hint, path=path)
     return Diagnostic("destination", f"{len(paths)} {several}", hint, facts=shorten(paths, 3))
 
 
@@ -251,7 +251,7 @@ def _stale_files(target: Target, code: str, hint: str) -> Iterator[Diagnostic]:
     first = [] if target.is_merged else list(target.paths.items())[:1]
     stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
     if stale:
-        text = f"{count(len(stale), 'file')} of another run among the outputs"
+        text = f"{count(len(stale), 'file')} of another run would lie among the outputs"
         facts = f"{shorten(stale, 3)}; this set has {target.ranks} ranks in {target.format}"
         yield Diagnostic(code, text, hint, facts=facts, where=str(target.output_folder))
 

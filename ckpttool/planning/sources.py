@@ -149,7 +149,7 @@ def disagreement(
     return Diagnostic(
         code,
         f"{name}: the {what} differs between ranks",
-        f"the files of one run and step; `ckpttool help {code}` explains",
+        f"put back the files of one run and step; `ckpttool help {code}` explains",
         facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
         tensor=name,
         ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),

@@ -315,7 +315,7 @@ def _equal_slices_problem(
     groups = next(iter(groups_of.values()))
     sampled_tensors = count(len(nbytes_of), "sampled tensor")
     return contradiction(
-        f"{len(groups_of)} of {sampled_tensors} have equal slices where the strategy shards",
+        f"{len(groups_of)} of {sampled_tensors} have equal slices where the strategy shards them",
         f"{shorten(groups_of, 3)}: {_equal_ranks(groups)} hold the same",
     )
 
@@ -382,7 +382,7 @@ def _equal_slices_note(
 ) -> Diagnostic:
     """Return the note on tensors with equal slices that should differ."""
     parameters = count(len(names), "parameter", "have")
-    text = f"{parameters} equal slices where the strategy shards"
+    text = f"{parameters} equal slices where the strategy shards them"
     facts = f"{shorten(names, 3)}: {_equal_ranks(groups)} hold the same"
     hint = "the strategy of this run"
     if places := [handwritten[name] for name in names if name in handwritten]:

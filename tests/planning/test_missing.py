@@ -228,7 +228,7 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
         rank_file(source, rank).unlink()
     result = merge(source, tmp_path / "n.ckpt")
     assert result.exit_code == 5
-    assert not mentions(message(result), f"not in {path}", "and no replica slices of ")
+    assert not mentions(message(result), f"not in {path}", "and no other rank has their slices ")
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable"])
@@ -304,7 +304,7 @@ def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_p
     result = merge(source, tmp_path / "m.h5")
     assert result.exit_code == 3
     assert all(str(path) in message(result) for path in paths)
-    assert "ranks 0, 1, 4, 5: not read, and no replica" in message(result)
+    assert "ranks 0, 1, 4, 5: not read, and no other rank has their slices" in message(result)
     assert not (tmp_path / "m.h5").exists()
 
 

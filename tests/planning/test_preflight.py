@@ -28,8 +28,8 @@ BLOCK = 512
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("in.ckpt", "in.ckpt: is an input of this run\n  Try: write to another place"),
-        ("link.ckpt", "link.ckpt: is an input of this run\n  Try: write to another place"),
+        ("in.ckpt", "in.ckpt is an input of this run\n  Try: write to another place"),
+        ("link.ckpt", "link.ckpt is an input of this run\n  Try: write to another place"),
         ("pipe.ckpt", "pipe.ckpt: is a device or a pipe\n  Try: name a file to be written"),
         ("folder.ckpt", "folder.ckpt: is a folder\n  Try: name a file, such as merged.ckpt in it"),
     ],

@@ -39,7 +39,7 @@ def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, sa
     found = warnings(tmp_path, held_by(tmp_path, held), COLUMNS)
     assert len(found) == (said is not None)
     assert not found or said in found[0]
-    text = "1 parameter has equal slices where the strategy shards\n  w: "
+    text = "1 parameter has equal slices where the strategy shards them\n  w: "
     assert not found or found[0].startswith(text)
 
 

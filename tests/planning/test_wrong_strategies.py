@@ -90,7 +90,7 @@ def test_verify_finds_them_by_headers_alone(tmp_path):
 def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
     true = {"a": COLUMNS, "b": COLUMNS, "c": ROWS}
     claimed = {"a": BOTH, "b": BOTH, "c": ROWS}
-    said = r"2 of 3 sampled tensors have equal slices where the strategy shards\n"
+    said = r"2 of 3 sampled tensors have equal slices where the strategy shards them\n"
     said += r"  a, b: ranks 0, 1 \| ranks 2, 3 hold the same\n  Try: the strategy of this run"
     with pytest.raises(ckpttool.PlanError, match=said):
         plan(tmp_path, true, claimed)
@@ -101,7 +101,9 @@ def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
     made = plan(tmp_path, true, {**true, "a": BOTH})
     (warning,) = [note.text for note in made.notes if is_warning(note)]
-    assert warning.startswith("1 parameter has equal slices where the strategy shards\n  a: ranks")
+    assert warning.startswith(
+        "1 parameter has equal slices where the strategy shards them\n  a: ranks"
+    )
 
 
 def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
