@@ -54,7 +54,6 @@ from ckpttool.planning.optimizer_state import (
     state_layouts,
 )
 from ckpttool.planning.unlisted import (
-    PARTLY_HELD_HINT,
     RANK_SPECIFIC_NAMES,
     DifferingNames,
     PartlyHeld,
@@ -311,7 +310,7 @@ def find_sources(
     search.resolve_differing(is_complete)
     differing = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        one.diagnostic("partly_held", PARTLY_HELD_HINT, f"; taken from rank {one.ranks[0]}")
+        one.diagnostic("partly_held", more_facts=f"; taken from rank {one.ranks[0]}")
         for one in partly_held
         if not differing.issuperset(one.names)
     )

@@ -64,7 +64,7 @@ class PartlyHeld:
         return len(self.ranks) == 1
 
     def diagnostic(
-        self, code: str, hint: str, more_facts: str = "", options: tuple[str, ...] = ()
+        self, code: str, hint: str = "", options: tuple[str, ...] = (), *, more_facts: str = ""
     ) -> Diagnostic:
         """Return a diagnostic of the rank that alone holds them, or of those that do not."""
         ranks = self.ranks if self.is_on_one_rank else self.missing
@@ -73,15 +73,12 @@ class PartlyHeld:
         return Diagnostic(
             code,
             f"{shorten(self.names, 3)}: not in the strategy, and {where}",
-            hint,
+            hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
             options,
             self.facts + more_facts,
             tensor=self.names[0] if len(self.names) == 1 else None,
             ranks=ranks,
         )
-
-
-PARTLY_HELD_HINT = "copy the file again if it was cut short; `ckpttool help partly_held` explains"
 
 
 def find_partly_held(
@@ -256,7 +253,7 @@ def unlisted_problems(
     for groups, names in differing.items():
         for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
-            yield one.diagnostic("unlisted", hint, options=("--unlisted",))
+            yield one.diagnostic("unlisted", hint, ("--unlisted",))
         maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
         if maps:
             what = "map parameters that cannot be joined"
@@ -284,13 +281,14 @@ def _differing_problem(
     names: Sequence[str], what: str, groups: RankGroups, hint: str
 ) -> Diagnostic:
     """Return the problem of parameters that differ between ranks in one way."""
-    difference = "different between ranks" if len(groups) > 1 else "only on some ranks"
+    is_split = len(groups) > 1
+    difference = "different between ranks" if is_split else f"only on {format_ranks(groups[0])}"
     return Diagnostic(
         "unlisted",
         f"{shorten(names, 3)}: {what}, and {difference}",
         hint,
         ("--unlisted",),
-        format_difference(groups),
+        format_difference(groups) if is_split else "",
         tensor=names[0] if len(names) == 1 else None,
         ranks=tuple(sorted(chain(*groups))),
     )

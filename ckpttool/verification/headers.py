@@ -12,7 +12,7 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
-from ckpttool.planning.unlisted import PARTLY_HELD_HINT, find_partly_held, odd_states_problem
+from ckpttool.planning.unlisted import find_partly_held, odd_states_problem
 
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
@@ -64,7 +64,7 @@ def check_partly_held(
     """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
         code = "unlisted" if one.is_on_one_rank else "lacking"
-        yield one.diagnostic(code, PARTLY_HELD_HINT)
+        yield one.diagnostic(code)
 
 
 def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
