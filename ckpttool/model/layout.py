@@ -480,17 +480,13 @@ def fold_layout(
 
 
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
-    """Return the message about an expanded layout that can be folded in several ways."""
+    """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(
-        f"shape {way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
-        for way in ways[:4]
+        f"{way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
+        for way in ways[:3]
     )
-    shown += f" or {len(ways) - 4} more" if len(ways) > 4 else ""
-    return (
-        f"the JSON strategy describes an expanded tensor of shape {layout.full_shape}, which may "
-        f"stand for {shown}; give the protobuf form of the strategy (as well), which tells, or say "
-        "by hand which it is (-s MORE.yaml)"
-    )
+    shown += f" or {len(ways) - 3} more" if len(ways) > 3 else ""
+    return f"expanded shape {layout.full_shape} may stand for {shown}"
 
 
 def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:

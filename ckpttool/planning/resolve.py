@@ -27,6 +27,7 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
@@ -36,7 +37,6 @@ from ckpttool.planning.sources import (
 )
 from ckpttool.planning.strategy_check import (
     check_strategy,
-    contradiction,
     strategy_notes,
 )
 from ckpttool.planning.unlisted import (
@@ -130,7 +130,6 @@ def resolve(
     *,
     contents: Contents = "all",
     keep_going: bool = False,
-    strategy_option: str = "-s",
     open_progress: OpenProgress = no_progress,
 ) -> ResolvedSources:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
@@ -157,8 +156,6 @@ def resolve(
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
         Read contents even if headers show problems.
-    strategy_option
-        The option of the command line that takes the strategy, for hints.
     open_progress
         Shows the phases that read contents.
 
@@ -172,7 +169,7 @@ def resolve(
     See "Python" in the guides (docs/guides/from-python.md).
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
-    sharding = source_sharding(catalog, strategy, options.replicated, strategy_option)
+    sharding = source_sharding(catalog, strategy, options.replicated, found.strategy_option)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     executor = executor or InlineExecutor()

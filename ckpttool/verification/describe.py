@@ -142,8 +142,8 @@ def examine(
 
 
 def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors, with the hint of ``damaged_replica`` for files that replicas replace."""
-    replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
+    """Return the errors, with the facts of ``damaged_replica`` for files that replicas replace."""
+    replaced = {one.path: one.facts for one in found if one.code == "damaged_replica"}
     return [
         type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
         if isinstance(error, FormatError) and error.path in replaced

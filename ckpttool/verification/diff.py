@@ -153,7 +153,8 @@ def diff(
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            found = Diagnostics("diff", strict=options.strict)
+            option = "-s" if side == "A" else "--b-strategy"
+            found = Diagnostics("diff", strict=options.strict, strategy_option=option)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
@@ -163,7 +164,6 @@ def diff(
                 resolved = resolve(
                     *(catalog, given, own, executor, found),
                     keep_going=True,
-                    strategy_option="-s" if side == "A" else "--b-strategy",
                     open_progress=open_progress,
                 )
             except (PlanError, StrategyError) as error:

@@ -35,7 +35,7 @@ from ckpttool.planning.resolve import (
     resolve,
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_problem
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -138,9 +138,7 @@ def check_contents(
     if in_statistics:
         names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
-        text = running_statistics_message(names, ranks)
-        hint = "merge --unlisted first takes the lowest rank's"
-        findings.append(Diagnostic("unlisted", text, hint, ranks=ranks))
+        findings.append(running_statistics_problem(names, ranks))
     if zeros:
         text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
         findings.append(Diagnostic("zero_state", text))
@@ -157,12 +155,12 @@ def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iter
         if finding is not None:
             yield finding
         return
-    finding = find_difference(one, stats, "not in the strategy, and different between ranks")
-    if finding is not None and name in STEP_NAMES:
-        text = finding.message + "; these ranks are not of one step"
-        yield replace(finding, code="mixed_steps", message=text)
-    elif finding is not None:
-        yield replace(finding, code="unlisted")
+    code, claim = "unlisted", "not in the strategy, and different between ranks"
+    if name in STEP_NAMES:
+        code, claim = "mixed_steps", "ranks are not of one step: different"
+    finding = find_difference(one, stats, code, claim)
+    if finding is not None:
+        yield finding
 
 
 def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
@@ -349,8 +347,7 @@ class _Verification:
             self._check_names(sources)
             self._check_data(sources, deep, on_progress)
         if any(one.code == "replica" for one in found):
-            text = f"replicas differ: {REMEDY} by merge, reshard and diff"
-            found.add(Diagnostic("replica_advice", text))
+            found.add(Diagnostic("replica_advice", "replicas differ", REMEDY))
 
     def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Return the files with checksums or tags; all files with ``crc``."""

@@ -200,13 +200,15 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "b.ckpt")
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
-    assert "is another file" not in message(result)
+    assert "not the strategy that the manifest names" not in message(result)
     listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     data = told.read_bytes()
     want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert listed == [want]
     told.write_bytes((CASE / "src_strategy.ckpt").read_bytes())
-    assert "is another file" in message(run("inspect", tmp_path / "out", "-s", told))
+    assert "not the strategy that the manifest names" in message(
+        run("inspect", tmp_path / "out", "-s", told)
+    )
 
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path):
@@ -225,7 +227,7 @@ def test_an_input_is_never_replaced(tmp_path):
     words += ["-d", tmp_path / "d.ckpt", "--write-strategy", tmp_path / "d.ckpt", "--overwrite"]
     result = run(*words)
     assert result.exit_code == 5
-    assert f"{tmp_path / 'd.ckpt'}: is an input of this run" in message(result)
+    assert f"{tmp_path / 'd.ckpt'} is an input of this run" in message(result)
 
 
 OWN_NAMES = [RECORD, LOG, *(f"{RECORD}/{name}" for name in ("lock", "1-of-2.log", "other"))]

@@ -30,7 +30,7 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
     document = ckpttool.describe(ckpttool.scan(str(path)), layouts, diagnostics=found)
     assert json.loads(json.dumps(document)) == printed
     assert [note["text"] for note in printed["notes"]] == [
-        note.text for note in found.of("note", "warning")
+        note.fact for note in found.of("note", "warning")
     ]
     assert len(printed.get("problems", ())) == len(found.errors) + len(found.failures)
 

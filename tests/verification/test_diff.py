@@ -351,7 +351,9 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         assert not found.is_equal
         (finding,) = found.findings
         assert (finding.code, finding.ranks) == ("replica", (0, 1))
-        assert finding.text.startswith(f"{side}: w: the strategy says that ranks 0, 1 hold the sa")
+        assert finding.where == f"{side}: {sides[side == 'B'].root}"
+        assert finding.message == "1 parameter differs between ranks that should hold the same"
+        assert finding.facts == "w: rank 0 differs from rank 1"
         assert not ckpttool.diff(
             *sides, options=ckpttool.ResolveOptions(trust_strategy=True)
         ).findings
@@ -368,7 +370,8 @@ def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tm
     result = run("diff", *words)
     assert result.exit_code == 1
     assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
-    assert f"B: {name}: the strategy says" in message(result)
+    text = f"B: {a}: 1 parameter differs between ranks that should hold the same {name}: rank "
+    assert text in message(result)
     document = json.loads(run("diff", *words, "--json").stdout)
     assert (document["equal"], document["differences"]) == (False, [])
     assert [one["code"] for one in document["findings"]] == ["replica"]
