@@ -523,8 +523,9 @@ def test_no_output_lies_where_the_source_is_read_from(tmp_path, output, is_refus
     result = run(*words)
     assert result.exit_code == (5 if is_refused else 0), message(result)
     if is_refused:
-        said = f"outputs there would be read as files of the source {tmp_path / output} "
-        assert f"{said}Try: write to a folder outside of the source" in message(result)
+        said = f"{tmp_path / output}: would be taken for a file of the source"
+        assert said in message(result)
+        assert "write to a folder outside of it" in message(result)
         assert files_below(tmp_path) == before
     else:
         assert (

@@ -75,7 +75,8 @@ def test_a_rank_that_may_not_be_read_is_replaced_by_its_replicas_with_a_warning(
     give_away(place / f"src/rank_3{closed}", mode)
     result = run_without_rights(f"{MERGE} {how}", place)
     assert result.returncode == 0, result.stderr
-    said = f"warning: rank 3: src/rank_3{closed}: {DENIED}; all its slices are read from replicas"
+    text = "\n  all slices are read from replicas: "
+    said = f"warning[damaged_replica]: src/rank_3{closed}: {DENIED}{text}"
     assert not mentions(result.stderr, said)
     run_well("verify", place / "out" / "merged.ckpt", "--deep")
 
