@@ -22,7 +22,7 @@ from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
-from ckpttool.model.wording import count, format_bytes, shorten
+from ckpttool.model.wording import shorten
 from ckpttool.storage.files import PARTIAL, access_problem, is_there
 from ckpttool.transaction.outputs import files_of_others
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
@@ -55,11 +55,11 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
-        found.add(Diagnostic("format", text, "--format ckpt if MindSpore loads it"))
+        found.add(Diagnostic("format", text))
     has_checksum = "crc_num" in attrs
     if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
-        text = "MindSpore 2.10 cannot verify checksums of safetensors with BFloat16"
-        found.add(Diagnostic("format", text, "load them without crc_check"))
+        text = "MindSpore 2.10 does not verify checksums of safetensors with BFloat16 in them: it "
+        found.add(Diagnostic("format", f"{text}fails", "load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -68,11 +68,9 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
-            text = f"the outputs need {format_bytes(nbytes)}, and {format_bytes(free)} are free"
-            facts = "files are replaced when their successors are complete" if replaced else ""
-            hint = "write to another disk, or make room"
-            where = str(folder)
-            found.add(Diagnostic("destination", text, hint, facts=facts, path=where, where=where))
+            also = ", and what is replaced stays until then" if replaced else ""
+            text = f"{nbytes:,} bytes are to be written, {free:,} are free on this disk"
+            found.add(Diagnostic("destination", f"{folder}: {text}{also}"))
     return found
 
 
@@ -118,16 +116,20 @@ def _destination_problems(
     if not existing and not blocked:
         existing = [path for path in manifest if is_there(path) and path not in replaceable]
     if existing and not policy.overwrite:
+        have = f"{existing[0]} exists already"
+        if len(existing) > 1:
+            have = f"{len(existing)} outputs exist already ({shorten(existing, 3)})"
         hint = "--overwrite replaces what is there"
         if policy.resume:
             hint = "--resume --overwrite replaces what is there, and keeps what is complete"
-        yield _of_files(existing, "exists already", "outputs exist already", hint)
+        yield Diagnostic("destination", have, hint)
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    if not (policy.overwrite or blocked):
-        hint = "move them away, or --overwrite, which keeps them; `ckpttool help stale` explains"
-        yield from _stale_files(target, "destination", hint)
+    stale = None if policy.overwrite or blocked else _stale_files_message(target)
+    if stale:
+        hint = "move it away, write to another folder, or keep it with --overwrite"
+        yield Diagnostic("destination", stale, hint)
 
 
 def _blocked(
@@ -147,21 +149,12 @@ def _blocked(
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
             found[path] = problem
-    if replaced:
-        hint = "write to another place"
-        shared = _of_files(
-            replaced, "is an input of this run", "outputs are inputs of this run", hint
-        )
-        found |= dict.fromkeys(replaced, shared)
-    return found
-
-
-def _of_files(paths: Sequence[str], one: str, several: str, hint: str) -> Diagnostic:
-    """Return a problem of files: with its path before it, or with their number and some names."""
-    if len(paths) == 1:
-        path = str(Path(paths[0]))
-        return Diagnostic("destination", f"{path} {one}", hint, path=path)
-    return Diagnostic("destination", f"{len(paths)} {several}", hint, facts=shorten(paths, 3))
+    if len(replaced) == 1:
+        have = f"{Path(replaced[0])}: is an input of this run"
+    else:
+        have = f"{len(replaced)} outputs are inputs of this run ({shorten(replaced, 3)})"
+    shared = Diagnostic("destination", have, "write somewhere else")
+    return found | dict.fromkeys(replaced, shared)
 
 
 def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
@@ -169,14 +162,14 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        text = "is the source folder"
-        yield Diagnostic("destination", text, "write to another folder", where=source.root)
+        text = f"{source.root}: is the source folder"
+        yield Diagnostic("destination", text, "write to another")
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text = f"outputs there would be read in place of {source.root}"
-        where = str(target.output_folder)
-        yield Diagnostic("destination", text, "write to another folder", where=where)
+        text = "what is written there would be taken for the checkpoint of that run, in the place"
+        text = f"{target.output_folder}: {text} of {source.root}"
+        yield Diagnostic("destination", text, "write to another folder")
     if not isinstance(source, RankCatalog):
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -189,9 +182,8 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, paths in mixed.items():
-        text = "outputs there would be read as files of the source"
-        hint = "write to a folder outside of the source"
-        yield Diagnostic("destination", text, hint, facts=shorten(paths, 3), where=name)
+        text = f"{shorten(paths, 3)}: would be taken for a file of the source, which is read from"
+        yield Diagnostic("destination", f"{text} {name}", "write to a folder outside of it")
 
 
 def _location_problem(name: str) -> Diagnostic | None:
@@ -200,19 +192,17 @@ def _location_problem(name: str) -> Diagnostic | None:
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        return _wrong_place(str(folder), f"is {what}, not a folder", "write to a folder")
+        return Diagnostic("destination", f"{folder}: is {what}", "name a folder to write to")
     if problem := _access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
         return problem
     if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like that of"
-        return _wrong_place(name, f"{what} a folder", "name a file, such as merged.ckpt in it")
+        text = f"{name}: {what} a folder"
+        return Diagnostic("destination", text, "name the file to be written")
     if path.exists() and not path.is_file():
-        return _wrong_place(str(path), "is a device or a pipe", "name a file to be written")
+        text = f"{path}: is a device or a pipe"
+        return Diagnostic("destination", text, "name a file to be written")
     return None
-
-
-def _wrong_place(path: str, text: str, hint: str) -> Diagnostic:
-    return Diagnostic("destination", text, hint, path=path, where=path)
 
 
 def _access_problem(path: Path, mode: int) -> Diagnostic | None:
@@ -228,8 +218,8 @@ def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
     if limit <= 0 or longest <= limit:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
-    facts = f"at most {limit} bytes; that of a temporary file would have {longest}"
-    return replace(_wrong_place(output, "the name is too long", "a shorter name"), facts=facts)
+    text = f"names may have {limit} bytes there, and that of a file beside it would have more"
+    return Diagnostic("destination", f"{output}: {text}", "give it a shorter one")
 
 
 def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic | None:
@@ -239,21 +229,22 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        return _wrong_place(str(partial), "is in the way of a temporary file", "move it away")
+        text = f"{partial}: is in the way of the temporary file"
+        return Diagnostic("destination", text, "move it away")
     if (found.st_dev, found.st_ino) in input_ids:
-        text = "this input has the name of a temporary file"
-        return _wrong_place(str(partial), text, "rename it")
+        text = f"{partial}: an input of this run has the name of the temporary file"
+        return Diagnostic("destination", text, "rename it")
     return _access_problem(partial, os.R_OK | os.W_OK)
 
 
-def _stale_files(target: Target, code: str, hint: str) -> Iterator[Diagnostic]:
-    """Yield a problem if there are files of ranks or formats that the target does not have."""
-    first = [] if target.is_merged else list(target.paths.items())[:1]
+def _stale_files_message(target: Target) -> str | None:
+    """Return a message if there are files of ranks or formats that the target does not have."""
+    if target.is_merged:
+        return None
+    first = list(target.paths.items())[:1]
     stale = [path for one in first for path in files_of_others(*one, range(target.ranks))]
-    if stale:
-        text = f"{count(len(stale), 'file')} of another run would lie among the outputs"
-        facts = f"{shorten(stale, 3)}; this set has {target.ranks} ranks in {target.format}"
-        yield Diagnostic(code, text, hint, facts=facts, where=str(target.output_folder))
+    beyond = f"not of the {target.ranks} ranks of the target in its format, so left from another"
+    return f"{shorten(stale, 3)}: {beyond} run" if stale else None
 
 
 def preflight(
@@ -304,9 +295,9 @@ def preflight(
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if policy.overwrite:
-            hint = "move them away; `ckpttool help stale` explains"
-            seen.add(*_stale_files(target, "stale", hint))
+        if policy.overwrite and (stale := _stale_files_message(target)) is not None:
+            hint = "it stays, and is taken for a part of this set: move it away"
+            seen.add(Diagnostic("stale", stale, hint))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     replaceable = frozenset() if found is None else found.replaceable
     if policy.part is not None:

@@ -154,8 +154,8 @@ def test_statistics_are_cut_for_a_target_like_their_parameters(listed, tmp_path)
     words = ["-d", listed, "-o", tmp_path / "out"]
     result = run_well("split", tmp_path / "full.ckpt", *words)
     assert read_ranks(tmp_path / "out") == ranks
-    said = "like their parameters, whose optimizer shard their own entries lack: 2 optimizer states"
-    assert f"{said}: exp_avg_sq_row_w, exp_avg_sq_b" in message(result)
+    said = "sharded like the parameters: 2 optimizer states (exp_avg_sq_row_w, exp_avg_sq_b)"
+    assert said in message(result)
 
 
 def test_unlisted_statistics_follow_if_their_slices_say_so(listed, tmp_path):

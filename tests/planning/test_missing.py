@@ -222,8 +222,10 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
     said = f"warning[lacking]: rank 5: the file lacks {len(names)} parameters that others hold"
-    assert f"{said}; these are read {path}: " in message(result)
-    assert "; on rank 0 Try: copy the file again if it was cut short" in message(result)
+    assert f"{said} {path}: " in message(result)
+    assert "; on rank 0; those are read Try: copy the file again if it was cut short" in message(
+        result
+    )
     for rank in (0, 1, 4):
         rank_file(source, rank).unlink()
     result = merge(source, tmp_path / "n.ckpt")

@@ -230,7 +230,7 @@ def test_the_folder_may_not_be_a_file(tmp_path):
     (tmp_path / "out").write_text("mine", encoding="utf-8")
     result = merge(tmp_path / "out")
     assert result.exit_code == 5
-    assert re.search("out: is a file, not a folder Try: write to a folder", message(result))
+    assert re.search("out: is a file Try: name a folder", message(result))
 
 
 def test_the_source_is_never_overwritten(tmp_path):

@@ -227,7 +227,7 @@ def test_an_input_is_never_replaced(tmp_path):
     words += ["-d", tmp_path / "d.ckpt", "--write-strategy", tmp_path / "d.ckpt", "--overwrite"]
     result = run(*words)
     assert result.exit_code == 5
-    assert f"{tmp_path / 'd.ckpt'} is an input of this run" in message(result)
+    assert f"{tmp_path / 'd.ckpt'}: is an input of this run" in message(result)
 
 
 OWN_NAMES = [RECORD, LOG, *(f"{RECORD}/{name}" for name in ("lock", "1-of-2.log", "other"))]

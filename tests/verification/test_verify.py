@@ -382,7 +382,7 @@ def test_findings_are_a_summary_and_a_line_each_and_exit_code_1(source):
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"error: {source}: 1 error (7 ranks, step 2_10, 21 tensors, ")
-    assert lines[1].startswith(f"error[damaged_replica]: rank 2: {path}: byte 28091:")
+    assert lines[1].startswith(f"error[damaged_replica]: {path}: byte 28091:")
     assert lines[2].startswith("  ")
     assert len(lines) == 3
     assert result.stderr == ""
@@ -407,7 +407,7 @@ def test_the_document_of_verify(source):
     assert (document["errors"], document["warnings"]) == (1, 1)
     assert document["ranks"] == [0, 1, 3, 4, 5, 6]
     keys = ["severity", "code", "text", "facts", "hint", "tensor", "ranks"]
-    assert [list(finding) for finding in document["findings"]] == [[*keys, "path"], keys]
+    assert [list(finding) for finding in document["findings"]] == [[*keys, "path", "offset"], keys]
     clean = json.loads(run(*words(CASE / "src", "--json")).stdout)
     assert (clean["clean"], clean["findings"], clean["notes"]) == (True, [], [])
 
