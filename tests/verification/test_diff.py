@@ -518,7 +518,11 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
         shutil.rmtree(tmp_path / "a" / f"rank_{rank}")
     with pytest.raises(CkptToolError) as caught:
         ckpttool.diff(b, ckpttool.scan(str(tmp_path / "a")), ROW_CUT, ROW_CUT)
-    assert not mentions(str(caught.value), "B: ranks 2, 3: no checkpoint", "A: .* differs? between ranks that should")
+    assert not mentions(
+        str(caught.value),
+        "B: ranks 2, 3: no checkpoint",
+        "A: .* differs? between ranks that should",
+    )
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):
