@@ -353,7 +353,8 @@ def _unknown_keys(
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:
     """Return the error for a value that is not as expected."""
-    return StrategyError(node.place, f"{what} is {_format_node(node)}, expected {expected}")
+    text = f"{what} is {_format_node(node)}, expected {expected}"
+    return StrategyError(node.place, text, _EXAMPLE_HINT)
 
 
 def _format_node(node: Node) -> str:

@@ -337,7 +337,10 @@ def test_all_mistakes_of_a_file_are_named_with_their_lines(write, name):
         ("- a\n", "the key ckpttool_strategy is missing; a first line ckpttool_strategy: 1$"),
         ("", "the strategy file is empty"),
         ("# nothing\n", "the key ckpttool_strategy is missing"),
-        ("ckpttool_strategy: 2\nranks: 4\n", "ckpttool_strategy is 2, expected 1$"),
+        (
+            "ckpttool_strategy: 2\nranks: 4\n",
+            "ckpttool_strategy is 2, expected 1; `ckpttool help -d`",
+        ),
         ("ckpttool_strategy: '1'\nranks: 4\n", "ckpttool_strategy is '1', expected 1"),
         ("ckpttool_strategy: 1\n", "the key ranks is missing; a line such as ranks: 8$"),
         (
