@@ -164,7 +164,7 @@ def find_missing_slices(
     if with_replicas := [rank for rank, is_known in replaced.items() if is_known]:
         text = _replacement_text(parameters, with_replicas, catalog)
         notes += [
-            _damaged_replica("damaged_replica", catalog.damaged[rank], text, (rank,))
+            _damaged_replica(catalog.damaged[rank], text, (rank,), code="damaged_replica")
             for rank in with_replicas
         ]
     if unknown := tuple(rank for rank, known in replaced.items() if known is False):
@@ -192,7 +192,7 @@ def find_missing_slices(
 
 
 def _damaged_replica(
-    code: str, error: FormatError, facts: str, ranks: tuple[int, ...] = ()
+    error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
     (one,) = diagnose(error)
@@ -211,7 +211,7 @@ def _described_missing_slices(
     if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
         return MissingSlices((), (), errors)
     text = "other files hold all of its slices"
-    notes = tuple(_damaged_replica("faulty_replica", error, text) for error in errors)
+    notes = tuple(_damaged_replica(error, text, code="faulty_replica") for error in errors)
     return MissingSlices((), notes, ())
 
 

@@ -97,7 +97,7 @@ def infer_full_tensor(
     shapes = group_by_meta(metas, lambda meta: meta.shape)
     name = metas[ranks[0]].name
     if len(shapes) > 1 and layout.has_equal_slices:
-        return disagreement(catalog, "shape", name, "slice shape", shapes)
+        return disagreement("shape", catalog, name, "slice shape", shapes)
     slice_shape = metas[ranks[0]].shape
     ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
     if len(ways) > 1:
@@ -136,7 +136,7 @@ def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
 
 
 def disagreement(
-    catalog: Catalog, code: str, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+    code: str, catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
 ) -> Diagnostic:
     """Return the problem of ranks that disagree on ``what`` a tensor is, the largest group last."""
     ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
@@ -310,7 +310,7 @@ def find_sources(
     search.resolve_differing(is_complete)
     differing = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        one.diagnostic("partly_held", more_facts=f"; taken from rank {one.ranks[0]}")
+        one.diagnostic(code="partly_held", more_facts=f"; taken from rank {one.ranks[0]}")
         for one in partly_held
         if not differing.issuperset(one.names)
     )
@@ -406,7 +406,7 @@ class _Search:
         metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
         dtypes = group_by_meta(metas, lambda meta: meta.dtype)
         if len(dtypes) > 1:
-            sources.problems.append(disagreement(catalog, "dtype", name, "element type", dtypes))
+            sources.problems.append(disagreement("dtype", catalog, name, "element type", dtypes))
             return
         chosen: Source | None = None
         first_gaps: tuple[tuple[int, ...], ...] = ()

@@ -33,9 +33,9 @@ def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[D
     dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
     axes = group_ranks(ranks, lambda rank: len(metas[rank].shape))
     if len(dtypes) > 1:
-        yield disagreement(catalog, "dtype", name, "element type", dtypes)
+        yield disagreement("dtype", catalog, name, "element type", dtypes)
     elif len(axes) > 1:
-        yield disagreement(catalog, "shape", name, "number of axes", axes)
+        yield disagreement("shape", catalog, name, "number of axes", axes)
 
 
 def check_unlisted(
@@ -50,7 +50,7 @@ def check_unlisted(
         code, what = "shape", "text" if meta.text else "shape"
         if not isinstance(sharding, Replicated):
             code, what = "unlisted", f"{what}, which no strategy describes,"
-        found = [disagreement(catalog, code, meta.name, what, shapes)]
+        found = [disagreement(code, catalog, meta.name, what, shapes)]
     odd = odd_state_shapes(catalog, sharding, meta, owners)
     if not found and odd is not None:
         problem = odd_states_problem({meta.name: odd}, "the strategy")
