@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ckpttool.errors import FormatError
@@ -307,6 +307,7 @@ def find_sources(
     )
     for name, ranks in catalog.holders.items():
         search.add_source(name, ranks)
+    sources.problems[:] = _join_tensors(sources.problems)
     search.resolve_differing(is_complete)
     differing = {name for names in search.differing.values() for name in names}
     sources.notes += (
@@ -328,6 +329,29 @@ def find_sources(
         note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
+
+
+def _join_tensors(problems: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Join the problems that say the same of several tensors to one, with the facts of the first.
+
+    A wrong strategy may have one for every tensor.
+    """
+    groups: dict[object, list[Diagnostic]] = defaultdict(list)
+    for one in problems:
+        text = one.message.removeprefix(f"{one.tensor}: ")
+        groups[one if text == one.message else (one.code, text, one.hint)].append(one)
+    for first, *others in groups.values():
+        if not others:
+            yield first
+            continue
+        names = [str(one.tensor) for one in (first, *others)]
+        text = first.message.removeprefix(f"{first.tensor}: ")
+        facts = first.facts
+        if any(one.facts != facts for one in others):
+            facts = f"{first.tensor}: {facts}"
+        ranks = tuple(sorted({rank for one in (first, *others) for rank in one.ranks}))
+        message = f"{shorten(names, 3)}: {text}"
+        yield replace(first, message=message, facts=facts, tensor=None, ranks=ranks)
 
 
 @dataclass(slots=True)
