@@ -43,9 +43,9 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
         if _SURROGATE.search(data):
             json.dumps(document, ensure_ascii=False).encode(errors=halves)
     except RecursionError as error:
-        raise ValueError("no JSON: nested too deep") from error
+        raise ValueError("not valid JSON: nested too deep") from error
     except (UnicodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"no JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     except ValueError as error:
         if _LONG_NUMBER.search(data):  # Python's message describes how to lift its limit
             raise ValueError("a number of more than 4300 digits") from error
@@ -72,7 +72,7 @@ def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
     except ValueError as error:
         raise FormatError(path, None, str(error)) from error
     if not isinstance(document, dict):
-        raise FormatError(path, None, "no JSON object")
+        raise FormatError(path, None, "not a JSON object")
     return document
 
 

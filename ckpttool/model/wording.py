@@ -16,27 +16,69 @@ def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
     >>> format_ranks([0, 3, 4, 5, 7])
     'ranks 0, 3-5, 7'
     """
-    ranges: list[str] = []
-    ordered = sorted(ranks)
-    first = 0
-    for i, rank in enumerate(ordered):
-        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
-            start = ordered[first]
-            joint = "-" if rank > start + 1 else ", "
-            ranges.append(str(rank) if start == rank else f"{start}{joint}{rank}")
-            first = i + 1
-    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(ranges)}"
+    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ')}"
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number and its noun.
+def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
+    """Format distinct numbers with ranges.
 
     Examples
     --------
-    >>> count(1, "parameter"), count(2, "parameter")
-    ('1 parameter', '2 parameters')
+    >>> format_numbers([0, 1, 2, 5, 7, 8])
+    '0-2,5,7,8'
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    texts = (
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in ranges
+    )
+    return separator.join(texts)
+
+
+def format_groups(groups: Sequence[Sequence[int]], most: int = 4) -> str:
+    """Format groups of ranks: the first ``most``, and the number of the others.
+
+    Examples
+    --------
+    >>> format_groups([[0, 1, 4], [2]])
+    'ranks 0, 1, 4 | rank 2'
+    """
+    more = f" | {len(groups) - most} more" if len(groups) > most else ""
+    return " | ".join(map(format_ranks, groups[:most])) + more
+
+
+def format_difference(groups: Sequence[Sequence[int]]) -> str:
+    """Say which ranks differ, in groups of equal ranks; the smaller of two groups comes first.
+
+    Examples
+    --------
+    >>> format_difference([[3, 6, 7], [2]]), format_difference([[0], [1], [2]])
+    ('rank 2 differs from ranks 3, 6, 7', 'rank 0 | rank 1 | rank 2 differ')
+    """
+    if len(groups) == 2:
+        few, many = sorted(groups, key=len)
+        return f"{format_ranks(few)} differ{'s' if len(few) == 1 else ''} from {format_ranks(many)}"
+    return format_groups(groups) + (" differ" if len(groups) > 2 else "")
+
+
+_SINGULAR = {"are": "is", "have": "has", "": ""}  # of verbs; others end with an s
+
+
+def count(number: int, noun: str, verb: str = "") -> str:
+    """Return a number and its noun, and the verb in the form that goes with it.
+
+    Examples
+    --------
+    >>> count(1, "parameter"), count(2, "parameter", "are"), count(1, "parameter", "differ")
+    ('1 parameter', '2 parameters are', '1 parameter differs')
+    """
+    if number == 1:
+        verb = _SINGULAR.get(verb, f"{verb}s")
+    return f"{number} {noun}{'' if number == 1 else 's'} {verb}".rstrip()
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:
@@ -124,13 +166,13 @@ def format_shape(sizes: Sequence[int]) -> str:
     return f"({', '.join(map(str, sizes))})"
 
 
-def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Format several shapes as one, with the smallest and the largest size of each axis.
+def format_sizes(*shapes: Sequence[int]) -> str:
+    """Format shapes as one for a table, with the smallest and the largest size of each axis.
 
     Examples
     --------
-    >>> format_shapes([[6, 8], [10, 8]])
-    '(6-10, 8)'
+    >>> format_sizes((16, 8)), format_sizes((6, 8), (10, 8)), format_sizes(())
+    ('16 x 8', '6-10 x 8', 'scalar')
     """
     sizes = [sorted({min(axis), max(axis)}) for axis in zip(*shapes, strict=True)]
-    return f"({', '.join('-'.join(map(str, axis)) for axis in sizes)})"
+    return " x ".join("-".join(map(str, axis)) for axis in sizes) or "scalar"

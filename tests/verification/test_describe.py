@@ -30,7 +30,7 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
     document = ckpttool.describe(ckpttool.scan(str(path)), layouts, diagnostics=found)
     assert json.loads(json.dumps(document)) == printed
     assert [note["text"] for note in printed["notes"]] == [
-        note.text for note in found.of("note", "warning")
+        note.fact for note in found.of("note", "warning")
     ]
     assert len(printed.get("problems", ())) == len(found.errors) + len(found.failures)
 
@@ -40,14 +40,12 @@ def test_the_error_of_a_damaged_file_says_which_replicas_are_read(tmp_path):
     shutil.copytree(case / "src", tmp_path / "src")
     path = cut_short(rank_file(tmp_path / "src", 5))
     result = run("inspect", tmp_path / "src", "-s", case / "src_strategy.ckpt", "--json")
-    assert re.match(rf"ckpttool: {path}: byte .*read from replicas: rank 0$", result.stderr)
+    assert re.match(rf"error\[damaged\]: {path}: byte .*read from replicas: rank 0$", result.stderr)
     document = json.loads(result.stdout)
     (problem,) = document["problems"]
     assert problem["text"].startswith(f"{path}: byte {problem['offset']}: ")
     assert (problem["code"], problem["path"]) == ("damaged", str(path))
     assert "replicas" not in str(problem), "a note says it"
     (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
-    assert (note["text"], note["hint"]) == (
-        f"rank 5: {problem['text']}",
-        "all its slices are read from replicas: rank 0",
-    )
+    assert (note["text"], note["ranks"]) == (problem["text"], [5])
+    assert note["facts"].endswith("all slices are read from replicas: rank 0")
