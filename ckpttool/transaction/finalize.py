@@ -24,7 +24,6 @@ from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
-    MISSING,
     find_unchanged,
     size_problem,
     stale_files,
@@ -164,7 +163,7 @@ def _changed_parts(
         found.setdefault(record.part_of(logged.log), {})[name] = problem
     for part, problems in found.items():
         run = "the same command" + ("" if part is None else f" with --part {part}")
-        is_altered = {*problems.values()} != {MISSING}  # --resume refuses altered ones
+        is_altered = any(is_there(record.folder / name) for name in problems)  # not for --resume
         hint = f"{run} {'--overwrite' if is_altered else '--resume'}"
         yield VerifyError(folder, _group(problems), hint)
 
@@ -232,7 +231,7 @@ def _set_errors(
         (True, "the command that writes the set, without --part, with --resume"),
         (False, "put a copy of it back, or write the set again with --overwrite"),
     ):
-        named = {n: text for n, text in problems.items() if (text == MISSING) is is_missing}
+        named = {n: p for n, p in problems.items() if is_there(path.parent / n) is not is_missing}
         if named:
             yield VerifyError(folder, _group(named), hint)
 
