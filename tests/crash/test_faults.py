@@ -45,9 +45,9 @@ from tests.support.manifests import MANIFEST, PLAN, STAMPS
 
 SAID = {
     errno.ENOSPC: "No space left on device (the disk is full)",
-    errno.EDQUOT: "Disk quota exceeded (what this user may store there is used up)",
-    errno.EIO: "Input/output error (the disk, or the way to it, has failed)",
-    errno.EROFS: "Read-only file system (nothing can be written there)",
+    errno.EDQUOT: "Disk quota exceeded",
+    errno.EIO: "Input/output error (the disk or its connection fails)",
+    errno.EROFS: "Read-only file system",
     errno.EAGAIN: "Resource temporarily unavailable",  # which is not what a lock says
 }
 
@@ -167,7 +167,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     assert result.exit_code == code
     text = message(result)
     assert first in text
-    assert f"{first}; what is half-written could not be removed, which the next run does" in text
+    assert f"{first}; half-written files could not be removed, which the next run does" in text
     assert "nothing was left half-written" not in text
     monkeypatch.undo()
     run_well(*ordered_words(tmp_path), "--resume")
@@ -563,7 +563,7 @@ def test_a_read_only_file_system_is_named_before_the_first_byte(tmp_path, small_
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     result = run(*ordered_words(small_disk / "out"))
     assert result.exit_code == 5
-    assert f"{small_disk}: Read-only file system (nothing can be written there)" in message(result)
+    assert f"{small_disk}: Read-only file system" in message(result)
 
 
 def test_a_file_system_that_becomes_read_only_is_named(tmp_path, small_disk):
