@@ -88,7 +88,7 @@ def inspect(
     elif catalog.files or not catalog.errors("inspect"):
         overview.print_checkpoint(catalog, found, show_all=show_all, show_ranks=show_ranks)
     if not report.as_json:
-        # The error of a damaged file says which replicas are read instead.
+        # The file has an error already, and the overview says that replicas hold its slices.
         notes = (n for n in diagnostics.of("note", "warning") if n.code != "damaged_replica")
         tables.print_notes(notes, diagnostics.severity_of, report.quiet)
     diagnostics.raise_if_errors()

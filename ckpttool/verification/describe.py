@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError, FormatError
+from ckpttool.errors import CkptToolError, CombinedError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -135,21 +135,9 @@ def examine(
         )
     else:
         document, summary = _describe_ranks(catalog, strategy, executor, sample_all, found)
-    found.failures = _join_replaced(found)
     return Inspection(
         {"schema": SCHEMA, **document, "summary": _describe_summary(summary)}, summary
     )
-
-
-def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors, with the hint of ``damaged_replica`` for files that replicas replace."""
-    replaced = {one.path: one.hint for one in found if one.code == "damaged_replica"}
-    return [
-        type(error)(error.path, error.offset, f"{error.reason}; {replaced[error.path]}")
-        if isinstance(error, FormatError) and error.path in replaced
-        else error
-        for error in found.failures
-    ]
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
@@ -291,7 +279,7 @@ def _describe_notes(found: Diagnostics) -> list[Json]:
 
 def _describe_problems(found: Diagnostics) -> list[Json]:
     """Describe what is wrong, files first."""
-    of_files = (one for error in found.failures for one in diagnose(error))
+    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
     return describe_errors((*of_files, *found.errors))
 
 
