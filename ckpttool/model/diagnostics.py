@@ -205,7 +205,7 @@ CODES: Mapping[str, Code] = {
     "internal": Code("a mistake in ckpttool", "error"),
 }
 
-COPY_AGAIN = "copy the file again from where it was saved; `ckpttool help damaged` explains"
+COPY_AGAIN = "copy the file again from where it was saved"
 
 # Option that a hint can name -> the commands that have it.
 OPTIONS: Mapping[str, Collection[Command]] = {
