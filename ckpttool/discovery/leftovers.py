@@ -109,8 +109,7 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
         ("leftover", "files of a save that did not finish", unfinished),
     ):
         if paths:
-            facts = shorten(paths, 3)
-            diagnostics.add(Diagnostic(code, text, facts=facts, where=str(root)))
+            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths, 3)}", where=str(root)))
     if failed:
         text = "MindFormers could not convert files here"
         facts = f"{shorten((path.name for path in failed), 3)}: {_read_reason(failed[0])}"

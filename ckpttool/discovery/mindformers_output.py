@@ -36,7 +36,7 @@ from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.wording import shorten
 from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
 
 CHECKPOINT_FOLDERS: Mapping[str, str] = {
@@ -139,9 +139,8 @@ def find_strategies(
     taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
     others += _list_strategies(output / _CONVERSION)
     if others and not taken:
-        text = f"{count(len(others), 'strategy file')}, perhaps of another checkpoint: ignored"
-        facts = shorten(map(str, others), 3)
-        diagnostics.add(Diagnostic("strategy_file", text, f"-s {others[0]}", facts=facts))
+        text = f"{shorten(map(str, others), 1)}: perhaps of another checkpoint, so ignored"
+        diagnostics.add(Diagnostic("strategy_file", text, f"-s {others[0]}"))
     return tuple(map(str, taken))
 
 

@@ -106,13 +106,13 @@ def list_rank_files(
         raise_all(errors.values())
         ranks = tuple(empty_ranks)
         text = f"no checkpoint file in the folders of {format_ranks(ranks)}"
-        facts = shorten((str(folders[rank]) for rank in ranks), 3)
-        found_facts, hint = _suggest(root) or _suggest_links(root, folders.values())
-        facts = "; ".join(filter(None, (facts, found_facts)))
+        facts, hint = _suggest(root) or _suggest_links(root, folders.values())
+        facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
+        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         problems.append(Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root)))
     elif ambiguous_files:
         text = "paths name two ranks, and nothing shows which one is right"
-        facts = shorten(ambiguous_files, 3)
+        facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
         problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
     if problems:
@@ -234,7 +234,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
     if twice:
         ranks, facts = tuple(twice), shorten(twice.values(), 3)
         text = f"two folders for {format_ranks(ranks)}"
-        hint = "--pattern with the form of one of them"
+        hint = "move one of the two folders away"
         problems = [Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root))]
     if len(words) > 1:
         patterns = [f"--pattern {shlex.quote(pattern)}" for pattern, _ in _suggest_patterns(root)]

@@ -290,7 +290,7 @@ def _refusals(path: Path) -> Iterator[FormatError]:
     """Yield the error of a file whose name marks it as incomplete."""
     if is_unfinished_name(path):
         reason, facts = "a file of a save that did not finish", ""
-        hint = f"mv {path} {path.with_suffix('.ckpt')}, if the file is complete"
+        hint = "rename it to .ckpt, if the file is complete"
         if path.suffix == PARTIAL:
             reason = "a temporary file of a run of ckpttool that did not end"
             facts = "zeros stand where nothing was written"

@@ -85,17 +85,18 @@ def _incomplete_problem(
     """Return the problem that no wanted step is on every rank."""
     steps = _by_step(keys)
     absent = [
-        f"{_display_name(key, groups[key])} is not on "
+        f"{'step ' if step_of(key) else ''}{_display_name(key, groups[key])} is not on "
         f"{format_ranks([rank for rank in ranks if rank not in groups[key]])}"
         for key in reversed(steps)
     ]
+    text, facts = absent[0], ""
+    if len(absent) > 1:
+        text, facts = "no step is on every rank", shorten(absent, 3)
     everywhere = [key for key in _by_step(groups) if len(groups[key]) == len(ranks)]
-    text = "no step is on every rank"
-    hint = "copy what is missing; `ckpttool help mixed_steps` explains"
+    hint = "copy the missing files; `ckpttool help mixed_steps` explains"
     if everywhere:
-        newest = _display_name(everywhere[-1], groups[everywhere[-1]])
-        text, hint = "the requested step is not on every rank", f"--step {newest}"
-    return Diagnostic("mixed_steps", text, hint, facts=shorten(absent, 3), where=src)
+        hint = f"--step {_display_name(everywhere[-1], groups[everywhere[-1]])}"
+    return Diagnostic("mixed_steps", text, hint, facts=facts, where=src)
 
 
 def _is_recorded(files: Mapping[int, Path], records: Mapping[int, _LastSave]) -> bool:
@@ -130,7 +131,7 @@ def _record_notes(
         yield Diagnostic("leftover", text, f"--step {newer[-1]}", facts="perhaps unfinished")
     if others:
         text = f"{shorten(others, 3)}: of another run than meta.json records: ignored"
-        yield Diagnostic("skipped", text, f"--step {Path(others[-1]).stem}")
+        yield Diagnostic("skipped", text, f"--step {others[-1]}")
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
@@ -150,7 +151,7 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         names = [path.name for path in files]
         ranks = tuple(sorted(chosen[rivals[0]]))
         text = f"several checkpoints in the folders of {format_ranks(ranks)}"
-        hint = f"--step {Path(names[0]).stem}, or another of these names"
+        hint = f"--step {names[0]}, or another of these names"
         facts = shorten(names, 3)
         raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks, where=src)])
 
@@ -193,7 +194,7 @@ def _group_by_name(found: list[RankFile], count: int) -> Groups:
     if twice:
         ranks, facts = tuple(sorted(twice)), twice[min(twice)]
         text = f"two files of one step for {format_ranks(ranks)}"
-        hint = "--pattern with the form of one of them"
+        hint = "a --pattern that matches one file of each rank"
         raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
     return groups
 

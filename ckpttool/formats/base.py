@@ -89,7 +89,8 @@ def refuse(problems: Iterable[tuple[str, str, str]]) -> Iterator[Diagnostic]:
         names.setdefault((reason, hint), []).append(name)
     for (reason, hint), named in names.items():
         tensor = named[0] if len(named) == 1 else None
-        yield Diagnostic("destination", f"{shorten(named, 3)}: {reason}", hint, tensor=tensor)
+        shown = shorten((name or "''" for name in named), 3)
+        yield Diagnostic("destination", f"{shown}: {reason}", hint, tensor=tensor)
 
 
 class FormatWithChecksum(Format, Protocol):

@@ -119,11 +119,11 @@ def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) 
         mode = MODES[headers[0].magic]
         if key is None:
             reason = f"encrypted with {mode}, and there is no key"
-            raise UnsupportedError(path, None, reason, "--dec-key-file FILE")
+            raise UnsupportedError(path, start, reason, "--dec-key-file FILE")
         if len(key) not in _KEY_BYTES[mode]:
             sizes = ", ".join(map(str, _KEY_BYTES[mode]))
             facts = f"expected {sizes} bytes, found {len(key)}"
-            raise AuthenticityError(path, None, f"not a key of {mode}", _RIGHT_KEY, facts)
+            raise AuthenticityError(path, start, f"not a key of {mode}", _RIGHT_KEY, facts)
         return _decipher(fd, path, headers, mode, key)
 
 
@@ -199,7 +199,7 @@ def _decipher(
     if not _begins_a_record(head, cipher.nbytes):
         facts = "decrypted with it, the file does not begin with a record"
         reason = f"the wrong key ({mode}), or the file is damaged"
-        raise AuthenticityError(path, None, reason, _RIGHT_KEY, facts)
+        raise AuthenticityError(path, headers[0].start, reason, _RIGHT_KEY, facts)
     if None in paddings:
         number = paddings.index(None)
         facts = f"encrypted block {number + 1} of {len(headers)} does not end in a padding"

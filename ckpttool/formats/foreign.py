@@ -123,15 +123,16 @@ class ForeignKind:
 
     def error(self, path: str, facts: str = "") -> UnsupportedError:
         """Return the error of a file or a folder of this kind."""
-        return UnsupportedError(path, None, f"{self.noun}, not a checkpoint", self.hint, facts)
+        return UnsupportedError(path, None, f"{self.noun}, {_NOT_OURS}", self.hint, facts)
 
 
+_NOT_OURS = "not a MindSpore checkpoint"
 _NAME_CHECKPOINT = "name the checkpoint"
 _INSPECT = f"{_NAME_CHECKPOINT}; `ckpttool inspect FILE` shows this file"
 FOREIGN_KINDS = {
     kind.kind: kind
     for kind in (
-        ForeignKind("graph", "a graph that MindSpore dumped beside a checkpoint", _NAME_CHECKPOINT),
+        ForeignKind("graph", "a graph that MindSpore dumped", _NAME_CHECKPOINT),
         ForeignKind("mindir", "an exported model (MindIR)", f"{_NAME_CHECKPOINT} it was made from"),
         ForeignKind("strategy", "a strategy file", f"{_NAME_CHECKPOINT}, and this file with -s"),
         ForeignKind("group_info", "group information", _INSPECT),
@@ -139,7 +140,7 @@ FOREIGN_KINDS = {
         ForeignKind("index", "an index of checkpoint files", "name the folder of the index"),
         ForeignKind(
             "pytorch",
-            "a checkpoint of PyTorch",
+            "a PyTorch checkpoint",
             "load it with PyTorch, save it with safetensors.torch.save_file",
         ),
         ForeignKind("numpy", "a file of NumPy arrays", "save it with safetensors.numpy.save_file"),

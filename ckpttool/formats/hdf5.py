@@ -139,7 +139,7 @@ def _refused(tensors: Sequence[TensorMeta]) -> Iterator[tuple[str, str, str]]:
         if clash is not None:
             yield meta.name, f"HDF5 cannot hold it beside a tensor {clash}", _OTHER_FORMAT
         elif "\0" in meta.name or not all(map(_is_component, parts)):
-            yield repr(meta.name), "not a path that HDF5 keeps exactly", _OTHER_FORMAT
+            yield meta.name, "HDF5 cannot keep this name exactly", _OTHER_FORMAT
         if meta.text is not None and "\0" in meta.text:
             yield meta.name, "an HDF5 string cannot hold NUL", "--format ckpt"
         if len(meta.shape) > MAX_AXES:
@@ -258,7 +258,7 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
         h5t.COMPOUND: "compound",
         h5t.ENUM: "enumeration",
     }.get(kind.get_class(), "other type")
-    reason = f"{name}: not an element type of MindSpore"
+    reason = f"{name}: MindSpore has no such element type"
     facts = f"HDF5 {word} of {kind.get_size()} bytes"
     return UnsupportedError(path, None, reason, _WRITE_AGAIN, facts)
 

@@ -218,7 +218,7 @@ def _parse_header(path: str, text: bytes) -> dict[str, object]:
     try:
         header = parse_json(text)
     except ValueError as error:
-        raise FormatError(path, 8, "the header is not valid JSON", facts=str(error)) from error
+        raise FormatError(path, 8, "the header cannot be parsed", facts=str(error)) from error
     if not isinstance(header, dict):
         raise FormatError(path, 8, "the header is not a JSON object")
     return header

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, TypeAlias, cast
 
 from ckpttool.errors import (
@@ -24,7 +25,7 @@ from ckpttool.errors import (
     VerifyError,
     raise_all,
 )
-from ckpttool.model.wording import format_ranks
+from ckpttool.model.wording import format_ranks, shorten
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
@@ -482,25 +483,28 @@ def join_files(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
         side = one.where.removesuffix(one.path or "")
         equal = (one.code, one.message, one.hint, one.tensor, side)
         groups.setdefault(one if one.path is None else equal, []).append(one)
-    return tuple(map(_join, groups.values()))
+    return tuple(chain.from_iterable(map(_join, groups.values())))
 
 
-def _join(files: Sequence[Diagnostic]) -> Diagnostic:
-    """Return one fact of several files that differ in path, ranks, offset and facts at most."""
-    first, others = files[0], len({one.path for one in files}) - 1
+def _join(files: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+    """Join facts that differ in path, ranks, offset and facts at most, unless of one file."""
+    first = files[0]
+    others = list(dict.fromkeys(str(one.path) for one in files if one.path != first.path))
     if not others:
-        return first
+        return tuple(dict.fromkeys(files))
     ranks = tuple(sorted({rank for one in files for rank in one.ranks}))
     facts = first.facts
     if any(one.facts != facts for one in files):
         facts = f"the first: {facts}"
-    return replace(
+    which = format_ranks(ranks) if ranks else f"also {shorten(others, 3)}"
+    joined = replace(
         first,
-        where=f"{first.where or first.path} and {others} more",
-        facts="; ".join(filter(None, (format_ranks(ranks) if ranks else "", facts))),
+        where=f"{first.where or first.path} and {len(others)} more",
+        facts="; ".join(filter(None, (which, facts))),
         ranks=ranks,
         offset=None,
     )
+    return (joined,)
 
 
 def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
@@ -522,7 +526,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 Diagnostic(code, problem, where=path, path=path) for problem in error.problems
             )
         case FormatError(path=path, offset=offset):
-            at = "" if offset is None else f"byte {offset}"
+            at = f"byte {offset}" if offset else ""
             return (
                 Diagnostic(
                     code,
