@@ -159,7 +159,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
         sorted({*_gaps({*chosen, *unreadable}), *(empty_ranks.keys() - unreadable.keys())})
     )
     if missing:
-        text = f"{format_ranks(missing)}: no checkpoint file in {root}"
+        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
         diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
     diagnostics.add(*_encryption_notes(files, key))
     strategy_files = find_strategies(root, chosen, diagnostics)

@@ -18,7 +18,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError, describe_os_error
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
-from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
@@ -209,5 +209,5 @@ def _find_format(path: str) -> str:
         raise FormatError(path, None, "empty (0 bytes)")
     if name is None and first != b"\n":
         reason = "not a .ckpt, .safetensors or HDF5 file, by content and by name"
-        raise FormatError(path, None, reason, "name the checkpoint")
+        raise FormatError(path, None, reason, FOREIGN_KINDS["text"].hint)
     return name or "ckpt"

@@ -127,32 +127,38 @@ class ForeignKind:
 
 
 _NOT_OURS = "not a MindSpore checkpoint"
-_NAME_CHECKPOINT = "name the checkpoint"
-_INSPECT = f"{_NAME_CHECKPOINT}; `ckpttool inspect FILE` shows this file"
+_NAME_CHECKPOINT = "the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
+_INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
 FOREIGN_KINDS = {
     kind.kind: kind
     for kind in (
         ForeignKind("graph", "a graph that MindSpore dumped", _NAME_CHECKPOINT),
-        ForeignKind("mindir", "an exported model (MindIR)", f"{_NAME_CHECKPOINT} it was made from"),
-        ForeignKind("strategy", "a strategy file", f"{_NAME_CHECKPOINT}, and this file with -s"),
+        ForeignKind(
+            "mindir", "an exported model (MindIR)", "the checkpoint that it was made from as SRC"
+        ),
+        ForeignKind("strategy", "a strategy file", "the checkpoint as SRC, and this file with -s"),
         ForeignKind("group_info", "group information", _INSPECT),
         ForeignKind("rank_table", "a rank table", _INSPECT),
-        ForeignKind("index", "an index of checkpoint files", "name the folder of the index"),
+        ForeignKind("index", "an index of checkpoint files", "the folder of the index as SRC"),
         ForeignKind(
             "pytorch",
             "a PyTorch checkpoint",
-            "load it with PyTorch, save it with safetensors.torch.save_file",
+            "load it with PyTorch and save it with safetensors.torch.save_file",
         ),
         ForeignKind("numpy", "a file of NumPy arrays", "save it with safetensors.numpy.save_file"),
         ForeignKind("keras", "a Keras model", "save its weights with safetensors.numpy.save_file"),
-        ForeignKind("zip", "a ZIP archive", "unzip FILE, and name the checkpoint from it"),
-        ForeignKind("tar", "a tar archive", "tar -xf FILE, and name the checkpoint from it"),
+        ForeignKind("zip", "a ZIP archive", "unzip FILE, then the checkpoint in it as SRC"),
+        ForeignKind("tar", "a tar archive", "tar -xf FILE, then the checkpoint in it as SRC"),
         *(
             ForeignKind(tool, f"a file compressed with {tool}", f"{tool} -dc FILE > NEW.ckpt")
             for tool in ("gzip", "bzip2", "xz", "zstd")
         ),
         ForeignKind("lfs", "a Git LFS pointer", "git lfs pull, which downloads the file itself"),
-        ForeignKind("page", "an HTML or XML page", "download the file again; a server sent this"),
+        ForeignKind(
+            "page",
+            "an HTML or XML page",
+            "download the file again; the server sent this page instead",
+        ),
         ForeignKind("json", "a JSON document", _NAME_CHECKPOINT),
         ForeignKind("python", "Python source", _NAME_CHECKPOINT),
         ForeignKind("text", "a text file", _NAME_CHECKPOINT),

@@ -191,10 +191,10 @@ class WireReader:
                 facts = f"field {number} has the wire type {wire_type}"
                 raise FormatError(self.path, at, _NOT_PROTOBUF, facts=facts)
             if last > stop:
-                whole = "file" if stop == self.size else "record"
-                reason = f"the {whole} is shorter than its header says"
-                facts = f"field {number} needs {last - first} bytes, {stop - first} are left"
-                raise FormatError(self.path, at, reason, facts=facts)
+                what = "file" if stop == self.size else "record"
+                reason = f"the {what} is cut short or damaged"
+                facts = f"{last - stop} bytes are missing: field {number} needs {last - first}, "
+                raise FormatError(self.path, at, reason, facts=f"{facts}{stop - first} are left")
             yield Field(number, wire_type, value, first, last)
             at = last
 

@@ -59,7 +59,7 @@ def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-1_1.tmp")
     left, absent = notes_of(ranks, "leftover", "missing_rank")
     assert left.endswith("files of a save that did not finish: rank_3/net-1_1.tmp")
-    assert absent == f"rank 3: no checkpoint file in {ranks}"
+    assert absent == f"rank 3: no checkpoint file found in {ranks}"
 
 
 def test_a_step_that_a_rank_did_not_finish_is_explained(ranks):

@@ -134,7 +134,7 @@ def test_a_rank_folder_without_a_file_is_that_of_a_missing_rank(make_run, tmp_pa
     assert scan(src).missing_ranks == (1, 2, 4)
     assert notes_of(src) == [
         f"{src}: files of a save that did not finish: rank_1/a.ckpt.tmp",
-        f"ranks 1, 2, 4: no checkpoint file in {src}",
+        f"ranks 1, 2, 4: no checkpoint file found in {src}",
     ]
 
 

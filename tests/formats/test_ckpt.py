@@ -322,7 +322,7 @@ REFUSED = {
         "expected wire type 2, found 0",
     ),
     "name not UTF-8": (message(1, message(1, b"\xff"), message(2, TENSOR)), "not UTF-8"),
-    "length 2**63": (b"\x0a" + varint(2**63) + bytes(50), "9223372036854775808 bytes, 50 are left"),
+    "length 2**63": (b"\x0a" + varint(2**63) + bytes(50), "9223372036854775808, 50 are left"),
     "endless varint": (b"\x0a" + b"\xff" * 50, "more than 10 bytes"),
     "group": (b"\x0b\x0c", "wire type 3"),
     "random state of two axes": (record("r", "random_op", (2, 3)), "need 6 bytes"),

@@ -194,7 +194,7 @@ def test_inspect_says_what_a_graph_is_and_merge_that_it_is_none(data, kind, tmp_
     assert noun in said(run_well("inspect", path))
     result = run("merge", path, "-o", tmp_path / "out.h5")
     assert result.exit_code == 3
-    assert not mentions(said(result), noun, ", not a MindSpore checkpoint Try: name the checkpoint")
+    assert not mentions(said(result), noun, ", not a MindSpore checkpoint Try: the checkpoint")
 
 
 def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(tmp_path):
@@ -205,8 +205,9 @@ def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(tmp_pa
         (tmp_path / name).write_bytes(data)
         result = run("merge", tmp_path / name, "-o", tmp_path / "out.h5")
         assert result.exit_code == 3
-        assert "a strategy file, not a MindSpore checkpoint Try: name the checkpoint, and" in said(
-            result
+        assert (
+            "a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, and"
+            in said(result)
         )
 
 

@@ -101,11 +101,14 @@ def test_large_field_numbers_are_walked(open_bytes):
         (b"\x0b\x0c", "wire type 3"),
         (b"\x0e\x00", "wire type 6"),
         (b"\x0f\x00", "wire type 7"),
-        (b"\x0a\x05ab", "the file is shorter .*; field 1 needs 5 bytes, 2 are left"),
-        (b"\x09abc", "field 1 needs 8 bytes, 3 are left"),
-        (b"\x0dabc", "field 1 needs 4 bytes, 3 are left"),
-        (b"\x0a" + varint(2**63) + b"ab", "field 1 needs 9223372036854775808 bytes"),
-        (b"\x0a" + varint(2**64 - 1) + b"ab", "18446744073709551615 bytes, 2 are left"),
+        (
+            b"\x0a\x05ab",
+            "the file is cut short or damaged; 3 bytes are missing: field 1 needs 5, 2 are left",
+        ),
+        (b"\x09abc", "field 1 needs 8, 3 are left"),
+        (b"\x0dabc", "field 1 needs 4, 3 are left"),
+        (b"\x0a" + varint(2**63) + b"ab", "field 1 needs 9223372036854775808, 2"),
+        (b"\x0a" + varint(2**64 - 1) + b"ab", "18446744073709551615, 2 are left"),
         (b"\x08", "a number is not valid"),
         (b"\x80", "a number is not valid"),
     ],
@@ -118,7 +121,7 @@ def test_what_is_no_message_is_an_error(open_bytes, data, reason):
 def test_a_field_may_not_reach_out_of_its_message_into_the_next(open_bytes):
     reader = open_bytes(b"\x0a\x04abcd" + b"\x0a\x01e")
     with pytest.raises(
-        FormatError, match=r"the record is shorter .*; field 1 needs 4 bytes, 3 are left$"
+        FormatError, match=r"the record is cut short .*: field 1 needs 4, 3 are left$"
     ):
         list(reader.fields(0, 5))
 
