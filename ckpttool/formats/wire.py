@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_source
 from ckpttool.model.tensors import StoredFile
+from ckpttool.model.wording import count
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -193,7 +194,9 @@ class WireReader:
             if last > stop:
                 what = "file" if stop == self.size else "record"
                 reason = f"the {what} is cut short or damaged"
-                facts = f"{last - stop} bytes are missing: field {number} needs {last - first}, "
+                facts = (
+                    f"{count(last - stop, 'byte')} missing: field {number} needs {last - first}, "
+                )
                 raise FormatError(self.path, at, reason, facts=f"{facts}{stop - first} are left")
             yield Field(number, wire_type, value, first, last)
             at = last

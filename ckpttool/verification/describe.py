@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError, CombinedError
+from ckpttool.errors import CkptToolError, CombinedError, FormatError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -135,9 +135,24 @@ def examine(
         )
     else:
         document, summary = _describe_ranks(catalog, strategy, executor, sample_all, found)
+    found.failures = _join_replaced(found)
     return Inspection(
         {"schema": SCHEMA, **document, "summary": _describe_summary(summary)}, summary
     )
+
+
+def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
+    """Return the errors; those of files that replicas replace say which ranks are read."""
+    replaced = {n: one.facts for one in found if one.code == "damaged_replica" for n in one.ranks}
+    errors: list[CkptToolError] = []
+    for error in found.failures:
+        if isinstance(error, FormatError) and error.rank in replaced:
+            rank = error.rank
+            facts = "; ".join(filter(None, (error.facts, replaced[rank])))
+            error = type(error)(error.path, error.offset, error.reason, error.hint, facts)
+            error.rank = rank
+        errors.append(error)
+    return errors
 
 
 def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:

@@ -103,7 +103,7 @@ def test_large_field_numbers_are_walked(open_bytes):
         (b"\x0f\x00", "wire type 7"),
         (
             b"\x0a\x05ab",
-            "the file is cut short or damaged; 3 bytes are missing: field 1 needs 5, 2 are left",
+            "the file is cut short or damaged; 3 bytes missing: field 1 needs 5, 2 are left",
         ),
         (b"\x09abc", "field 1 needs 8, 3 are left"),
         (b"\x0dabc", "field 1 needs 4, 3 are left"),
