@@ -38,7 +38,8 @@ COLUMNS = 80
 PARAMETER = "lm_head.weight"
 STRATEGIES = ("strategy.ckpt", "new_strategy.ckpt")
 
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1")  # of the quarters of the rows
+GREY = "#6e7781"  # readable on white and on black
+COLOURS = ("#4e79a7", "#c96a12", "#3f8a3a", "#95618a")  # of the quarters of the rows
 SIZES = ("4 GiB", "8 GiB")
 CASES = {"cp -r": "#9aa0a6", "merge, .ckpt": "#4e79a7", "reshard 8 -> 6, .ckpt": "#59a14f"}
 WIDTH, HEIGHT = 760, 250
@@ -71,6 +72,7 @@ def draw_screen(folder: Path, command: str) -> str:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere)
         console.print(Text.from_ansi(printed.decode().replace("\r", "").strip("\n")))
+        console.print()  # the picture ends in the middle of its last line
     svg = console.export_svg(title=command, unique_id="screen")
     return re.sub(r" *@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)  # from the network
 
@@ -97,7 +99,7 @@ def draw_reshard(folder: Path) -> str:
     after = find_regions(folder / "new", new)
     rows = max(region.stop[0] for region in after.values())
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' color='#57606a'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' color='{GREY}'>",
         f"<title>{PARAMETER} on {len(before)} ranks and on {len(after)} ranks</title>",
         *draw_ranks(20, before, rows),
         draw_text(385, 128, "reshard", size=14, anchor="middle"),
@@ -150,7 +152,7 @@ def draw_speed() -> str:
         column = sizes.index(size) + 1  # the first cell of the heading is empty
         for case, colour in CASES.items():
             (cells,) = (row for row in table if row[0] == case)
-            seconds = float(cells[column].split(" s")[0])
+            seconds = float(cells[column].split()[0])
             y += 22
             width = round(seconds * 20)
             parts += [
@@ -159,7 +161,7 @@ def draw_speed() -> str:
                 draw_text(166 + width, y + 4, f"{seconds:.1f} s"),
             ]
         y += 36
-    view = f"viewBox='0 0 {WIDTH} {y - 20}' color='#57606a'"
+    view = f"viewBox='0 0 620 {y - 20}' color='{GREY}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {view}>"
     return "\n".join([head, "<title>Seconds beside cp -r</title>", *parts, "</svg>\n"])
 

@@ -26,9 +26,9 @@ if [ ! -x "$VENV/bin/python" ]; then
     fi
 fi
 
-# The stamp holds what was installed from; a changed pyproject.toml or extra installs again.
-stamp="$VENV/installed-from"
-wanted="${EXTRA:-} $(cksum <pyproject.toml) $PWD"
+# The stamp of each extra holds what was installed from; a changed pyproject.toml installs again.
+stamp="$VENV/installed-from${EXTRA:+-$EXTRA}"
+wanted="$(cksum <pyproject.toml) $PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "Setting up $VENV ..."
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${EXTRA:+[$EXTRA]}" || exit 1

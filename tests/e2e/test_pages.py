@@ -3,7 +3,7 @@
 Every block of code of a page runs, in order, in an empty folder with the files that the page names:
 
 - ``sh``: line by line; ``# exit code N`` behind a command is what it has to end with;
-- ``console``: the same, and what the command prints is compared with the lines below it.
+- ``console``: the same, and what a terminal of 78 columns shows is compared with what is below.
   ``SNAPSHOT_UPDATE=1`` writes these lines;
 - ``bash``: as one script; ``zsh`` and ``fish`` likewise, where that shell is installed;
 - ``yaml``: a hand-written strategy; any block with a title is a file of that name;
@@ -48,10 +48,12 @@ from tests.support.pages import (
 from tests.support.readers import read
 from tests.support.schedulers import write_stand_ins
 from tests.support.snapshots import UPDATE
+from tests.support.terminals import on_terminal
 
 README = ROOT / "README.md"
 MAX_LINES = {"README.md": 150, "docs/tutorial.md": 100, "docs/guides": 100, "docs/concepts": 100}
 DRAWINGS = ("", "json", "text")  # languages of blocks that nothing runs
+COLUMNS = 78  # of code: `ckpttool help` shows a page with a margin, on a terminal of 80
 
 # What sets up environments, or takes minutes. CI runs these scripts, and tests/test_bench.py runs a
 # small benchmark.
@@ -202,12 +204,16 @@ def prepare_dask(text: str) -> str:
 
 
 def screen_of(block: str) -> str:
-    """A console block as it has to be: its commands, each with what it prints."""
+    """A console block as it has to be: its commands, each with what it shows on a terminal."""
     lines = []
-    for command, code in commands_of("\n".join(re.findall(r"^\$ (.*)$", block, re.MULTILINE))):
-        behind = f"  # exit code {code}" if code else ""
-        printed = re.sub(r"\b\d+\.\d\d s\b", "0.06 s", run_line(command, code))
-        lines += [f"$ {command}{behind}", *(line.rstrip() for line in printed.splitlines())]
+    for typed in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE):
+        ((command, code),) = commands_of(typed)
+        program, *words = shlex.split(command)
+        assert program == "ckpttool"
+        shown, ended = on_terminal(*words, columns=COLUMNS, TERM="dumb")  # without progress
+        assert ended == code, shown
+        shown = re.sub(r"\b\d+\.\d\d s\b", "0.06 s", shown)
+        lines += [f"$ {typed}", *(line.rstrip() for line in shown.splitlines())]
     return "\n".join(lines) + "\n"
 
 
@@ -366,6 +372,15 @@ def test_the_reference_of_python_has_every_public_name():
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ckpttool\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(ckpttool.__all__) - {"__version__"})
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_of_a_page_is_not_wider_than_its_column(page):
+    if page.name == "cli.md":
+        return  # `--help` prints the same
+    texts = [block.text for block in blocks_of(page) if block.language != "json"]  # long strings
+    assert not [line for text in texts for line in text.splitlines() if len(line) > COLUMNS]
 
 
 @pytest.mark.source

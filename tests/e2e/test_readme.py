@@ -19,7 +19,7 @@ from tests.e2e.test_pages import hybrid_parallel
 from tests.support.checkpoints import write_file
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
-from tests.support.pages import DOCS, blocks_of
+from tests.support.pages import DOCS, ROOT, blocks_of
 from tests.support.readers import read, read_ranks
 
 
@@ -74,6 +74,16 @@ def test_every_option_is_explained_in_the_help():
         for parameter in main.get_command(context, name).params:
             is_explained = isinstance(parameter, click.Argument) or getattr(parameter, "help", None)
             assert is_explained, parameter.name
+
+
+@pytest.mark.source
+def test_the_demo_tells_the_story_of_the_readme():
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("scripts/demo", "README.md")]
+    demo, readme = (" ".join(text.replace("\\\n", " ").split()) for text in texts)
+    *story, mistake = re.findall(r"run '(ckpttool [^']*)'", demo)
+    assert len(story) == 5
+    assert [command for command in story if command not in readme] == []
+    assert f"run '{mistake}' && exit 1" in demo
 
 
 def test_the_codes_on_the_page_about_verify_are_its_findings():

@@ -144,7 +144,7 @@ def test_recipe_makes_bfloat16_again(saved, mindspore, tmp_path):
     want = {name: entry.digest for name, entry in cut.full.items() if entry.dtype == "BFloat16"}
     assert want
     run_well("merge", cut.folder / "ckpt", "-s", cut.strategy, "-o", tmp_path / "merged.h5")
-    plain, cast = "ms.Tensor(dataset[()])", "ms.Tensor(dataset[()], ms.bfloat16)"
+    plain, cast = "ms.Tensor(node[()])", "ms.Tensor(node[()], ms.bfloat16)"
     assert cast in LOADING.read_text(encoding="utf-8")
     code = python_block(LOADING, "h5py.File(", plain)
     code = code.replace(plain, f"({cast} if name in {list(want)} else {plain})")
