@@ -378,7 +378,11 @@ def test_a_lost_file_does_no_harm_where_there_are_replicas(folder):
     assert got == ENTRIES
     assert "_rank1_.safetensors: file not found other files have the slices" in text
     (folder / "_rank0_.safetensors").unlink()
-    refused(folder, 5, "_rank0_.safetensors is not there, and no other .* 1 parameter: layer.w")
+    refused(
+        folder,
+        5,
+        r"_rank0_.safetensors and 1 more: file not found .*no other .* 1 parameter \(layer.w\)",
+    )
 
 
 def test_files_that_are_not_what_metadata_says_are_named_all_at_once(folder):
@@ -389,8 +393,8 @@ def test_files_that_are_not_what_metadata_says_are_named_all_at_once(folder):
     (folder / "_rank3_.safetensors").unlink()
     refused(
         folder, 5, "layer.b: rank 1 .* has BFloat16 \\(5,\\), expected BFloat16 \\(6,\\)",
-        "_rank2_.safetensors: lacks tensors that .metadata lists .* layer.w",
-        "_rank3_.safetensors: file not found .* layer.w",
+        "_rank2_.safetensors: lacks tensors that .metadata lists .*layer.w",
+        "_rank3_.safetensors: file not found .*layer.w",
     )  # fmt: skip
 
 
@@ -622,8 +626,8 @@ def test_a_pickle_that_shares_and_nests_without_end_is_refused(tmp_path):
         with pytest.raises(FormatError, match="the unpickler does not finish reading it"):
             reader.run(read_metadata, StoredFile(str(tmp_path / "p")), "the unpickler", 0.5)
         (tmp_path / "p").write_bytes(deep)
-        with pytest.raises(FormatError, match=r"the unpickler crashed on it|RecursionError"):
-            reader.run(read_metadata, StoredFile(str(tmp_path / "p")), "the unpickler", "a pickle")
+        with pytest.raises(FormatError, match=r"the unpickler crashed while|RecursionError"):
+            reader.run(read_metadata, StoredFile(str(tmp_path / "p")), "the unpickler")
     selfish = b"\x80\x04}\x94(h\x00h\x00K\x01h\x00u."
     for code in (selfish, b"\x80\x04]\x94h\x00a.", b"\x80\x04)\x94" + doubled + b"."):
         refusal(tmp_path, code)
