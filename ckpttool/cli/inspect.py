@@ -8,6 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
+from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics, severities
 
@@ -55,13 +56,12 @@ def inspect(
     from ckpttool.verification import describe
 
     if describe.are_strategies((source.path, *more)):
-        paths = (source.path, *more, *source.strategy_files)
-        named = ckpttool.read_strategy(paths)
-        found = describe.describe_strategy(named)
+        named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
+        summary = describe.summarize_strategy(named)
         if report.as_json:
-            tables.print_json(found.document)
+            tables.print_json(describe.describe_strategy(named, summary))
         else:
-            overview.print_strategy(found, show_all=show_all)
+            overview.print_strategy(named, summary, show_all=show_all)
             tables.print_notes(named.notes, severities("inspect"), report.quiet)
         return
     if more:
@@ -70,25 +70,40 @@ def inspect(
     if foreign is not None:
         (tables.print_json if report.as_json else overview.print_foreign)(foreign)
         return
-    diagnostics = Diagnostics("inspect")
-    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=diagnostics)
+    found = Diagnostics("inspect")
+    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
-        found = describe.examine(
+        examined = describe.examine(
             catalog,
             strategy,
             crc=crc,
-            sample_all=show_all,
+            every_tensor=show_all,
             executor=executor,
-            diagnostics=diagnostics,
+            diagnostics=found,
         )
     if report.as_json:
-        tables.print_json(found.document)
-    elif catalog.files or not catalog.errors("inspect"):
-        overview.print_checkpoint(catalog, found, show_all=show_all, show_ranks=show_ranks)
-    if not report.as_json:
-        # The file has an error already, and the overview says that replicas hold its slices.
-        notes = (n for n in diagnostics.of("note", "warning") if n.code != "damaged_replica")
-        tables.print_notes(notes, diagnostics.severity_of, report.quiet)
-    diagnostics.raise_if_errors()
+        tables.print_json(describe.describe_inspection(examined))
+    else:
+        if examined.catalog.files or not examined.catalog.errors("inspect"):
+            overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
+        # The error of a damaged file says which replicas are read instead.
+        notes = (n for n in found.of("note", "warning") if n.code != "damaged_replica")
+        tables.print_notes(notes, found.severity_of, report.quiet)
+    found.failures = _name_replicas(found)
+    found.raise_if_errors()
+
+
+def _name_replicas(found: Diagnostics) -> list[CkptToolError]:
+    """Return the errors, with the replicas that replace a damaged file."""
+    replaced = {n: one.facts for one in found if one.code == "damaged_replica" for n in one.ranks}
+    errors: list[CkptToolError] = []
+    for error in found.failures:
+        if isinstance(error, FormatError) and error.rank in replaced:
+            rank = error.rank
+            facts = "; ".join(filter(None, (error.facts, replaced[rank])))
+            error = type(error)(error.path, error.offset, error.reason, error.hint, facts)
+            error.rank = rank
+        errors.append(error)
+    return errors

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.tables import (
     INDENT,
-    LAYOUT,
     MARGIN,
     SPACE,
     echo,
-    layout_row,
+    print_facts,
     print_table,
     print_text,
     terminal_columns,
@@ -25,201 +25,168 @@ from ckpttool.model.wording import (
     count,
     format_bytes,
     format_number,
+    format_numbers,
     format_ranks,
     format_shape,
-    format_shapes,
+    format_sizes,
     printable,
     shorten,
 )
-from ckpttool.verification.summary import format_numbers, group_ranks
+from ckpttool.verification.summary import Row, group_ranks, slice_shapes
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.strategy import Strategy
     from ckpttool.verification.describe import Inspection, Json
     from ckpttool.verification.summary import (
-        Amount,
-        Completeness,
-        EqualRanks,
         Parallelism,
         Placement,
-        Row,
         Stage,
         Summary,
     )
 
 MAX_ROWS = 40  # of the folded table; more are no overview
-MAX_SLICES = 8  # of a tensor, in the table of all tensors
 _LONGEST_RANKS = 30  # columns for the ranks of each slice; more become numbers
-_LONGEST_LABEL = 20  # columns; a longer path gets a line of its own
 _MAX_GROUPS = 3  # of ranks that differ, in one line
-RANKS_OF_SLICES = "ranks of each slice"  # a column
+_RANKS_OF_SLICES = "ranks of each slice"  # a column
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
 
-Facts = Sequence[tuple[str, str]]  # label and text of each line
+# ---------------------------------------------------------------------------------- the first lines
 
 
-def print_facts(title: str, facts: Facts) -> None:
-    """Print a line for each fact, its label in a column; the title labels the first.
-
-    On a terminal the lines are wrapped between words.
-    """
-    (_, first), *rest = facts
-    label = title if len(title) <= _LONGEST_LABEL else "contents"
-    if label != title:
-        echo(printable(title))
-    rows = [(label, first), *rest]
-    indent = max(len(label) for label, _ in rows) + SPACE
-    for label, text in rows:
-        print_text(f"{label:<{indent}}{text}", indent=indent)
-
-
-def _under(label: str, texts: Iterable[str]) -> Facts:
-    """Return the lines of texts under one label."""
-    return [("" if number else label, text) for number, text in enumerate(texts)]
-
-
-# ------------------------------------------------------------------------------------- checkpoints
-
-
-def print_checkpoint(
-    catalog: Catalog, found: Inspection, *, show_all: bool, show_ranks: bool
-) -> None:
+def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) -> None:
     """Print what a checkpoint is, and its tensors: folded, or with ``show_all`` each."""
-    summary, document = found.summary, found.document
-    is_merged = isinstance(catalog, MergedCatalog) and summary.parallelism is None
-    facts = list(_under("", _size_texts(catalog, summary)))
-    facts += _differing_ranks(catalog)
-    facts += _under("parallelism", _parallelism_texts(catalog, summary))
-    assert summary.completeness is not None
-    facts.append(("complete", _completeness_text(catalog, summary.completeness)))
+    catalog, summary = examined.catalog, examined.summary
+    facts = {
+        "contents": list(_size_texts(examined)),
+        "ranks": list(_differing_ranks(examined)),
+        "parallelism": list(_parallelism_of(examined)),
+        "complete": [_completeness_text(examined)],
+    }
     if isinstance(catalog, SelfDescribedCatalog) and catalog.description.values:
-        values = (f"{name} {value}" for name, value in catalog.description.values.items())
-        facts.append(("recorded", ", ".join(values)))
-    for file in [*catalog.files.values()][: int(is_merged)]:  # the others say the same
-        facts += _provenance(file.attrs)
+        values = catalog.description.values.items()
+        facts["recorded"] = [", ".join(f"{name} {value}" for name, value in values)]
+    if examined.is_merged:
+        facts["made by"] = list(_provenance(catalog))
     print_facts(catalog.root, facts)
-    echo("")
     if show_ranks:
-        _print_files(catalog, document)
+        _print_files(examined)
     if show_all:
-        _print_all(catalog, found)
+        title = count(len(summary.entries), "tensor")
+        _print_all(title, summary, _columns(summary, catalog))
     else:
-        _print_rows(catalog, summary)
-    options = [] if show_all else ["--all lists every tensor"]
-    options += (
-        [] if show_ranks else ["--ranks every file" if options else "--ranks lists every file"]
-    )
-    if is_merged and len(catalog.files) == 1:
-        options = options[:1] if not show_all else []
-    if options and catalog.metas:
-        print_text(f"{', '.join(options)}, --json everything", indent=0)
+        _print_tensors(examined)
+    hints = [] if show_all else ["--all lists every tensor"]
+    if not show_ranks and not (examined.is_merged and len(catalog.files) == 1):
+        hints.append("--ranks every file" if hints else "--ranks lists every file")
+    if hints and catalog.metas:
+        print_text(f"{', '.join(hints)}, --json everything", indent=0)
 
 
-def _provenance(attrs: Mapping[str, str]) -> Facts:
-    """Return how ckpttool made a file, if the file says so."""
-    version, source, step = (attrs.get(PROVENANCE + key) for key in ("version", "source", "step"))
-    if version is None:
-        return []
-    of_step = "" if step is None else f", step {step}"
-    return [("made by", f"ckpttool {version} from {source}{of_step}")]
+def _provenance(catalog: Catalog) -> Iterator[str]:
+    """Yield how ckpttool made the first file, if that says so; the other files say the same."""
+    for file in [*catalog.files.values()][:1]:
+        said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
+        if said["version"] is not None:
+            of_step = "" if said["step"] is None else f", step {said['step']}"
+            yield f"ckpttool {said['version']} from {said['source']}{of_step}"
 
 
-def _size_texts(catalog: Catalog, summary: Summary) -> Iterator[str]:
+def _size_texts(examined: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
-    nbytes = format_bytes(sum(file.nbytes for file in catalog.files.values()))
-    formats = ", ".join(sorted({file.format for file in catalog.files.values()}))
-    step = f"step {catalog.step}" if catalog.step else ""
+    catalog, summary = examined.catalog, examined.summary
+    files = catalog.files.values()
     weights, states = summary.weights, summary.optimizer_state
-    is_merged = isinstance(catalog, MergedCatalog) and summary.parallelism is None
-    is_stored = summary.parallelism is None and not is_merged
-    total = len(catalog.files) + len(catalog.damaged)
-    what = count(total, "file" if is_merged else "rank")
-    what = f"{len(catalog.files)} of {what}" if catalog.damaged else what
-    number = f"{format_number(weights.elements)} parameters"
+    is_stored = summary.parallelism is None and not examined.is_merged
+    what = count(len(files) + len(catalog.damaged), "file" if examined.is_merged else "rank")
+    number = f"{format_number(weights.parameters)} parameters"
     number += f" ({shorten(weights.dtypes, 3)})" if weights.tensors else ""
-    number = count(len(catalog.metas), "tensor") if is_stored else number
-    yield ", ".join(filter(None, (what, step, formats, nbytes, number)))
+    parts = (
+        f"{len(files)} of {what}" if catalog.damaged else what,
+        f"step {catalog.step}" if catalog.step else "",
+        ", ".join(sorted({file.format for file in files})),
+        format_bytes(sum(file.nbytes for file in files)),
+        count(len(catalog.metas), "tensor") if is_stored else number,
+    )
+    yield ", ".join(filter(None, parts))
     sizes = []
     if weights.tensors:
         sizes.append(f"weights {format_bytes(weights.nbytes)}")
     if states.tensors:
-        dtypes = _other_dtypes(weights, states)
+        same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
+        dtypes = "" if same else f" ({shorten(states.dtypes, 3)})"
         sizes.append(f"optimizer state {format_bytes(states.nbytes)}{dtypes}")
-    sizes += ["replicas included"] if is_stored and sizes else []
-    missing = () if summary.completeness is None else summary.completeness.missing_tensors
-    sizes += [f"without {count(len(missing), 'incomplete tensor')}"] if missing else []
+    if is_stored and sizes:
+        sizes.append("replicas included")
+    if summary.completeness is not None and (missing := summary.completeness.missing_tensors):
+        sizes.append(f"without {count(len(missing), 'incomplete tensor')}")
     if sizes:
         yield ", ".join(sizes)
 
 
-def _other_dtypes(weights: Amount, states: Amount) -> str:
-    """Return the element types of optimizer state if they are not those of the weights."""
-    same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
-    return "" if same else f" ({shorten(states.dtypes, 3)})"
-
-
-def _differing_ranks(catalog: Catalog) -> Facts:
-    """Return the line on ranks whose files hold different tensors, if there are any."""
-    groups = group_ranks(catalog.files)
-    if isinstance(catalog, MergedCatalog) or len(groups) < 2:
-        return []
-    has_formats = len({group.format for group in groups}) > 1
+def _differing_ranks(examined: Inspection) -> Iterator[str]:
+    """Yield a line on ranks whose files hold different tensors, if there are any."""
+    files = examined.catalog.files
+    groups = group_ranks(examined.catalog)
+    if isinstance(examined.catalog, MergedCatalog) or len(groups) < 2:
+        return
     texts = []
-    for group in groups[:_MAX_GROUPS]:
-        low, high = map(format_bytes, group.nbytes)
-        size = low if low == high else f"{low} to {high}"
-        parts = (count(group.tensors, "tensor"), group.format if has_formats else "", size)
-        each = " each" if len(group.ranks) > 1 else ""
-        ranks = _ranks(group.ranks).partition(" ")[2]
-        texts.append(f"{ranks}: {', '.join(filter(None, parts))}{each}")
-    more = sum(len(group.ranks) for group in groups[_MAX_GROUPS:])
-    return [("ranks", "; ".join(texts) + (f"; {count(more, 'more rank')}" if more else ""))]
+    for ranks in groups[:_MAX_GROUPS]:
+        sizes = [files[rank].nbytes for rank in ranks]
+        limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
+        tensors = count(len(files[ranks[0]].header), "tensor")
+        each = " each" if len(ranks) > 1 else ""
+        texts.append(f"{_ranges(ranks)}: {tensors}, {' to '.join(limits)}{each}")
+    if more := sum(map(len, groups[_MAX_GROUPS:])):
+        texts.append(count(more, "more rank"))
+    yield "; ".join(texts)
 
 
-def _parallelism_texts(catalog: Catalog, summary: Summary) -> Iterator[str]:
+def _parallelism_of(examined: Inspection) -> Iterator[str]:
     """Yield the lines on how the tensors are distributed."""
+    summary = examined.summary
+    assert summary.completeness is not None
+    codes = summary.completeness.complete_codes
+    doubts = [code for code in codes if code in ("strategy", "one_of_several")]
     if summary.parallelism is not None:
         yield from parallelism_texts(summary.parallelism)
-    elif isinstance(catalog, MergedCatalog):
+    elif doubts:
+        yield f"not known: {CODES[doubts[0]].meaning}"
+    elif examined.is_merged:
         yield "none: full tensors"
-    elif summary.completeness is not None and "strategy" in summary.completeness.codes:
-        yield f"not known: {CODES['strategy'].meaning}"
     else:
         yield _NO_STRATEGY
-        if len(catalog.files) > 1:
+        if len(examined.catalog.files) > 1:
             yield _samples_text(summary)
 
 
 def parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
     """Yield how tensors are distributed in words, and the stages with their device matrices."""
-    one = parallelism.tensor_parallel
-    sharded = sorted(
-        (split for split in parallelism.splits if split.slices > 1), key=lambda s: s.slices
-    )
-    if one is not None:
+    splits = sorted(parallelism.splits, key=lambda split: split.slices)
+    shards, stages = parallelism.optimizer_shards, parallelism.stages
+    sharded = [split for split in splits if split.slices > 1]
+    if parallelism.tensor_parallel is not None:
+        (one,) = sharded
         ways = f"{one.slices}-way tensor parallel x {count(one.replicas, 'replica')}"
     elif sharded:
         shown = [f"{s.slices} slices x {count(s.replicas, 'replica')}" for s in sharded[:4]]
         shown += [f"{len(sharded) - 4} more"] if len(sharded) > 4 else []
         ways = f"parameters in {' or '.join(shown)}"
     else:
-        whole = max((split.replicas for split in parallelism.splits), default=1)
-        full = "" if parallelism.optimizer_shards else "full "
-        ways = count(whole, f"{full}replica")
-    if not parallelism.stages:
+        most = max((split.replicas for split in splits), default=1)
+        ways = count(most, "replica" if shards else "full replica")
+    if not stages:
         yield ways
         return
-    stages = len(parallelism.stages)
-    of_ranks = f" of {count(len(parallelism.stages[0].ranks), 'rank')}" if stages > 1 else ""
-    shards = parallelism.optimizer_shards
-    tensors = sum(shards.values())
+    of_ranks = f" of {count(len(stages[0].ranks), 'rank')}" if len(stages) > 1 else ""
     shard = "no optimizer shard"
     if shards:
-        sizes = " or ".join(map(str, shards))
+        slices = " or ".join(str(one.slices) for one in shards)
+        tensors = sum(one.tensors for one in shards)
         of_all = "all" if tensors == parallelism.tensors else f"{tensors} of"
-        shard = f"optimizer shard of {sizes} on {of_all} {count(parallelism.tensors, 'tensor')}"
-    yield f"{ways}, {count(stages, 'stage')}{of_ranks}, {shard}"
-    yield _stages_text(parallelism.stages)
+        shard = f"optimizer shard of {slices} on {of_all} {count(parallelism.tensors, 'tensor')}"
+    yield f"{ways}, {count(len(stages), 'stage')}{of_ranks}, {shard}"
+    yield _stages_text(stages)
 
 
 def _stages_text(stages: Sequence[Stage]) -> str:
@@ -241,21 +208,23 @@ def _samples_text(summary: Summary) -> str:
         return "--all samples pages of every tensor, which tell what ranks hold the same"
     numbers = {"equal on all ranks": 0, "different between ranks": 0, "of one value": 0}
     for equal in summary.equal_ranks.values():
-        kind = "of one value" if equal.is_constant else "equal on all ranks"
-        numbers["different between ranks" if len(equal.groups) > 1 else kind] += 1
+        kind = "of one value" if equal.one_value else "equal on all ranks"
+        numbers["different between ranks" if len(equal.ranks) > 1 else kind] += 1
     found = [f"{number} {kind}" for kind, number in numbers.items() if number]
     return f"sampled pages of {count(len(summary.equal_ranks), 'tensor')}: {', '.join(found)}"
 
 
-def _completeness_text(catalog: Catalog, done: Completeness) -> str:
+def _completeness_text(examined: Inspection) -> str:
     """Return whether a checkpoint is complete, and what is missing."""
+    done = examined.summary.completeness
+    assert done is not None
     gone = []
-    if done.missing_ranks:
-        verb = "has" if len(done.missing_ranks) == 1 else "have"
-        gone.append(f"{_ranks(done.missing_ranks)} {verb} no file")
-    if done.unreadable_ranks and not isinstance(catalog, MergedCatalog):
-        gone.append(f"{_ranks(done.unreadable_ranks)} cannot be read")
-    if done.is_complete:
+    if missing := done.missing_ranks:
+        has = "has" if len(missing) == 1 else "have"
+        gone.append(f"{_ranks_text(missing)} {has} no file")
+    if done.unreadable_ranks and not isinstance(examined.catalog, MergedCatalog):
+        gone.append(f"{_ranks_text(done.unreadable_ranks)} cannot be read")
+    if done.complete:
         whole = "every tensor is there"
         if done.replicas is not None:
             least, most = done.replicas
@@ -268,81 +237,141 @@ def _completeness_text(catalog: Catalog, done: Completeness) -> str:
         names = shorten(done.missing_tensors, 3)
         gone.append(f"{number} cannot be joined from slices: {names}")
     # What has a line of its own needs no meaning.
-    codes = [code for code in done.codes if not gone or code not in ("missing", "damaged")]
+    codes = [one for one in done.complete_codes if not gone or one not in ("missing", "damaged")]
     reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
-    if done.is_complete is None:
+    if done.complete is None:
         return f"not known: {reasons}" if codes else "; ".join([_NO_STRATEGY, *gone])
     return f"no: {reasons}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
     """Return ranges of ranks for a line: the first ones, if there are many."""
-    text = format_ranks(ranks)
-    ranges = text.split(", ")
-    return text if len(ranges) <= 6 else f"{', '.join(ranges[:6])} and more ({len(ranks)})"
+    ranges = format_numbers(ranks, ", ").split(", ")
+    more = f" and more ({len(ranks)})" if len(ranges) > 6 else ""
+    return ", ".join(ranges[:6]) + more
 
 
-# ---------------------------------------------------------------------------------- folded tensors
+# -------------------------------------------------------------------------------------- the tensors
 
 
-def _print_rows(catalog: Catalog, summary: Summary) -> None:
-    """Print the folded tensors: those with layouts in a table, the others in lines."""
-    in_lines = _rows_in_lines(summary)
-    listed = [row for row in summary.rows if row not in in_lines]
-    shown = _join_unsharded(listed)
-    common = _common_prefixes(listed)
-    is_merged = isinstance(catalog, MergedCatalog) and summary.parallelism is None
-    is_stored = summary.parallelism is None and not is_merged
-    has_dtypes = len({row.first.dtype for row in shown}) > 1
-    columns = [
-        ("tensors", [_name(row, common) for row in shown]),
-        ("dtype", [row.first.dtype for row in shown] if has_dtypes else []),
-        ("shape" if is_stored else "full shape", [_shape(row.first.shape) for row in shown]),
-    ]
-    if is_merged:
-        columns.append(("size>", [format_bytes(row.nbytes) for row in shown]))
-    elif is_stored:
-        equal = [_equal_text(row, summary) for row in shown]
-        title = "ranks with equal samples" if summary.equal_ranks else "ranks"
-        columns.append((title, equal))
-    else:
-        columns.append(("sharded", [sharded_text(row.first.placement) for row in shown]))
-        columns.append((RANKS_OF_SLICES, [owners_text(row) for row in shown]))
-    _print_columns(_title(listed, common), columns, shown)
-    _print_lines(catalog, summary, in_lines)
+def _print_tensors(examined: Inspection) -> None:
+    """Print the folded tensors: those with a known sharding in a table, the others in lines."""
+    summary = examined.summary
+    in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
+    in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
+    what = "single values"
+    if summary.parallelism is not None:
+        is_described = isinstance(examined.catalog, SelfDescribedCatalog)
+        what = "not described" if is_described else "not in the strategy"
+    elif not in_table:
+        in_lines, in_table = [], in_lines
+    _print_rows(_title(in_table), in_table, _columns(summary, examined.catalog))
+    names: dict[str, list[str]] = {}
+    for row in in_lines:
+        names.setdefault(_equality_text(row, examined), []).append(_name(row))
+    for text, alike in names.items():
+        print_text(f"  {what}{text}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
+    if names:
+        echo("")
 
 
-def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...] | None:
-    """Return the prefixes of the states of every parameter; None if they differ."""
-    prefixes = {row.prefixes for row in rows if "" in row.prefixes}
-    return prefixes.pop() if len(prefixes) == 1 else None
+def _is_in_line(row: Row, summary: Summary) -> bool:
+    """Return whether a row is not in the table: what no strategy lists, or else a single value."""
+    if summary.parallelism is not None:
+        return row.first.placement.known == "unlisted"
+    return row.prefixes == ("",) and row.first.is_single_value
 
 
-def _print_columns(
-    title: str, columns: Iterable[tuple[str, Sequence[str]]], rows: Sequence[Row]
-) -> None:
-    """Print a table of the columns that have cells; of many rows the first.
+def _equality_text(row: Row, examined: Inspection) -> str:
+    """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
+    ranks = row.first.placement.owners[0]
+    on = "" if len(ranks) == len(examined.catalog.files) else f" on {_ranks_text(ranks)}"
+    equal = examined.summary.equal_ranks.get(row.first.name)
+    if examined.is_merged:
+        return ""
+    if equal is None or len(ranks) == 1:
+        return f",{on}" if on else ""
+    if len(equal.ranks) > 1:
+        return f", different between ranks ({groups_text(equal.ranks)})"
+    return f", {'equal samples' if equal.sampled else 'equal'}{on or ' on all ranks'}"
+
+
+Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
+_DETAILS = ("slice", "device matrix", "tensor map", "file")  # columns that a folded table lacks
+
+
+def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
+    """Return the columns after the names, of a checkpoint or of a strategy."""
+
+    def ranks(row: Row) -> str:
+        found = summary.equal_ranks.get(row.first.name)
+        if found is None:
+            return owners_text(row)
+        return groups_text(found.ranks) + (" (one value)" if found.one_value else "")
+
+    if summary.parallelism is not None:
+        return {
+            "dtype": _dtype,
+            "full shape" if catalog else "listed shape": _shape,
+            "sharded": lambda row: sharded_text(row.first.placement),
+            "slice": _slice,
+            "device matrix": _device_matrix,
+            "tensor map": _tensor_map,
+            _RANKS_OF_SLICES: ranks,
+        }
+    if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
+        has_files = len(catalog.files) > 1
+        return {
+            "dtype": _dtype,
+            "full shape": _shape,
+            "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
+            "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
+        }
+    title = "ranks with equal samples" if summary.equal_ranks else "ranks"
+    return {"dtype": _dtype, "shape": _shape, title: ranks}
+
+
+def _file_name(name: str, catalog: Catalog) -> str:
+    return PurePath(catalog.files[catalog.holders[name][0]].path).name
+
+
+def _print_all(title: str, summary: Summary, columns: Columns) -> None:
+    """Print a table with a row for each tensor."""
+    rows = (Row(entry.name, ("",), (entry,)) for entry in summary.entries)
+    cells = ((row.pattern, *(cell(row) for cell in columns.values())) for row in rows)
+    print_table(title, ("tensors", *columns), cells)
+
+
+def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
+    """Print a table of the first rows, the unsharded ones joined.
 
     A column of ranks that makes the table too wide for the terminal becomes lines below it.
     """
-    kept = [(name, cells[:MAX_ROWS]) for name, cells in columns if any(cells)]
-    if not kept:
+    if not rows:
         return
-    lines: list[str] = []
-    width = MARGIN + sum(max(map(len, (name, *cells))) + SPACE for name, cells in kept)
-    columns_there = terminal_columns(sys.stdout)
-    is_too_wide = columns_there is not None and width - SPACE >= columns_there
-    if is_too_wide and kept[-1][0] == RANKS_OF_SLICES:
-        kept.pop()
-        lines = list(_ranks_lines(rows))
-    cells = zip(*(cells for _, cells in kept), strict=True)
-    print_table(title, [name for name, _ in kept], cells)
-    for line in lines:
-        print_text(line, indent=MARGIN + INDENT)
-    if lines:
+    common = _common_prefixes(rows)
+    rows = _join_unsharded(rows)
+    more = len(rows) - MAX_ROWS
+    rows = rows[:MAX_ROWS]
+    cells = {"tensors": [_name(row, common) for row in rows]}
+    cells |= {title: [*map(cell, rows)] for title, cell in columns.items() if title not in _DETAILS}
+    if len({*cells["dtype"]}) == 1:
+        del cells["dtype"]  # a line above the table says it
+    width = MARGIN + sum(max(map(len, (name, *texts))) + SPACE for name, texts in cells.items())
+    terminal = terminal_columns(sys.stdout)
+    is_too_wide = terminal is not None and width - SPACE >= terminal
+    has_lines = is_too_wide and cells.pop(_RANKS_OF_SLICES, None) is not None
+    print_table(title, list(cells), zip(*cells.values(), strict=True))
+    if has_lines:
+        for line in _ranks_lines(rows):
+            print_text(line, indent=MARGIN + INDENT)
         echo("")
-    if len(rows) > MAX_ROWS:
-        echo(f"and {len(rows) - MAX_ROWS} more rows")
+    if more > 0:
+        echo(f"and {more} more rows")
 
 
 def _ranks_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -350,7 +379,7 @@ def _ranks_lines(rows: Sequence[Row]) -> Iterator[str]:
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
         found = texts.setdefault(sharded_text(row.first.placement), {})
-        found.update(dict.fromkeys(map(_placement_text, row.placements)))
+        found.update({_placement_text(one, one.first_rank): None for one in row.placements})
     kinds: dict[tuple[str, ...], list[str]] = {}
     for kind, found in texts.items():
         kinds.setdefault(tuple(found), []).append("not sharded" if kind == "no" else kind)
@@ -359,94 +388,112 @@ def _ranks_lines(rows: Sequence[Row]) -> Iterator[str]:
         yield f"  {'; '.join(alike)}: on {' or '.join(ranks[:4])}{more}"
 
 
-def _title(rows: Sequence[Row], common: tuple[str, ...] | None) -> str:
+def _title(rows: Sequence[Row]) -> str:
     """Return the number of parameters, and the states that each has."""
     parameters = sum(row.count for row in rows if "" in row.prefixes)
-    tensors = sum(len(row.names) for row in rows)
-    states = ", ".join(prefix for prefix in common or () if prefix)
-    text = count(tensors, "tensor")
+    states = ", ".join(filter(None, _common_prefixes(rows)))
+    text = count(sum(len(row.entries) for row in rows), "tensor")
     each = "each with" if parameters > 1 else "with"
     return f"{text}: {count(parameters, 'parameter')}, {each} {states}" if states else text
 
 
+def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Return the prefixes of the states of every parameter; none if they differ."""
+    prefixes = {row.prefixes for row in rows if "" in row.prefixes}
+    return prefixes.pop() if len(prefixes) == 1 else ()
+
+
 def _join_unsharded(rows: Sequence[Row]) -> list[Row]:
-    """Join the unsharded rows with equal placements, if others are sharded."""
+    """Join the unsharded parameters on as many ranks, if others are sharded."""
     if not any(row.first.placement.is_sharded for row in rows):
         return list(rows)
-    shown = [row for row in rows if row.first.placement.is_sharded]
+    shown = []
     unsharded: dict[object, list[Row]] = {}
     for row in rows:
         placement = row.first.placement
-        if not placement.is_sharded:
-            unsharded.setdefault((row.prefixes, placement.replicas), []).append(row)
-    return [*shown, *(_join(alike) for alike in unsharded.values())]
+        if placement.is_sharded:
+            shown.append(row)
+        else:
+            alone = None if "" in row.prefixes else row.pattern
+            unsharded.setdefault((row.prefixes, placement.replicas, alone), []).append(row)
+    for alike in unsharded.values():
+        first, *others = alike
+        number = sum(row.count for row in alike)
+        entries = tuple(entry for row in alike for entry in row.entries)
+        shown.append(Row(f"{number} more", first.prefixes, entries) if others else first)
+    return shown
 
 
-def _join(rows: Sequence[Row]) -> Row:
-    """Return one row for several, without a shape; the same row if there is but one."""
-    from dataclasses import replace
-
-    if len(rows) == 1:
-        return rows[0]
-    number = sum(row.count for row in rows)
-    first = replace(rows[0].first, shape=None)
-    states = "" if "" in rows[0].prefixes else f" {', '.join(rows[0].prefixes)}"
-    owners = {(*one.owners, one.others): one for row in rows for one in row.placements}
-    return replace(
-        rows[0],
-        pattern=f"{number} more{states}",
-        prefixes=("",) if states else rows[0].prefixes,
-        count=number,
-        first=first,
-        placements=tuple(owners.values()),
-        names=tuple(name for row in rows for name in row.names),
-        nbytes=sum(row.nbytes for row in rows),
-    )
-
-
-def _name(row: Row, common: tuple[str, ...] | None) -> str:
+def _name(row: Row, common: tuple[str, ...] = ()) -> str:
     """Return the name of a row; states that all parameters have are in the title."""
     if "" in row.prefixes:
-        states = [] if row.prefixes == common else [prefix for prefix in row.prefixes if prefix]
-        return f"{row.pattern} + {', '.join(states)}" if states else row.pattern
+        states = ", ".join(filter(None, row.prefixes)) if row.prefixes != common else ""
+        return f"{row.pattern} + {states}" if states else row.pattern
     if len(row.prefixes) == 1:
         return f"{row.prefixes[0]}{row.pattern}"
     return f"{', '.join(row.prefixes)} of {row.pattern}"
 
 
-def _shape(shape: Sequence[int] | None) -> str:
-    if shape is None:
-        return ""
-    return " x ".join(map(str, shape)) or "scalar"
+def _dtype(row: Row) -> str:
+    return _only(entry.dtype for entry in row.parameters)
+
+
+def _shape(row: Row) -> str:
+    return _only("" if one.shape is None else format_sizes(one.shape) for one in row.parameters)
+
+
+def _only(texts: Iterable[str]) -> str:
+    """Return the text if all are equal, else none."""
+    first, *others = dict.fromkeys(texts)
+    return "" if others else first
+
+
+def _slice(row: Row) -> str:
+    source = row.first.source
+    return "" if source is None else format_sizes(*slice_shapes(source))
+
+
+def _device_matrix(row: Row) -> str:
+    layout = row.first.layout
+    return "" if layout is None else format_shape(layout.device_matrix)
+
+
+def _tensor_map(row: Row) -> str:
+    layout = row.first.layout
+    axes = () if layout is None else layout.tensor_map
+    return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
 def sharded_text(placement: Placement) -> str:
     """Return along which axes a tensor is sharded, and into how many slices."""
+    if placement.known == "unlisted":
+        return "not listed"
     if not placement.is_sharded:
         return "no"
     if placement.slice_counts is None:
-        return f"{len(placement.owners)} boxes"
+        return f"{len(placement.local_owners)} boxes"
+    names = ("rows", "columns") if len(placement.cuts) == 2 else None
+    parts = [
+        f"{names[axis] if names else f'axis {axis}'} / {slices}"
+        for axis, slices in enumerate(placement.cuts)
+        if slices > 1
+    ]
     shard = placement.optimizer_shard
-    names = ("rows", "columns") if len(placement.slice_counts) == 2 else None
-    parts = []
-    for axis, slices in enumerate(placement.slice_counts):
-        own = slices // shard if axis == 0 else slices
-        if own > 1:
-            parts.append(f"{names[axis] if names else f'axis {axis}'} / {own}")
     return ", ".join([*parts, f"shard / {shard}"] if shard > 1 else parts)
 
 
 def owners_text(row: Row) -> str:
     """Return the ranks that hold each slice; numbers of them, if there are many."""
-    more = len(row.placements) - 1
-    if more:
-        is_stage = row.first.placement.known == "layout"
-        what = count(more, "more stage" if is_stage else "more rank group")
-        return f"{groups_text(row.first.placement.owners)}; {what}"
-    return _placement_text(row.placements[0])
+    first, *others = row.placements
+    if others:
+        what = "more stage" if first.known == "layout" else "more rank group"
+        return f"{groups_text(first.owners)}; {count(len(others), what)}"
+    return _placement_text(first, first.first_rank)
 
 
-def _placement_text(placement: Placement) -> str:
+@lru_cache(maxsize=64)  # thousands of tensors have few placements, each of thousands of ranks
+def _placement_text(placement: Placement, first_rank: int) -> str:
+    """Return the ranks of each slice; placements on other ``first_rank`` are equal."""
     also = f", also {format_numbers(placement.others)}" if placement.others else ""
     return groups_text(placement.owners) + also
 
@@ -454,7 +501,7 @@ def _placement_text(placement: Placement) -> str:
 def groups_text(groups: Sequence[Sequence[int]]) -> str:
     """Return the ranks of each group; how many there are, if the list is long."""
     ranks = [rank for group in groups for rank in group]
-    if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted(ranks):
+    if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks}):
         text = f"{format_numbers(ranks)}, one each"
         return text if len(text) <= _LONGEST_RANKS else f"{len(groups)} slices, a rank each"
     if len(ranks) <= 256:
@@ -468,199 +515,56 @@ def groups_text(groups: Sequence[Sequence[int]]) -> str:
     return f"{len(groups)} slices x {each} rank{'' if each == '1' else 's'}"
 
 
-def _equal_text(row: Row, summary: Summary) -> str:
-    """Return which ranks have equal samples of a tensor without a layout."""
-    equal = summary.equal_ranks.get(row.names[0])
-    return owners_text(row) if equal is None else _equal_ranks_text(equal)
-
-
-def _equal_ranks_text(equal: EqualRanks) -> str:
-    return groups_text(equal.groups) + (" (one value)" if equal.is_constant else "")
-
-
-def _rows_in_lines(summary: Summary) -> Sequence[Row]:
-    """Return the rows without a line of the table: what no strategy lists, and single values."""
-    unlisted = [row for row in summary.rows if row.first.placement.known == "unlisted"]
-    if unlisted or summary.parallelism is not None:
-        return unlisted
-    single = [row for row in summary.rows if row.is_single_value]
-    return single if len(single) < len(summary.rows) else []
-
-
-def _print_lines(catalog: Catalog, summary: Summary, rows: Sequence[Row]) -> None:
-    """Print the names of some rows, one line for each way of being equal on the ranks."""
-    what = "single values"
-    if summary.parallelism is not None:
-        is_described = isinstance(catalog, SelfDescribedCatalog)
-        what = "not described" if is_described else "not in the strategy"
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        found.setdefault(_equality_text(catalog, row, summary), []).append(_name(row, None))
-    for text, names in found.items():
-        print_text(f"  {what}{text}: {shorten(names, 8)}", indent=MARGIN + INDENT)
-    if found:
-        echo("")
-
-
-def _equality_text(catalog: Catalog, row: Row, summary: Summary) -> str:
-    ranks = row.first.placement.owners[0]
-    on = "" if len(ranks) == len(catalog.files) else f" on {_ranks(ranks)}"
-    equal = summary.equal_ranks.get(row.names[0])
-    if isinstance(catalog, MergedCatalog):
-        return ""
-    if equal is None or len(ranks) == 1:
-        return f",{on}" if on else ""
-    if len(equal.groups) > 1:
-        return f", different between ranks ({groups_text(equal.groups)})"
-    what = "equal samples" if equal.is_part else "equal"
-    return f", {what}{on or ' on all ranks'}"
-
-
-# ---------------------------------------------------------------------------- every file and tensor
-
-
-def _print_files(catalog: Catalog, document: Json) -> None:
+def _print_files(examined: Inspection) -> None:
     """Print a table of all files."""
-    entries: Any = document.get("ranks") or document.get("files") or [document]
-    has_ranks = "ranks" in document
-    places = [key for entry in entries[:1] for key in ("server", "device") if key in entry]
-    columns = [*(["rank>"] if has_ranks else []), *places, "path", "format", "tensors>", "size>"]
+    catalog = examined.catalog
     rows = []
-    for entry in entries:
-        paths = (entry["path"], *entry.get("beside", ()))
-        names = (path.removeprefix(catalog.root).lstrip("/") or path for path in paths)
-        tensors = entry["tensors"]
+    for rank, file in catalog.files.items():
+        device = examined.devices.get(rank)
+        names = (path.removeprefix(catalog.root).lstrip("/") or path for path in file.paths)
         rows.append(
             (
-                *([str(entry["rank"])] if has_ranks else []),
-                *("" if entry[key] is None else str(entry[key]) for key in places),
+                "" if examined.is_merged else str(rank),
+                device.server if device else "",
+                str(device.device) if device else "",
                 ", ".join(names),
-                entry["format"],
-                str(tensors if isinstance(tensors, int) else len(tensors)),
-                format_bytes(entry["nbytes"]),
+                file.format,
+                str(len(file.tensors)),
+                format_bytes(file.nbytes),
             )
         )
+    columns = ("rank>", "server", "device>", "path", "format", "tensors>", "size>")
     print_table(count(len(rows), "file"), columns, rows)
-
-
-def _print_all(catalog: Catalog, found: Inspection) -> None:
-    """Print a table of all tensors."""
-    tensors: Any = found.document.get("tensors")
-    if tensors is None or "ranks" not in found.document:
-        _print_stored(catalog, found.summary)
-        return
-    if isinstance(catalog, SelfDescribedCatalog):
-        columns: Sequence[str] = ("name", "dtype", "shape", "slice", "parts", "ranks of each slice")
-        rows = [_described_row(tensor) for tensor in tensors]
-    else:
-        columns = ("name", "dtype", "shape", *LAYOUT, "stages")
-        stages = [", ".join(map(str, tensor["stages"])) for tensor in tensors]
-        rows = [(*layout_row(tensor), text) for tensor, text in zip(tensors, stages, strict=True)]
-    total = len(catalog.metas)
-    rest = f" of {total} tensors; slices of the others are missing, or do not fit: see below"
-    print_table(f"{len(rows)}{' tensors' if len(rows) == total else rest}", columns, rows)
-
-
-def _print_stored(catalog: Catalog, summary: Summary) -> None:
-    """Print a table of the tensors as files store them, of ranks those of the lowest one."""
-    is_merged = isinstance(catalog, MergedCatalog)
-    columns = ["name", "dtype", "shape", "size>"]
-    if not is_merged:
-        columns.append("ranks with equal samples" if summary.equal_ranks else "ranks")
-    elif len(catalog.files) > 1:
-        columns.append("file")
-    rows = []
-    for name, meta in catalog.metas.items():
-        held = catalog.holders[name]
-        where = PurePath(catalog.files[held[0]].path).name if is_merged else groups_text([held])
-        if (equal := summary.equal_ranks.get(name)) is not None:
-            where = _equal_ranks_text(equal)
-        cells = (name, meta.dtype, format_shape(meta.shape), format_bytes(meta.nbytes), where)
-        rows.append(cells[: len(columns)])
-    print_table(count(len(rows), "tensor"), columns, rows)
-
-
-def _described_row(tensor: Mapping[str, Any]) -> Sequence[str]:
-    name, dtype, shape = tensor["name"], tensor["dtype"], format_shape(tensor["shape"])
-    slices = tensor.get("slices")
-    if slices is None:
-        return (name, dtype, shape, "", "not described", "")
-    ranks = [format_numbers(held["ranks"]) for held in slices[:MAX_SLICES]]
-    more = len(slices) - MAX_SLICES
-    return (
-        name,
-        dtype,
-        shape,
-        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
-        f"{len(slices)} boxes" if tensor["parts"] is None else format_shape(tensor["parts"]),
-        " | ".join([*ranks, f"and {more} more"] if more > 0 else ranks),
-    )
 
 
 # ------------------------------------------------------------------------------------- other files
 
 
-def print_strategy(found: Inspection, *, show_all: bool) -> None:
+def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> None:
     """Print the stages of a strategy, and its parameters: folded, or with ``show_all`` each."""
-    summary, document = found.summary, found.document
     assert summary.parallelism is not None
-    files: Any = document["files"]
-    listed: Any = document["tensors"]
-    rules: Any = document["rules"]
-    ranks = sum(len(stage.ranks) for stage in summary.parallelism.stages)
-    sharded = sum(
-        row.count for row in summary.rows if "" in row.prefixes and row.first.placement.is_sharded
-    )
-    parts = [f"a strategy for {count(ranks, 'rank')}"]
+    rules = strategy.rules
+    listed = [row for row in summary.rows if row.first.name in strategy.layouts]
+    parts = [f"a strategy for {count(len(strategy.ranks), 'rank')}"]
+    titles = []
     if listed:
-        parts.append(f"{count(len(listed), 'tensor')}, {sharded} sharded parameters")
-    if rules:
-        rest = "replicated" if document["replicates_rest"] else "not decided"
-        parts.append(f"{count(len(rules), 'pattern')}, all other parameters {rest}")
-    facts = [("", "; ".join(parts))]
-    facts += _under("parallelism", parallelism_texts(summary.parallelism))
-    print_facts(shorten(files, 3), facts)
-    echo("")
+        titles.append(_title(listed))
+        parameters = (row for row in listed if "" in row.prefixes)
+        sharded = sum(row.count for row in parameters if row.first.placement.is_sharded)
+        tensors = count(len(strategy.layouts), "tensor")
+        parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
+    if rules is not None:
+        titles.append(count(len(rules.rules), "pattern"))
+        rest = "replicated" if rules.replicates_rest else "not decided"
+        parts.append(f"{titles[-1]}, all other parameters {rest}")
+    texts = list(parallelism_texts(summary.parallelism))
+    print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
+    title, columns = ", ".join(titles), _columns(summary)
     if show_all:
-        _print_layouts(document)
-        return
-    shown = _join_unsharded(summary.rows)
-    common = _common_prefixes(summary.rows)
-    patterns = [count(len(rules), "pattern")] if rules else []
-    own = summary.rows[: len(summary.rows) - len(rules)]
-    title = ", ".join([_title(own, common), *patterns] if listed else patterns)
-    _print_columns(
-        title,
-        (
-            ("patterns" if rules and not listed else "tensors", [_name(r, common) for r in shown]),
-            ("listed shape", [_shape(row.first.shape) for row in shown]),
-            ("sharded", [sharded_text(row.first.placement) for row in shown]),
-            (RANKS_OF_SLICES, [owners_text(row) for row in shown]),
-        ),
-        shown,
-    )
-    print_text("--all lists every layout, --json everything", indent=0)
-
-
-def _print_layouts(document: Json) -> None:
-    """Print a table of all layouts of a strategy, and one of its patterns."""
-    listed: Any = document["tensors"]
-    rules: Any = document["rules"]
-    named = [(one["name"], layout) for one in listed for layout in one["layouts"]]
-    named += [(one["pattern"], layout) for one in rules for layout in one["layouts"]]
-    rows = [
-        (
-            name,
-            "" if layout["shape"] is None else format_shape(layout["shape"]),
-            format_shape(layout["device_matrix"]),
-            " ".join(format_shape(axes) if axes else "-" for axes in layout["tensor_map"]),
-            str(layout["optimizer_shard"]) if layout["optimizer_shard"] > 1 else "",
-            str(layout["stage"]),
-        )
-        for name, layout in named
-    ]
-    columns = ("name", "listed shape", "device matrix", "tensor map", "shard>", "stage>")
-    print_table(count(len(rows), "layout"), columns, rows)
+        _print_all(title, summary, columns)
+    else:
+        _print_rows(title, summary.rows, columns)
+        print_text("--all lists every layout, --json everything", indent=0)
 
 
 def print_foreign(document: Json) -> None:

@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -25,7 +25,6 @@ from ckpttool.model.wording import (
     count,
     format_bytes,
     format_shape,
-    format_shapes,
     printable,
 )
 
@@ -130,6 +129,32 @@ def _rule_letter() -> str:
     return "─" if has_utf8 else "-"
 
 
+LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own
+
+
+def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
+    """Print a line for each text, with the labels in a column of their own, and an empty line.
+
+    The title is the label of the first texts, if it is short, else a line above.
+    """
+    first, *others = ((label, texts) for label, texts in facts.items() if texts)
+    if len(title) <= LONGEST_LABEL:
+        first = (title, first[1])
+    else:
+        echo(click.style(printable(title), bold=True))
+    columns = terminal_columns(sys.stdout)
+    indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
+    if columns is not None and columns < 2 * indent:
+        indent = SPACE  # no column of labels
+    for label, texts in (first, *others):
+        for head, text in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
+            line = head + " " * max(SPACE, indent - _width(head)) + text
+            lines = [line] if columns is None else _fold(line, columns, indent)
+            bold = click.style(head, bold=True) if head else ""
+            echo(bold + "\n".join(lines).removeprefix(head))
+    echo("")
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
 
@@ -227,25 +252,6 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-LAYOUT = ("slice", "device matrix", "tensor map", "shard>")  # columns
-
-
-def layout_row(tensor: Mapping[str, Any]) -> Sequence[str]:
-    """Return the cells of a full tensor and its layout; the columns end with `LAYOUT`."""
-    listed = tensor["device_matrix"] is not None
-    return (
-        tensor["name"],
-        tensor["dtype"],
-        format_shape(tensor["shape"]),
-        format_shapes(tensor.get("slice_shapes", [tensor["slice_shape"]])),
-        format_shape(tensor["device_matrix"]) if listed else "not listed",
-        " ".join(format_shape(axes) if axes else "-" for axes in tensor["tensor_map"])
-        if listed
-        else "",
-        str(tensor["optimizer_shard"]) if listed and tensor["optimizer_shard"] > 1 else "",
-    )
 
 
 MAX_ROWS = 50  # findings or differences that are shown without --limit

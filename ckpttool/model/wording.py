@@ -16,16 +16,27 @@ def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
     >>> format_ranks([0, 3, 4, 5, 7])
     'ranks 0, 3-5, 7'
     """
-    ranges: list[str] = []
-    ordered = sorted(ranks)
-    first = 0
-    for i, rank in enumerate(ordered):
-        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
-            start = ordered[first]
-            joint = "-" if rank > start + 1 else ", "
-            ranges.append(str(rank) if start == rank else f"{start}{joint}{rank}")
-            first = i + 1
-    return f"{word}{'s' if len(ordered) > 1 else ''} {', '.join(ranges)}"
+    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ')}"
+
+
+def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
+    """Format distinct numbers with ranges.
+
+    Examples
+    --------
+    >>> format_numbers([0, 1, 2, 5, 7, 8])
+    '0-2,5,7,8'
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    texts = (
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in ranges
+    )
+    return separator.join(texts)
 
 
 def count(number: int, noun: str) -> str:
@@ -124,13 +135,13 @@ def format_shape(sizes: Sequence[int]) -> str:
     return f"({', '.join(map(str, sizes))})"
 
 
-def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Format several shapes as one, with the smallest and the largest size of each axis.
+def format_sizes(*shapes: Sequence[int]) -> str:
+    """Format shapes as one for a table, with the smallest and the largest size of each axis.
 
     Examples
     --------
-    >>> format_shapes([[6, 8], [10, 8]])
-    '(6-10, 8)'
+    >>> format_sizes((16, 8)), format_sizes((6, 8), (10, 8)), format_sizes(())
+    ('16 x 8', '6-10 x 8', 'scalar')
     """
     sizes = [sorted({min(axis), max(axis)}) for axis in zip(*shapes, strict=True)]
-    return f"({', '.join('-'.join(map(str, axis)) for axis in sizes)})"
+    return " x ".join("-".join(map(str, axis)) for axis in sizes) or "scalar"

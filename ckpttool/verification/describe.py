@@ -1,18 +1,18 @@
-"""Describe a checkpoint as one JSON document: files, tensors, full shapes and layouts.
+"""Inspect a checkpoint: what it holds as a summary, and as one JSON document.
 
-Modules that read contents are imported late, so that describing a single file needs no numpy.
+Modules that read contents are imported late, so that inspecting a single file needs no numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError, CombinedError, FormatError
+from ckpttool.errors import CkptToolError, CombinedError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -27,7 +27,7 @@ from ckpttool.model.diagnostics import (
 )
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import (
     limit_to_written_ranks,
@@ -38,17 +38,15 @@ from ckpttool.planning.missing import (
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
 from ckpttool.verification.summary import (
-    Amount,
-    Entry,
     EqualRanks,
-    Parallelism,
     Summary,
     assess,
     entries_of_files,
+    entries_of_layouts,
     entries_of_sources,
-    entries_of_strategy,
     find_parallelism,
-    rows_of_rules,
+    layouts_of_rules,
+    slice_shapes,
     summarize,
 )
 
@@ -60,10 +58,23 @@ MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the heade
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a checkpoint or a strategy holds: a document for programs, and its summary."""
+    """What a checkpoint holds, and what was found wrong or noted.
 
-    document: Json
+    ``sources`` is None if nothing says how the tensors are spread over the files, or if each file
+    holds full tensors.
+    """
+
+    catalog: Catalog
     summary: Summary
+    found: Diagnostics
+    sharding: Sharding = field(default_factory=Merged)  # of ``sources``, as contents correct it
+    sources: tuple[Source, ...] | None = None
+    devices: Mapping[int, Device] = field(default_factory=dict)  # by rank, from a rank table
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the files hold full tensors, and no strategy says otherwise."""
+        return isinstance(self.catalog, MergedCatalog) and self.sources is None
 
 
 def describe(
@@ -99,7 +110,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
-    return examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics).document
+    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
+    return describe_inspection(examined)
 
 
 def examine(
@@ -107,14 +119,14 @@ def examine(
     strategy: Strategy | None = None,
     *,
     crc: bool = False,
-    sample_all: bool = False,
+    every_tensor: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
-    """Describe a checkpoint like `describe`, and summarize it.
+    """Inspect a checkpoint like `describe`, without the document.
 
-    With ``sample_all``, pages of every tensor that has no layout tell which ranks hold the same of
-    it; without, pages of one tensor of each row do, if these are few.
+    Pages of one tensor of each row that has no layout tell which ranks hold the same of it, if
+    these are few; with ``every_tensor`` those of each tensor do.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -126,64 +138,182 @@ def examine(
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
-        document = _describe_merged(catalog, found)
-        entries = entries_of_files(catalog)
-        summary = summarize(
-            entries,
-            match_states_by_shape((), catalog.metas),
-            completeness=assess(catalog, Merged(), entries, found),
-        )
+        found.add(*_notes_of_files(catalog))
+        return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
+    catalog, of_part = limit_to_written_ranks(catalog, strategy)
+    table = Diagnostics("inspect")
+    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
+    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
+    found.add(*of_part, *catalog.errors())
+    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
+        inspected = _inspect_full_tensors(catalog, strategy, executor, found)
     else:
-        document, summary = _describe_ranks(catalog, strategy, executor, sample_all, found)
-    found.failures = _join_replaced(found)
-    return Inspection(
-        {"schema": SCHEMA, **document, "summary": _describe_summary(summary)}, summary
-    )
+        inspected = _inspect_slices(catalog, found)
+    equal_ranks = _sample_equal_ranks(catalog, inspected.summary, every_tensor, executor, found)
+    summary = replace(inspected.summary, equal_ranks=equal_ranks)
+    return replace(inspected, catalog=catalog, summary=summary, devices=devices)
 
 
-def _join_replaced(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors; those of files that replicas replace say which ranks are read."""
-    replaced = {n: one.facts for one in found if one.code == "damaged_replica" for n in one.ranks}
-    errors: list[CkptToolError] = []
-    for error in found.failures:
-        if isinstance(error, FormatError) and error.rank in replaced:
-            rank = error.rank
-            facts = "; ".join(filter(None, (error.facts, replaced[rank])))
-            error = type(error)(error.path, error.offset, error.reason, error.hint, facts)
-            error.rank = rank
-        errors.append(error)
-    return errors
-
-
-def _describe_merged(catalog: MergedCatalog, found: Diagnostics) -> Json:
-    """Describe a single file, or several files with an index."""
-    found.add(*one_of_several_notes(catalog), *catalog.diagnostics)
+def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
+    """Yield the notes of a single file, or of several files with an index."""
+    yield from one_of_several_notes(catalog)
+    yield from catalog.diagnostics
     if not (catalog.indexes or catalog.errors("inspect")):
         (file,) = catalog.files.values()
-        text = (
-            f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that was "
-        )
         if not file.tensors:
-            found.add(Diagnostic("empty", text + "saved without redundancy"))
-        tensors = list(_describe_stored(file))
-        return {**_describe_file(file), "tensors": tensors, "notes": _describe_notes(found)}
-    files = catalog.files.values()
-    slices = suspected_rank_slices(catalog).values()
-    text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-    if slices:
-        found.add(Diagnostic("doubt", text))
-    return {
-        "path": catalog.root,
-        "format": ", ".join(sorted({file.format for file in files})),
-        "nbytes": sum(file.nbytes for file in files),
-        "indexes": list(catalog.indexes),
-        "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
-        "tensors": [
-            {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
-        ],
-        "notes": _describe_notes(found),
-        "problems": _describe_problems(found),
+            text = f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that"
+            yield Diagnostic("empty", f"{text} was saved without redundancy")
+    elif slices := suspected_rank_slices(catalog).values():
+        text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+        yield Diagnostic("doubt", text)
+
+
+def _summarize_files(catalog: Catalog, sharding: Sharding | None, found: Diagnostics) -> Summary:
+    """Summarize files without layouts."""
+    entries = entries_of_files(catalog)
+    states = match_states_by_shape((), catalog.metas)
+    return summarize(entries, states, None, assess(catalog, sharding, entries, found))
+
+
+def _inspect_slices(catalog: Catalog, found: Diagnostics) -> Inspection:
+    """Inspect the files of ranks without layouts."""
+    checked = quarantine_damaged(catalog, Merged())
+    found.failures += [checked.damaged[rank] for rank in catalog.files if rank not in checked.files]
+    found.add(*scan_notes(catalog, Merged()))
+    found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
+    return Inspection(checked, _summarize_files(checked, None, found), found)
+
+
+def _inspect_full_tensors(
+    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
+) -> Inspection:
+    """Resolve the files of ranks to full tensors, and inspect these."""
+    from ckpttool.planning.resolve import ResolveOptions, resolve
+
+    if strategy is not None:
+        strategy, reasons = strategy.resolve(catalog.metas)
+        found.add(*Diagnostic.each("strategy", reasons))
+    of_headers = Diagnostics("inspect")
+    options = ResolveOptions(unlisted="first")
+    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
+    damaged = resolved.catalog.damaged.values()
+    found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
+    found.failures += (error for error in of_headers.failures if error not in damaged)
+    found.add(*of_headers, *resolved.content_diagnostics)
+    catalog, sharding, sources = resolved.catalog, resolved.sharding, resolved.sources
+    if any(one.code == "strategy" for one in found):
+        summary = _summarize_files(catalog, None, found)
+        return Inspection(catalog, summary, found, sharding, sources)
+    entries = entries_of_sources(resolved)
+    metas = {source.meta.name: source.meta for source in sources}
+    expected = catalog.holders or sharding.layouts  # of files that cannot be read
+    incomplete = {
+        name: layouts
+        for name, layouts in sharding.layouts.items()
+        if name in expected and name not in metas
     }
+    states = match_states_by_shape(listed_names(catalog, sharding), metas)
+    listed = (*entries, *entries_of_layouts(incomplete))
+    summary = summarize(
+        entries,
+        states,
+        find_parallelism(listed, states, sharding),
+        assess(catalog, sharding, entries, found),
+    )
+    return Inspection(catalog, summary, found, sharding, sources)
+
+
+def _sample_equal_ranks(
+    catalog: Catalog, summary: Summary, every_tensor: bool, executor: Executor, found: Diagnostics
+) -> Mapping[str, EqualRanks]:
+    """Return which ranks hold the same of tensors without a layout, as some pages tell.
+
+    It is empty if that takes longer than reading the headers, unless every tensor is requested.
+    """
+    entries = summary.entries if every_tensor else [row.first for row in summary.rows]
+    names = [one.name for one in entries if one.placement.known in ("unlisted", "stored")]
+    ranks = len(catalog.files)
+    is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
+    if ranks < 2 or not names or not (is_quick or every_tensor):
+        return {}
+    from ckpttool.planning.resolve import sample_ranks
+    from ckpttool.storage.sampling import SAMPLE_BYTES
+
+    try:
+        return {
+            name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+            for name, groups, is_constant in sample_ranks(catalog, names, executor)
+        }
+    except CkptToolError as error:
+        found.failures.append(error)
+        return {}
+
+
+# --------------------------------------------------------------------------------------- documents
+
+
+def describe_inspection(inspected: Inspection) -> Json:
+    """Return the JSON document of a checkpoint."""
+    catalog, found, summary = inspected.catalog, inspected.found, inspected.summary
+    files = catalog.files.values()
+    document: Json = {"schema": SCHEMA}
+    if not inspected.is_merged:
+        document |= {
+            "path": catalog.root,
+            "step": catalog.step,
+            "ranks": [
+                _describe_rank(rank, file, inspected.devices)
+                for rank, file in catalog.files.items()
+            ],
+        }
+        if isinstance(catalog, SelfDescribedCatalog):
+            document["values"] = dict(catalog.description.values)
+        if inspected.sources is not None:
+            sharding = inspected.sharding
+            document["tensors"] = [_describe_source(one, sharding) for one in inspected.sources]
+    elif isinstance(catalog, MergedCatalog) and (catalog.indexes or catalog.errors("inspect")):
+        document |= {
+            "path": catalog.root,
+            "format": ", ".join(sorted({file.format for file in files})),
+            "nbytes": sum(file.nbytes for file in files),
+            "indexes": list(catalog.indexes),
+            "files": [{**_describe_file(file), "tensors": len(file.tensors)} for file in files],
+            "tensors": [
+                {**tensor, "file": file.path} for file in files for tensor in _describe_stored(file)
+            ],
+        }
+    else:
+        (file,) = files
+        document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
+    document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
+    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
+    document["problems"] = describe_errors((*of_files, *found.errors))
+    document["summary"] = _describe_summary(summary)
+    return document
+
+
+def _describe_summary(summary: Summary) -> Json:
+    """Describe everything but the tensors."""
+    document: Json = {
+        "weights": _to_json(summary.weights),
+        "optimizer_state": _to_json(summary.optimizer_state),
+        "other": _to_json(summary.other),
+        "parallelism": _to_json(summary.parallelism),
+    }
+    assert summary.completeness is not None
+    for name in summary.completeness.__slots__:
+        document[name] = _to_json(getattr(summary.completeness, name))
+    document["equal_ranks"] = _to_json(tuple(summary.equal_ranks.values()))
+    return document
+
+
+def _to_json(value: object) -> object:
+    """Describe the fields of a dataclass by their names."""
+    if is_dataclass(value):
+        return {one.name: _to_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple | range):
+        return [_to_json(one) for one in value]
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _describe_file(file: FileIndex) -> Json:
@@ -208,97 +338,9 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         }
 
 
-def _describe_ranks(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    executor: Executor,
-    sample_all: bool,
-    found: Diagnostics,
-) -> tuple[Json, Summary]:
-    """Describe the files of ranks, and with layouts the full tensors."""
-    catalog, of_part = limit_to_written_ranks(catalog, strategy)
-    table = Diagnostics("inspect")
-    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
-    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*of_part, *catalog.errors())
-    document: Json = {
-        "path": catalog.root,
-        "step": catalog.step,
-        "ranks": [
-            {**_describe_rank(rank, file), **_describe_place(rank, devices)}
-            for rank, file in catalog.files.items()
-        ],
-    }
-    if isinstance(catalog, SelfDescribedCatalog):
-        document["values"] = dict(catalog.description.values)
-    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
-        document["tensors"], summary = _describe_tensors(catalog, strategy, executor, found)
-    else:
-        checked = quarantine_damaged(catalog, Merged())
-        quarantined = [rank for rank in catalog.files if rank not in checked.files]
-        found.failures += [checked.damaged[rank] for rank in quarantined]
-        found.add(*scan_notes(catalog, Merged()))
-        found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
-        summary = _summarize_files(checked, found)
-    equal_ranks = _sample_equal_ranks(catalog, summary, sample_all, executor, found)
-    document["notes"] = _describe_notes(found)
-    document["problems"] = _describe_problems(found)
-    return document, replace(summary, equal_ranks=equal_ranks)
-
-
-def _summarize_files(catalog: Catalog, found: Diagnostics) -> Summary:
-    """Summarize files without layouts."""
-    entries = entries_of_files(catalog)
-    parameter_of_state = match_states_by_shape((), catalog.metas)
-    completeness = assess(catalog, None, entries, found)
-    return summarize(entries, parameter_of_state, completeness=completeness)
-
-
-def _sample_equal_ranks(
-    catalog: Catalog,
-    summary: Summary,
-    sample_all: bool,
-    executor: Executor,
-    found: Diagnostics,
-) -> Mapping[str, EqualRanks]:
-    """Return which ranks hold the same of tensors without a layout, as some pages tell.
-
-    It is empty if that takes longer than reading the headers, unless ``sample_all``.
-    """
-    ranks = len(catalog.files)
-    names = [
-        name
-        for row in summary.rows
-        if row.first.placement.known in ("unlisted", "stored")
-        for name in (row.names if sample_all else row.names[:1])
-    ]
-    is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
-    if ranks < 2 or not names or not (is_quick or sample_all):
-        return {}
-    from ckpttool.planning.resolve import sample_ranks
-    from ckpttool.storage.sampling import SAMPLE_BYTES
-
-    try:
-        return {
-            name: EqualRanks(groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-            for name, groups, is_constant in sample_ranks(catalog, names, executor)
-        }
-    except CkptToolError as error:
-        found.failures.append(error)
-        return {}
-
-
-def _describe_notes(found: Diagnostics) -> list[Json]:
-    return describe_diagnostics(found.of("note", "warning"), found.severity_of)
-
-
-def _describe_problems(found: Diagnostics) -> list[Json]:
-    """Describe what is wrong, files first."""
-    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
-    return describe_errors((*of_files, *found.errors))
-
-
-def _describe_rank(rank: int, file: FileIndex) -> Json:
+def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:
+    device = devices.get(rank)
+    place = {"server": device and device.server, "device": device and device.device}
     return {
         "rank": rank,
         "path": file.path,
@@ -306,229 +348,24 @@ def _describe_rank(rank: int, file: FileIndex) -> Json:
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
         **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **(place if devices else {}),
     }
-
-
-def _describe_place(rank: int, devices: Mapping[int, Device]) -> Json:
-    """Describe the server and the device of a rank, if there is a rank table."""
-    if not devices:
-        return {}
-    device = devices.get(rank)
-    return {"server": device and device.server, "device": device and device.device}
-
-
-def _describe_tensors(
-    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> tuple[list[Json], Summary]:
-    """Describe the full tensors, and summarize them."""
-    from ckpttool.planning.resolve import ResolveOptions, resolve
-
-    if strategy is not None:
-        strategy, reasons = strategy.resolve(catalog.metas)
-        found.add(*Diagnostic.each("strategy", reasons))
-    of_headers = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first")
-    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
-    damaged = resolved.catalog.damaged.values()
-    found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
-    found.failures += (error for error in of_headers.failures if error not in damaged)
-    found.add(*of_headers, *resolved.content_diagnostics)
-    tensors = [_describe_source(source, resolved.sharding) for source in resolved.sources]
-    catalog, sharding = resolved.catalog, resolved.sharding
-    if not resolved.sources or any(one.code == "strategy" for one in found):
-        return tensors, _summarize_files(catalog, found)
-    metas = {source.meta.name: source.meta for source in resolved.sources}
-    is_replicated = isinstance(sharding, Replicated)
-    entries = entries_of_sources(
-        catalog,
-        resolved.sources,
-        is_replicated=is_replicated,
-        is_deduplicated=resolved.is_deduplicated,
-    )
-    incomplete: tuple[Entry, ...] = ()
-    if isinstance(sharding, Strategy):
-        names = catalog.holders.keys() - metas.keys()
-        incomplete = entries_of_strategy(sharding, names)
-    parameter_of_state = match_states_by_shape(listed_names(catalog, sharding), metas)
-    summary = summarize(
-        entries,
-        parameter_of_state,
-        find_parallelism((*entries, *incomplete), parameter_of_state, sharding),
-        assess(catalog, sharding, entries, found),
-    )
-    return tensors, summary
-
-
-def _describe_summary(summary: Summary) -> Json:
-    """Describe the amounts, the parallelism and the completeness of a summary."""
-    done, parallelism = summary.completeness, summary.parallelism
-    document: Json = {
-        "weights": _describe_amount(summary.weights),
-        "optimizer_state": _describe_amount(summary.optimizer_state),
-        "other": _describe_amount(summary.other),
-        "parallelism": None if parallelism is None else _describe_parallelism(parallelism),
-    }
-    if done is not None:
-        document |= {
-            "complete": done.is_complete,
-            "complete_codes": list(done.codes),
-            "missing_ranks": list(done.missing_ranks),
-            "unreadable_ranks": list(done.unreadable_ranks),
-            "missing_tensors": list(done.missing_tensors),
-            "replicas": None if done.replicas is None else list(done.replicas),
-        }
-        document["equal_ranks"] = [
-            {
-                "name": name,
-                "ranks": list(map(list, equal.groups)),
-                "one_value": equal.is_constant,
-                "sampled": equal.is_part,
-            }
-            for name, equal in summary.equal_ranks.items()
-        ]
-    return document
-
-
-def _describe_amount(amount: Amount) -> Json:
-    return {
-        "tensors": amount.tensors,
-        "parameters": amount.elements,
-        "nbytes": amount.nbytes,
-        "dtypes": dict(amount.dtypes),
-    }
-
-
-def _describe_parallelism(parallelism: Parallelism) -> Json:
-    one = parallelism.tensor_parallel
-    return {
-        "tensor_parallel": None if one is None else one.slices,
-        "splits": [
-            {"slices": split.slices, "replicas": split.replicas, "tensors": split.tensors}
-            for split in parallelism.splits
-        ],
-        "stages": [
-            {"ranks": list(stage.ranks), "device_matrices": list(map(list, stage.device_matrices))}
-            for stage in parallelism.stages
-        ],
-        "optimizer_shards": [
-            {"slices": shard, "tensors": tensors}
-            for shard, tensors in parallelism.optimizer_shards.items()
-        ],
-    }
-
-
-# ------------------------------------------------------------------------------------- other files
-
-
-def are_strategies(paths: Sequence[str]) -> bool:
-    """Return whether all paths are strategy files, or folders of nothing but these."""
-    try:
-        return all(map(_holds_strategies, paths))
-    except OSError:
-        return False  # the scan of the source reports the error
-
-
-def _holds_strategies(path: str) -> bool:
-    from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
-
-    if not is_folder(path):
-        return _is_strategy(path)
-    inside = [one for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
-    return bool(inside) and all(_is_strategy(str(one)) for one in inside)
-
-
-def _is_strategy(path: str) -> bool:
-    if not is_file(path) or format_of_content(path) is not None:
-        return False
-    foreign = identify_foreign(path)
-    return foreign is not None and foreign.kind == "strategy"
-
-
-def describe_strategy(strategy: Strategy) -> Inspection:
-    """Describe the layouts and the rules of a strategy."""
-    entries = entries_of_strategy(strategy, strategy.layouts)
-    parameter_of_state = match_states_by_name(strategy.layouts, {})
-    rules = rows_of_rules(strategy)
-    of_rules = tuple(row.first for row in rules)
-    parallelism = find_parallelism((*entries, *of_rules), parameter_of_state, strategy)
-    summary = summarize(entries, parameter_of_state, parallelism)
-    document = {
-        "schema": SCHEMA,
-        "kind": "strategy",
-        "files": list(strategy.files),
-        "ranks": len(strategy.ranks),
-        "stages": strategy.stages,
-        "tensors": [
-            {"name": name, "layouts": [_describe_stage_layout(one, strategy) for one in layouts]}
-            for name, layouts in strategy.layouts.items()
-        ],
-        "rules": [
-            {
-                "pattern": rule.pattern,
-                "place": rule.place,
-                "layouts": [
-                    _describe_stage_layout(one, strategy)
-                    for one in rule.layouts(len(rule.layout.tensor_map))
-                ],
-            }
-            for rule in (strategy.rules.rules if strategy.rules else ())
-        ],
-        "replicates_rest": strategy.rules is not None and strategy.rules.replicates_rest,
-        "notes": describe_diagnostics(strategy.notes, severities("inspect")),
-        "summary": {"parallelism": _describe_parallelism(parallelism)},
-    }
-    return Inspection(document, replace(summary, rows=(*summary.rows, *rules)))
-
-
-def _describe_stage_layout(layout: Layout, strategy: Strategy) -> Json:
-    return {
-        "stage": layout.first_rank // strategy.stage_ranks,
-        "shape": None if layout.full_shape is None else list(layout.full_shape),
-        **_describe_layout(layout),
-    }
-
-
-def describe_foreign(path: str) -> Json | None:
-    """Describe a graph, an exported model, group information or a rank table; else return None.
-
-    Raises
-    ------
-    FormatError
-        The group information or the rank table is damaged.
-    """
-    try:
-        if not is_file(path) or format_of_content(path) is not None:
-            return None
-        foreign = identify_foreign(path)
-    except OSError:
-        return None  # the scan of the source reports the error
-    if foreign is None or foreign.kind not in ("graph", "mindir", "group_info", "rank_table"):
-        return None
-    more: Json = {}
-    if foreign.kind == "group_info":
-        info = read_group_info(path)
-        more["groups"] = [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups]
-        more["ckpt_restore_rank_list"] = list(info.restore_ranks)
-    if foreign.kind == "rank_table":
-        table = read_rank_table(path)
-        more["version"] = table.version
-        more["ranks"] = [
-            {"rank": one.rank, "server": one.server, "device": one.device, "device_ip": one.ip}
-            for one in table.devices
-        ]
-    nbytes = stat_file(path).nbytes
-    return {"schema": SCHEMA, "path": path, "kind": foreign.kind, "nbytes": nbytes, **more}
 
 
 def describe_layout(source: Source) -> Json:
     """Describe a full tensor, its slices and its layout."""
-    shape, layout = source.meta.shape, source.layout
+    return {**_describe_full(source), **_describe_layout(source.layout)}
+
+
+def _describe_full(source: Source) -> Json:
+    """Describe a full tensor: the shape of its first slice, and all shapes if there are several."""
+    shapes = [list(shape) for shape in slice_shapes(source)]
     return {
         "name": source.meta.name,
         "dtype": source.meta.dtype,
-        "shape": list(shape),
-        **_describe_shapes(layout.slice_shapes(shape)),
-        **_describe_layout(layout),
+        "shape": list(source.meta.shape),
+        "slice_shape": shapes[0],
+        **({"slice_shapes": shapes} if len(shapes) > 1 else {}),
     }
 
 
@@ -543,38 +380,29 @@ def _describe_layout(layout: Layout) -> Json:
     }
 
 
-def _describe_shapes(shapes: Iterable[tuple[int, ...]]) -> Json:
-    """Describe the shape of the first slice, and all shapes if slices have several."""
-    distinct = list(map(list, dict.fromkeys(shapes)))
-    more = {"slice_shapes": distinct} if len(distinct) > 1 else {}
-    return {"slice_shape": distinct[0], **more}
+_NO_LAYOUT: Json = dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))
 
 
 def _describe_source(source: Source, sharding: Sharding) -> Json:
     slicing = source.slicing
     if isinstance(slicing, BoxSlicing):
-        return _describe_boxes(source, slicing)
+        return {**_describe_full(source), **_NO_LAYOUT, **_describe_boxes(slicing)}
     assert isinstance(slicing, LayoutSlicing)
     name = source.meta.name
     base = name if source.is_listed else source.parameter
     return {
         **describe_layout(source),
-        **({} if base else dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))),
+        **({} if base else _NO_LAYOUT),
         **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
-        "ranks": list(slicing.tensors),
+        "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
 
 
-def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
-    """Describe a tensor of a checkpoint that describes itself, with the keys of a layout."""
+def _describe_boxes(slicing: BoxSlicing) -> Json:
+    """Describe the slices of a checkpoint that describes itself."""
     slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
     return {
-        "name": source.meta.name,
-        "dtype": source.meta.dtype,
-        "shape": list(source.meta.shape),
-        **_describe_shapes(region.shape for region, _ in slices),
-        **dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard")),
         "stages": [],
         "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
         "parts": list(slicing.slice_counts) if slicing.is_grid else None,
@@ -583,3 +411,107 @@ def _describe_boxes(source: Source, slicing: BoxSlicing) -> Json:
             for region, ranks in slices
         ],
     }
+
+
+# ------------------------------------------------------------------------------------- other files
+
+
+def are_strategies(paths: Sequence[str]) -> bool:
+    """Return whether all paths are strategy files, or folders of nothing but these."""
+    from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
+
+    try:
+        for path in paths:
+            files = [path]
+            if is_folder(path):
+                files = [str(one) for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
+            if not files or any(_foreign_kind(file) != "strategy" for file in files):
+                return False
+    except OSError:
+        return False  # the scan of the source reports the error
+    return True
+
+
+def _foreign_kind(path: str) -> str | None:
+    """Return what a file of MindSpore is that is not a checkpoint; None for any other file."""
+    foreign = None
+    if is_file(path) and format_of_content(path) is None:
+        foreign = identify_foreign(path)
+    return None if foreign is None else foreign.kind
+
+
+def summarize_strategy(strategy: Strategy) -> Summary:
+    """Summarize the layouts of a strategy."""
+    rules = layouts_of_rules(strategy)
+    entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
+    states = match_states_by_name(strategy.layouts, {})
+    return summarize(entries, states, find_parallelism(entries, states, strategy))
+
+
+def describe_strategy(strategy: Strategy, summary: Summary) -> Json:
+    """Return the JSON document of a strategy."""
+    rules = strategy.rules.rules if strategy.rules else ()
+    of_rules = layouts_of_rules(strategy)
+    return {
+        "schema": SCHEMA,
+        "kind": "strategy",
+        "files": list(strategy.files),
+        "ranks": len(strategy.ranks),
+        "stages": strategy.stages,
+        "tensors": [
+            {"name": name, "layouts": _describe_stages(layouts, strategy)}
+            for name, layouts in strategy.layouts.items()
+        ],
+        "rules": [
+            {
+                "pattern": rule.pattern,
+                "place": rule.place,
+                "layouts": _describe_stages(of_rules[rule.pattern], strategy),
+            }
+            for rule in rules
+        ],
+        "replicates_rest": strategy.rules is not None and strategy.rules.replicates_rest,
+        "notes": describe_diagnostics(strategy.notes, severities("inspect")),
+        "summary": {"parallelism": _to_json(summary.parallelism)},
+    }
+
+
+def _describe_stages(layouts: Iterable[Layout], strategy: Strategy) -> list[Json]:
+    return [
+        {
+            "stage": layout.first_rank // strategy.stage_ranks,
+            "shape": None if layout.full_shape is None else list(layout.full_shape),
+            **_describe_layout(layout),
+        }
+        for layout in layouts
+    ]
+
+
+def describe_foreign(path: str) -> Json | None:
+    """Describe a graph, an exported model, group information or a rank table; else return None.
+
+    Raises
+    ------
+    FormatError
+        The group information or the rank table is damaged.
+    """
+    try:
+        kind = _foreign_kind(path)
+    except OSError:
+        return None  # the scan of the source reports the error
+    more: Json = {}
+    if kind == "group_info":
+        info = read_group_info(path)
+        more["groups"] = [{"name": name, "ranks": list(ranks)} for name, ranks in info.groups]
+        more["ckpt_restore_rank_list"] = list(info.restore_ranks)
+    elif kind == "rank_table":
+        table = read_rank_table(path)
+        more["version"] = table.version
+        more["ranks"] = [
+            {"rank": one.rank, "server": one.server, "device": one.device, "device_ip": one.ip}
+            for one in table.devices
+        ]
+    elif kind not in ("graph", "mindir"):
+        return None
+    nbytes = stat_file(path).nbytes
+    return {"schema": SCHEMA, "path": path, "kind": kind, "nbytes": nbytes, **more}

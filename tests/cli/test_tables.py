@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ckpttool.cli import tables
-from ckpttool.cli.tables import print_table, print_text
+from ckpttool.cli.tables import print_facts, print_table, print_text
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
 from tests.support.terminals import on_terminal
@@ -175,6 +175,38 @@ def test_a_message_in_wide_letters_is_no_wider_than_the_terminal(capsys, monkeyp
 def test_escape_sequences_of_a_name_are_spelled_out(capsys):
     print_text("a\x1b[2J", "note")
     assert capsys.readouterr().out == "note: a\\x1b[2J\n"
+
+
+# ----------------------------------------------------------------------------------------- facts
+
+FACTS = {"contents": ["8 ranks of a checkpoint", "weights"], "made by": [], "complete": ["yes"]}
+
+
+def test_labels_of_facts_are_a_column_and_a_short_title_is_the_first(capsys):
+    print_facts("src", FACTS)
+    lines = ["src        8 ranks of a checkpoint", "           weights", "complete   yes", "", ""]
+    assert capsys.readouterr().out.split("\n") == lines
+
+
+def test_a_long_title_of_facts_is_a_line_of_its_own_and_bold(capsys, monkeypatch):
+    monkeypatch.setattr(tables.click, "echo", print)
+    print_facts("path/of/a/checkpoint/\x1b", FACTS)
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "\x1b[1mpath/of/a/checkpoint/\\x1b\x1b[0m"
+    assert second == "\x1b[1mcontents\x1b[0m   8 ranks of a checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (24, ["src        8 ranks of a", "           checkpoint", "           weights"]),
+        (20, ["src   8 ranks of a", "   checkpoint", "   weights"]),
+    ],
+)
+def test_facts_are_folded_beside_their_labels_or_below(capsys, monkeypatch, columns, lines):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
+    print_facts("src", FACTS)
+    assert capsys.readouterr().out.splitlines()[:3] == lines
 
 
 # ---------------------------------------------------------------------------- on a real terminal

@@ -162,7 +162,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
     assert "sampled pages of 1 tensor: 1 different between ranks" in text
-    assert " w Float32 (4) 16 B 2 slices x 32-33 ranks" in text
+    assert " w Float32 4 2 slices x 32-33 ranks" in text
 
 
 # ---------------------------------------------------------------------------------- kinds of source
@@ -213,13 +213,47 @@ def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_the
     assert "complete yes: every slice is there, once" in text
     assert "36 tensors: 12 parameters, each with adam_m., adam_v." in text
     assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
-    assert " 3 more no 0-7" in text
+    assert " 3 more 16 no 0-7" in text
     assert "more stage" not in text
 
 
-def test_one_rank_of_several_is_not_called_complete():
+def test_one_rank_of_several_is_not_called_complete_nor_full():
     text = screen(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt")
-    assert "complete not known: one rank's file of several" in text
+    assert "parallelism not known: one rank's file of several\n" in text
+    assert "complete not known: one rank's file of several\n" in text
+
+
+def test_files_that_cannot_be_read_are_not_complete_and_the_strategy_is_shown():
+    case = GOLDEN / "encrypted_gcm"
+    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
+    text = " ".join(result.stdout.split())
+    assert "parallelism parameters in 2 slices x 1 replica, 1 stage" in text
+    assert "complete no: ranks 0, 1 cannot be read" in text
+
+
+def test_all_shows_the_slice_and_the_layout_of_each_tensor():
+    lines = screen(*SOURCE, "--all").splitlines()
+    row = (
+        "accum.layer1.weight Float32 64 x 32 columns / 2 64 x 16 (2, 2, 2) - (1) 0,1,4,5 | 2,3,6,7"
+    )
+    assert f" {row}" in lines
+    assert " global_step Int32 1 not listed 1 0-7" in lines
+
+
+def test_all_names_the_file_of_each_tensor_of_several_files(tmp_path):
+    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
+    line = " layer1.weight Float32 64 x 32 8.0 KiB model-00001-of-00006.safetensors"
+    assert line in screen(tmp_path / "model", "--all").splitlines()
+
+
+def test_a_row_of_several_types_names_none():
+    text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
+    assert "\n 3 more no 0-3\n" in text
+
+
+def test_a_rank_that_holds_several_boxes_is_named_for_each():
+    text = screen(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")
+    assert " ragged.w 6 x 4 x 8 8 boxes 0 | 0 | 1 | 1 | 2 | 2 | 3 | 3\n" in text
 
 
 def test_a_checkpoint_that_describes_itself_has_the_same_table():
@@ -239,7 +273,7 @@ def test_a_strategy_is_shown_with_its_stages_and_shards():
     assert "device matrix (4, 2)" in text
     assert " lm_head.weight rows / 2, shard / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
     text = screen(case / "src_strategy.ckpt", "--all")
-    assert " lm_head.weight (4, 2) (0) - 4 0\n" in text
+    assert " lm_head.weight rows / 2, shard / 4 (4, 2) (0) - 0 | 2 | 4" in text
 
 
 @pytest.mark.parametrize(
@@ -293,8 +327,8 @@ def terminal(capsys, monkeypatch):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
-        found = examine(catalog, strategy)
-        overview.print_checkpoint(catalog, found, **{"show_all": False, "show_ranks": False} | more)
+        examined = examine(catalog, strategy)
+        overview.print_checkpoint(examined, **{"show_all": False, "show_ranks": False} | more)
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -346,7 +380,7 @@ def test_the_ranks_of_each_slice_stay_short(owners, text):
 )
 def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
-    placement = Placement("layout", counts, shard, ranks)
+    placement = Placement("layout", counts, ranks, optimizer_shard=shard)
     assert overview.sharded_text(placement) == text
 
 

@@ -40,7 +40,7 @@ def test_the_error_of_a_damaged_file_says_which_replicas_are_read(tmp_path):
     shutil.copytree(case / "src", tmp_path / "src")
     path = cut_short(rank_file(tmp_path / "src", 5))
     result = run("inspect", tmp_path / "src", "-s", case / "src_strategy.ckpt", "--json")
-    assert re.match(rf"ckpttool: {path}: byte .*read from replicas: rank 0$", result.stderr)
+    assert re.match(rf"error\[damaged\]: {path}: byte .*read from replicas: rank 0$", result.stderr)
     document = json.loads(result.stdout)
     (problem,) = document["problems"]
     assert problem["text"].startswith(f"{path}: byte {problem['offset']}: ")

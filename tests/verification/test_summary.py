@@ -10,15 +10,18 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.verification.summary import (
+    Amount,
+    OptimizerShard,
+    Split,
     Summary,
     assess,
     entries_of_files,
+    entries_of_layouts,
     entries_of_sources,
-    entries_of_strategy,
     find_parallelism,
-    format_numbers,
     group_ranks,
     summarize,
 )
@@ -43,7 +46,7 @@ def summary_of_files(files, strategy, found=None) -> Summary:
     found = Diagnostics("inspect") if found is None else found
     sources = find_sources(catalog, strategy, {}, "first")
     found.add(*sources.problems, *sources.notes)
-    entries = entries_of_sources(catalog, sources.found)
+    entries = entries_of_sources(ResolvedSources(catalog, strategy, tuple(sources.found)))
     metas = {source.meta.name: source.meta for source in sources.found}
     states = match_states_by_shape(strategy.layouts, metas)
     parallelism = find_parallelism(entries, states, strategy)
@@ -62,7 +65,8 @@ def test_equal_layers_and_their_states_are_one_row():
     names = [f"{p}model.layers.{i}.wq.weight" for p in ("", "adam_m.") for i in range(12)]
     summary = summary_of(strategy_of(dict.fromkeys(names, ROWS)), dict.fromkeys(names, (8, 4)))
     assert patterns(summary) == [("model.layers.{0-11}.wq.weight", ("", "adam_m."), 12)]
-    assert summary.rows[0].names == tuple(n for i in range(12) for n in (names[i], names[12 + i]))
+    found = tuple(entry.name for entry in summary.rows[0].entries)
+    assert found == tuple(n for i in range(12) for n in (names[i], names[12 + i]))
 
 
 def test_layers_of_another_shape_or_layout_are_rows_of_their_own():
@@ -117,10 +121,6 @@ def test_ten_thousand_names_without_a_pattern_are_ten_thousand_rows():
     assert len(summarize(entries_of_files(catalog), {}).rows) == 10_000
 
 
-def test_numbers_are_joined_to_ranges_of_three_or_more():
-    assert format_numbers([5, 3, 1, 0, 2, 8, 9]) == "0-3,5,8,9"
-
-
 # ------------------------------------------------------------------------------------------ amounts
 
 
@@ -132,14 +132,9 @@ def test_weights_optimizer_state_and_single_values_are_counted_apart():
         for rank, file in catalog.files.items()
     }
     summary = summary_of_files(files, strategy_of(layouts))
-    assert (summary.weights.tensors, summary.weights.elements, summary.weights.nbytes) == (
-        2,
-        40,
-        160,
-    )
-    assert summary.weights.dtypes == {"Float32": 40}
-    assert (summary.optimizer_state.elements, summary.optimizer_state.nbytes) == (32, 128)
-    assert (summary.other.tensors, summary.other.elements) == (1, 1)
+    assert summary.weights == Amount(2, 40, 160, {"Float32": 40})
+    assert summary.optimizer_state == Amount(1, 32, 128, {"Float32": 32})
+    assert (summary.other.tensors, summary.other.parameters) == (1, 1)
 
 
 def shapes(file):
@@ -150,7 +145,7 @@ def test_without_layouts_everything_that_is_stored_is_counted():
     catalog = catalog_of({rank: {"w": (4, 4), "moments.w": (4, 4)} for rank in range(3)})
     entries = entries_of_files(catalog)
     summary = summarize(entries, match_states_by_shape((), catalog.metas))
-    assert (summary.weights.elements, summary.optimizer_state.nbytes) == (48, 192)
+    assert (summary.weights.parameters, summary.optimizer_state.nbytes) == (48, 192)
 
 
 # -------------------------------------------------------------------------------------- parallelism
@@ -158,9 +153,8 @@ def test_without_layouts_everything_that_is_stored_is_counted():
 
 def test_rows_and_columns_in_as_many_slices_are_tensor_parallel():
     parallelism = parallelism_of({"up": ROWS, "down": COLUMNS, "norm": WHOLE})
-    one = parallelism.tensor_parallel
-    assert one is not None
-    assert (one.slices, one.replicas, one.tensors) == (2, 4, 2)
+    assert parallelism.tensor_parallel == 2
+    assert parallelism.splits == (Split(2, 4, 2), Split(1, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -180,15 +174,14 @@ def test_no_layout_is_called_tensor_parallel_that_may_be_another_kind(layouts):
 
 def test_optimizer_shards_are_counted_over_parameters_and_states():
     parallelism = parallelism_of({"w": ROWS, "adam_m.w": SHARDED, "adam_v.w": SHARDED})
-    assert (parallelism.optimizer_shards, parallelism.tensors) == ({4: 2}, 3)
-    (split,) = parallelism.splits
-    assert (split.slices, split.replicas, split.tensors) == (2, 4, 1)
+    assert (parallelism.optimizer_shards, parallelism.tensors) == ((OptimizerShard(4, 2),), 3)
+    assert parallelism.splits == (Split(2, 4, 1),)
 
 
 def test_a_stage_has_its_ranks_and_device_matrices_the_most_frequent_first():
     stage = Layout((2, 2), ((0,), ()))
     strategy = strategy_of({"a": stage, "b": Layout((4,), ((),)), "c": stage}, {"d": stage})
-    entries = entries_of_strategy(strategy, strategy.layouts)
+    entries = entries_of_layouts(strategy.layouts)
     first, last = find_parallelism(entries, {}, strategy).stages
     assert (first.ranks, first.device_matrices) == (range(4), ((2, 2), (4,)))
     assert (last.ranks, last.device_matrices) == (range(4, 8), ((2, 2),))
@@ -196,7 +189,7 @@ def test_a_stage_has_its_ranks_and_device_matrices_the_most_frequent_first():
 
 def parallelism_of(layouts):
     strategy = strategy_of(layouts)
-    entries = entries_of_strategy(strategy, strategy.layouts)
+    entries = entries_of_layouts(strategy.layouts)
     return find_parallelism(entries, match_states_by_name(strategy.layouts, {}), strategy)
 
 
@@ -206,20 +199,20 @@ def parallelism_of(layouts):
 def test_a_checkpoint_with_every_slice_is_complete():
     done = summary_of(strategy_of({"w": ROWS, "b": WHOLE}), {"w": (8, 4), "b": (8,)}).completeness
     assert done is not None
-    assert (done.is_complete, done.replicas, done.missing_ranks) == (True, (4, 8), ())
+    assert (done.complete, done.replicas, done.missing_ranks) == (True, (4, 8), ())
 
 
 def test_a_lost_rank_with_replicas_is_named_and_nothing_is_missing():
     done = summary_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, lost=(3,)).completeness
     assert done is not None
-    assert (done.is_complete, done.missing_ranks, done.replicas) == (True, (3,), (3, 4))
+    assert (done.complete, done.missing_ranks, done.replicas) == (True, (3,), (3, 4))
 
 
 def test_lost_slices_make_it_incomplete():
     strategy = strategy_of({"w": ROWS, "b": WHOLE})
     done = summary_of(strategy, {"w": (8, 4), "b": (8,)}, lost=(1, 3, 5, 7)).completeness
     assert done is not None
-    assert (done.is_complete, done.missing_tensors) == (False, ("w",))
+    assert (done.complete, done.missing_tensors) == (False, ("w",))
     assert done.missing_ranks == (1, 3, 5, 7)
 
 
@@ -232,13 +225,13 @@ def test_what_was_found_decides_whether_it_is_complete(code, expected):
     found.add(Diagnostic(code, "found elsewhere"))
     done = summary_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, found=found).completeness
     assert done is not None
-    assert (done.is_complete, code in done.codes) == (expected, expected is not True)
+    assert (done.complete, code in done.complete_codes) == (expected, expected is not True)
 
 
 def test_without_a_strategy_nothing_is_said_of_slices():
     catalog = catalog_of({0: {"w": (4, 4)}, 1: {"w": (4, 4)}})
     done = assess(catalog, None, entries_of_files(catalog), Diagnostics("inspect"))
-    assert (done.is_complete, done.replicas) == (None, None)
+    assert (done.complete, done.replicas) == (None, None)
 
 
 def test_a_damaged_file_without_replicas_is_an_error():
@@ -246,12 +239,11 @@ def test_a_damaged_file_without_replicas_is_an_error():
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = MergedCatalog("model", files, damaged=damaged)
     done = assess(catalog, Merged(), entries_of_files(catalog), Diagnostics("inspect"))
-    assert (done.is_complete, done.unreadable_ranks) == (False, (1,))
+    assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
 
 def test_ranks_with_files_of_other_tensors_are_groups():
     catalog = catalog_of(
         {0: {"a": (1,)}, 1: {"a": (2,)}, 2: {"a": (1,), "b": (1,)}, 3: {"a": (3,)}}
     )
-    groups = group_ranks(catalog.files)
-    assert [(group.ranks, group.tensors) for group in groups] == [((0, 1, 3), 1), ((2,), 2)]
+    assert group_ranks(catalog) == [(0, 1, 3), (2,)]
