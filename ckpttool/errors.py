@@ -131,24 +131,27 @@ class StrategyError(CkptToolError):
     Parameters
     ----------
     where
-        Strategy file or parameter.
+        Strategy file, perhaps with line and column, or parameter.
     reason
-        What was expected and what was found.
+        What is wrong.
     hint
         What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
     """
 
     code = "invalid_strategy"
     exit_code = 4
 
-    def __init__(self, where: str, reason: str, hint: str = "") -> None:
-        super().__init__(where, reason, hint)
+    def __init__(self, where: str, reason: str, hint: str = "", facts: str = "") -> None:
+        super().__init__(where, reason, hint, facts)
         self.where = where
         self.reason = reason
         self.hint = hint
+        self.facts = facts
 
     def __str__(self) -> str:
-        return _with_hint(f"{self.where}: {self.reason}", self.hint)
+        return _with_hint(_with_hint(f"{self.where}: {self.reason}", self.facts), self.hint)
 
 
 class PlanError(CkptToolError):
@@ -323,7 +326,7 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     if isinstance(error, PlanError):
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, StrategyError):
-        return StrategyError(f"{side}: {error.where}", error.reason, error.hint)
+        return StrategyError(f"{side}: {error.where}", *error.args[1:])
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
     return error

@@ -97,13 +97,13 @@ def inspect(
 
 def _name_replicas(found: Diagnostics) -> list[CkptToolError]:
     """Return the errors, with the replicas that replace a damaged file."""
-    replaced = {n: one.facts for one in found if one.code == "damaged_replica" for n in one.ranks}
+    replaced = {one.ranks: one.facts for one in found if one.code == "damaged_replica"}
     errors: list[CkptToolError] = []
     for error in found.failures:
-        if isinstance(error, FormatError) and error.rank in replaced:
-            rank = error.rank
-            facts = "; ".join(filter(None, (error.facts, replaced[rank])))
-            error = type(error)(error.path, error.offset, error.reason, error.hint, facts)
+        rank = error.rank if isinstance(error, FormatError) else None
+        if isinstance(error, FormatError) and rank is not None and (rank,) in replaced:
+            facts = replaced[rank,]  # they begin with the byte
+            error = type(error)(error.path, None, error.reason, error.hint, facts)
             error.rank = rank
         errors.append(error)
     return errors

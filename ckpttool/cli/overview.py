@@ -32,7 +32,7 @@ from ckpttool.model.wording import (
     printable,
     shorten,
 )
-from ckpttool.verification.summary import Row, group_ranks, slice_shapes
+from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -301,7 +301,7 @@ def _equality_text(row: Row, examined: Inspection) -> str:
 
 
 Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
-_DETAILS = ("slice", "device matrix", "tensor map", "file")  # columns that a folded table lacks
+_DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
 def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
@@ -314,13 +314,12 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
         return groups_text(found.ranks) + (" (one value)" if found.one_value else "")
 
     if summary.parallelism is not None:
+        layouts = {"device matrix": _device_matrix, "tensor map": _tensor_map}
         return {
             "dtype": _dtype,
             "full shape" if catalog else "listed shape": _shape,
             "sharded": lambda row: sharded_text(row.first.placement),
-            "slice": _slice,
-            "device matrix": _device_matrix,
-            "tensor map": _tensor_map,
+            **({} if catalog else layouts),
             _RANKS_OF_SLICES: ranks,
         }
     if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
@@ -446,11 +445,6 @@ def _only(texts: Iterable[str]) -> str:
     """Return the text if all are equal, else none."""
     first, *others = dict.fromkeys(texts)
     return "" if others else first
-
-
-def _slice(row: Row) -> str:
-    source = row.first.source
-    return "" if source is None else format_sizes(*slice_shapes(source))
 
 
 def _device_matrix(row: Row) -> str:

@@ -17,7 +17,7 @@ from ckpttool.cli import documents, tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
-from ckpttool.errors import CkptToolError, raise_all
+from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
 from ckpttool.model.wording import count, format_bytes, shorten
@@ -91,6 +91,11 @@ def load(
     ]
     errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
     if isinstance(catalog, CkptToolError):
+        for option, paths, strategy in zip(
+            ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
+        ):
+            if isinstance(strategy, CkptToolError) and _are_exchanged(source.path, paths):
+                raise PlanError([_exchange_problem(source.path, option, paths[0])])
         raise_all(errors)
     elif diagnostics is not None:
         diagnostics.failures += errors
@@ -99,6 +104,21 @@ def load(
     assert not isinstance(catalog, CkptToolError), "its error was raised"
     src, dst = (None if isinstance(one, CkptToolError) else one for one in strategies)
     return catalog, src, dst
+
+
+def _are_exchanged(src: str, strategy: Sequence[str]) -> bool:
+    """Return whether SRC is a strategy, and the only strategy file is a checkpoint."""
+    if len(strategy) != 1 or isinstance(attempt(partial(ckpttool.read_strategy, src)), Exception):
+        return False
+    return not isinstance(attempt(partial(ckpttool.scan, strategy[0])), Exception)
+
+
+def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
+    """Return the problem of a strategy given as SRC, and a checkpoint as the strategy."""
+    text = f"SRC and {option} look exchanged"
+    facts = f"{src} is a strategy, {strategy} is a checkpoint"
+    hint = f"{click.get_current_context().command_path} {strategy} {option} {src}"
+    return Diagnostic("source", text, hint, facts=facts)
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:

@@ -261,7 +261,7 @@ class Diagnostic:
     hint
         One command or option that helps; "" if there is none.
     options
-        Options that the hint names; a command that lacks one drops the hint.
+        Options that the hint names; a command that lacks one names the page of the code instead.
     facts
         What was expected and found: ranks, three names at most, numbers; "" if ``message`` says it.
     tensor
@@ -319,16 +319,16 @@ class Diagnostic:
         return "\n  ".join(self.lines)
 
     def for_command(self, command: Command) -> Diagnostic:
-        """Return the diagnostic without its hint if ``command`` lacks an option it names.
+        """Return the diagnostic; its hint names its page if ``command`` lacks an option in it.
 
         Examples
         --------
         >>> found = Diagnostic("contradicted", "a", "--trust-strategy", ("--trust-strategy",))
         >>> found.for_command("convert").lines, found.for_command("verify").lines
-        (('a', 'Try: --trust-strategy'), ('a',))
+        (('a', 'Try: --trust-strategy'), ('a', 'Try: `ckpttool help contradicted`'))
         """
         has_all = all(command in OPTIONS[option] for option in self.options)
-        return self if has_all else replace(self, hint="", options=())
+        return self if has_all else replace(self, hint=f"`ckpttool help {self.code}`", options=())
 
     def on_side(self, side: str) -> Diagnostic:
         """Return the diagnostic with the side of a comparison before its message."""
@@ -344,6 +344,8 @@ class Diagnostics:
         The command; it decides about severities and hints.
     strict, ignore
         See `severities`.
+    strategy_option
+        The option of the command line that takes the strategy, for hints.
 
     Attributes
     ----------
@@ -361,11 +363,17 @@ class Diagnostics:
     """
 
     def __init__(
-        self, command: Command = "convert", *, strict: bool = False, ignore: Collection[str] = ()
+        self,
+        command: Command = "convert",
+        *,
+        strict: bool = False,
+        ignore: Collection[str] = (),
+        strategy_option: str = "-s",
     ) -> None:
         if command not in COMMANDS:
             raise ValueError(f"command={command!r}, expected one of {COMMANDS}")
         self.command = command
+        self.strategy_option = strategy_option
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
         self.severity_of = severities(command, strict=strict, ignore=ignore)
@@ -540,7 +548,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 ),
             )
         case StrategyError():
-            return (Diagnostic(code, error.reason, error.hint, where=error.where),)
+            return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=error.where),)
         case EngineError():
             where = f"engine {error.engine}"
             return (Diagnostic(code, error.reason, error.hint, where=where),)

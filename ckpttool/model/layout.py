@@ -190,7 +190,7 @@ class Layout:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
         if self.fields > 1 and (self.rows or self.optimizer_shard > 1 or not slices):
             raise ValueError(
-                f"field-sliced ({self.fields} fields) and cut in another way along axis 0 as well"
+                f"field-sliced ({self.fields} fields) and sharded along axis 0 in another way"
             )
         if self.rows and (len(self.rows) != slices or min(self.rows) < 0):
             raise ValueError(
@@ -372,31 +372,30 @@ class Layout:
         Examples
         --------
         >>> print(Layout((3,), ((0,), ())).why_not((8, 8)))
-        axis 0 of shape (8, 8) is to be cut into 3; 8 is divisible by 2 or 4
+        axis 0 of (8, 8) is divisible by 2 or 4, not by 3
         """
-        if len(shape) != len(self.tensor_map):
-            return (
-                f"the tensor map {_listed(self.tensor_map)} is for {len(self.tensor_map)} "
-                f"{'axis' if len(self.tensor_map) == 1 else 'axes'}, the tensor has shape {shape}"
-            )
+        ndim = len(self.tensor_map)
+        if len(shape) != ndim:
+            axes = "axis" if ndim == 1 else "axes"
+            return f"tensor map {_listed(self.tensor_map)} is for {ndim} {axes}, not shape {shape}"
         if self.full_shape is not None and self.full_shape != shape:
-            return f"the strategy says full shape {self.full_shape}, the slices give {shape}"
+            return f"the strategy lists full shape {self.full_shape}, the slices form {shape}"
         if self.rows and sum(self.rows) != shape[0]:
             return (
-                f"axis 0 of shape {shape} is to be cut by a manual split of {list(self.rows)}, "
-                f"which makes {sum(self.rows)} rows"
+                f"the manual split {list(self.rows)} has {sum(self.rows)} rows, shape {shape} has "
+                f"{shape[0]}"
             )
         counts = list(self.slice_counts)
         if self.rows:
             uneven = [rows for rows in self.rows if rows % self.optimizer_shard]
             if uneven:
-                return f"parts of {uneven} rows are to be cut into {self.optimizer_shard} more"
+                return f"slices of {uneven} rows are not divisible by {self.optimizer_shard}"
             counts[0] = 1
         elif counts:
             counts[0] *= self.fields
         reasons = [
-            f"axis {axis} of shape {shape} is to be cut into {n}; {size} is divisible by "
-            + " or ".join(str(divisor) for divisor in nearest_divisors(size, n))
+            f"axis {axis} of {shape} is divisible by "
+            f"{' or '.join(map(str, nearest_divisors(size, n)))}, not by {n}"
             for axis, (size, n) in enumerate(zip(shape, counts, strict=True))
             if size % n
         ]
@@ -481,17 +480,13 @@ def fold_layout(
 
 
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
-    """Return the message about an expanded layout that can be folded in several ways."""
+    """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(
-        f"shape {way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
-        for way in ways[:4]
+        f"{way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
+        for way in ways[:3]
     )
-    shown += f" or {len(ways) - 4} more" if len(ways) > 4 else ""
-    return (
-        f"the JSON strategy describes an expanded tensor of shape {layout.full_shape}, which may "
-        f"stand for {shown}; give the protobuf form of the strategy (as well), which tells, or say "
-        "by hand which it is (-s MORE.yaml)"
-    )
+    shown += f" or {len(ways) - 3} more" if len(ways) > 3 else ""
+    return f"expanded shape {layout.full_shape} may stand for {shown}"
 
 
 def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:

@@ -416,15 +416,12 @@ def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Sour
     return Source(meta, slicing, FollowsParameter(base.meta.name))
 
 
-def described_state_message(base: Source, meta: TensorMeta) -> str | None:
-    """Return the problem of undescribed state that `follow` refused; None if it may be taken."""
+def described_state_shapes(base: Source, meta: TensorMeta) -> str | None:
+    """Return the shapes of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:
         return None
-    return (
-        f"{meta.name}: not described, and its shape {meta.shape} is not that of all of "
-        f"{base.meta.name} {full}, nor is it cut like it"
-    )
+    return f"{meta.name} {meta.shape}, {base.meta.name} {full}"
 
 
 def _box_problem(meta: TensorMeta, box: Box) -> str | None:
@@ -434,7 +431,7 @@ def _box_problem(meta: TensorMeta, box: Box) -> str | None:
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
-        return f"{where}: elements {box.region} of a full shape of {meta.shape}"
+        return f"{where} holds {box.region}, outside of full shape {meta.shape}"
     if (found.dtype, found.shape) != (meta.dtype, shape):
         return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
     return None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
@@ -17,7 +18,7 @@ from ckpttool.errors import StrategyError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ class Strategy:
 
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
-    ) -> tuple[Strategy, tuple[str, ...]]:
-        """Return the strategy with layouts in place of its rules, and messages of problems.
+    ) -> tuple[Strategy, tuple[Diagnostic, ...]]:
+        """Return the strategy with layouts in place of its rules, and the problems.
 
-        Problems are names without a rule and a layout, and rules that contradict listed layouts.
-        Listed layouts stay unchanged.  A single value needs no rule: it is copied if all ranks hold
-        the same.
+        Problems are names without a rule and a layout, and rules that contradict shapes or listed
+        layouts.  Listed layouts stay unchanged.  A single value needs no rule: it is copied if all
+        ranks hold the same.
 
         Parameters
         ----------
@@ -88,41 +89,49 @@ class Strategy:
         if rules is None:
             return self, ()
         matched = {name: rule for name in metas if (rule := rules.find(name)) is not None}
-        problems = []
+        problems: list[Diagnostic] = []
         notes = rules.unused_notes(matched)
         is_decided = is_rest_decided or rules.replicates_rest or self.layouts
         unmatched = [name for name in metas if name not in matched]
         undecided = [name for name in unmatched if not metas[name].is_single]
         if undecided and not is_decided:
             problems.append(
-                f"{rules.path}: nothing is said of {count(len(undecided), 'parameter')}: "
-                f"{shorten(undecided, 20)}; add a pattern for each, or `otherwise: replicated` if "
-                "all ranks hold the same of them" + "".join(f"; {note.fact}" for note in notes)
+                Diagnostic(
+                    "strategy",
+                    f"no pattern matches {count(len(undecided), 'parameter')}",
+                    "a pattern for them, or `otherwise: replicated` if all ranks hold the same",
+                    facts="; ".join([shorten(undecided, 3), *(note.message for note in notes)]),
+                    where=rules.path,
+                )
             )
         layouts, handwritten = dict(self.layouts), dict(self.handwritten)
+        without_axis: dict[Rule, list[TensorMeta]] = defaultdict(list)
+        contradicted: dict[Rule, list[str]] = defaultdict(list)
         for name, rule in matched.items():
             meta = metas[name]
-            problem = rule.mismatch_message(meta)
-            if problem is not None:
-                problems.append(problem)
+            if rule.lacks_axis(meta):
+                without_axis[rule].append(meta)
                 continue
             written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
             if listed is not None and not _shard_equally(listed, written):
                 listed = _fold_like(listed, written)
             if listed is not None and not _shard_equally(listed, written):
-                others = shorten([path for path in self.files if path != rules.path], 2)
-                problems.append(
-                    f"{name}: {rule.place} cuts it otherwise than {others}; a strategy by hand "
-                    "adds to another, it corrects nothing"
-                )
+                contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
                 layouts[name], handwritten[name] = listed or written, rule.place
+        problems += (rule.axis_problem(without) for rule, without in without_axis.items())
+        others = shorten([path for path in self.files if path != rules.path], 2)
+        for rule, names in contradicted.items():
+            text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
+            facts = f"{shorten(names, 3)}; a hand-written strategy adds layouts and corrects none"
+            hint, where = "patterns that do not match these parameters", rule.place
+            problems.append(Diagnostic("strategy", text, hint, facts=facts, where=where))
         single = [name for name in unmatched if metas[name].is_single]
         if single and not is_decided:
-            text = f"{rules.path}: no pattern for {count(len(single), 'single value')}, which "
-            text += f"must be the same on all ranks: {shorten(single)}"
-            notes = (*notes, Diagnostic("no_pattern", text))
+            text = f"no pattern matches {count(len(single), 'single value')}, which must be the "
+            text += f"same on all ranks: {shorten(single, 3)}"
+            notes = (*notes, Diagnostic("no_pattern", text, where=rules.path))
         resolved = replace(
             self,
             layouts=layouts,
@@ -209,12 +218,9 @@ def join_stages(
         raise StrategyError(origin, "no parameter layouts in it")
     missing = sorted(set(range(max(stages) + 1)) - set(stages))
     if missing:
-        named = ", ".join(str(stage) for stage in missing)
-        raise StrategyError(
-            origin,
-            f"layouts of stage {', '.join(str(s) for s in sorted(stages))} but none of stage "
-            f"{named}; give the strategy files of all pipeline stages, or the merged one",
-        )
+        text = f"layouts of {format_ranks([*stages], 'stage')} but not of "
+        hint = "the strategy files of all pipeline stages, or the merged one"
+        raise StrategyError(origin, f"{text}{format_ranks(missing, 'stage')}", hint)
     stage_ranks = _common_ranks(stages, origin)
     layouts: dict[str, tuple[Layout, ...]] = {}
     distinct: dict[tuple[Layout, tuple[int, ...] | None], Layout] = {}
@@ -256,8 +262,10 @@ def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> in
     if len(labels) > 1:
         raise StrategyError(
             origin,
-            "every device matrix of a strategy is for the same number of ranks, but "
-            + "; ".join(f"{n} ranks: {shorten(names)}" for n, names in sorted(labels.items())),
+            "the device matrices are for different numbers of ranks",
+            facts="; ".join(
+                f"{n} ranks: {shorten(names, 3)}" for n, names in sorted(labels.items())
+            ),
         )
     return next(iter(labels))
 
@@ -301,13 +309,25 @@ class Rule:
         """
         return name == self.pattern or self._regex.match(name) is not None
 
-    def mismatch_message(self, meta: TensorMeta) -> str | None:
-        """Return a message if the slice ``meta`` has too few axes for the rule; else None."""
-        axis = len(self.layout.tensor_map) - 1
-        if not self.allows_more_axes or axis < len(meta.shape) or meta.text is not None:
-            return None
-        counted = "axes count from 0"
-        return f"{meta.name}: {self.place} cuts axis {axis} ({counted}), its shape is {meta.shape}"
+    def lacks_axis(self, meta: TensorMeta) -> bool:
+        """Return whether the slice ``meta`` has too few axes for the rule."""
+        has_all = len(self.layout.tensor_map) <= len(meta.shape)
+        return self.allows_more_axes and not has_all and meta.text is None
+
+    def axis_problem(self, metas: Sequence[TensorMeta]) -> Diagnostic:
+        """Return the problem of slices that match the pattern and have too few axes."""
+        axis, name = len(self.layout.tensor_map) - 1, metas[0].name
+        shapes = shorten((f"{meta.name} {meta.shape}" for meta in metas), 3)
+        hint = f'`"{name}": replicated`' + (" above this pattern" if name != self.pattern else "")
+        return Diagnostic(
+            "strategy",
+            f"pattern {self.pattern} shards axis {axis} of {count(len(metas), 'parameter')} "
+            "without this axis",
+            hint,
+            facts=f"{shapes}; axes count from 0",
+            tensor=name if len(metas) == 1 else None,
+            where=self.place,
+        )
 
     def layouts(self, ndim: int) -> tuple[Layout, ...]:
         """Return the layouts of a tensor of ``ndim`` axes, one for each stage that holds it."""
@@ -346,10 +366,8 @@ class Rules:
     def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
         """Return a note on the rules that are not among ``matched``, if there are any."""
         used = {rule.pattern for rule in matched.values()}
-        unused = [
-            f"{rule.pattern} ({rule.place})" for rule in self.rules if rule.pattern not in used
-        ]
+        unused = [rule.pattern for rule in self.rules if rule.pattern not in used]
         if not unused:
             return ()
-        text = "patterns that match no parameter, or none that an earlier one leaves"
-        return (Diagnostic("absent", f"{text}: {', '.join(unused)}"),)
+        text = "no parameter matches, or only ones of earlier patterns"
+        return (Diagnostic("absent", f"{', '.join(unused)}: {text}", where=self.path),)

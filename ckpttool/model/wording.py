@@ -39,15 +39,46 @@ def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
     return separator.join(texts)
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number and its noun.
+def format_groups(groups: Sequence[Sequence[int]], most: int = 4) -> str:
+    """Format groups of ranks: the first ``most``, and the number of the others.
 
     Examples
     --------
-    >>> count(1, "parameter"), count(2, "parameter")
-    ('1 parameter', '2 parameters')
+    >>> format_groups([[0, 1, 4], [2]])
+    'ranks 0, 1, 4 | rank 2'
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    more = f" | {len(groups) - most} more" if len(groups) > most else ""
+    return " | ".join(map(format_ranks, groups[:most])) + more
+
+
+def format_difference(groups: Sequence[Sequence[int]]) -> str:
+    """Say which ranks differ, in groups of equal ranks; the smaller of two groups comes first.
+
+    Examples
+    --------
+    >>> format_difference([[3, 6, 7], [2]]), format_difference([[0], [1], [2]])
+    ('rank 2 differs from ranks 3, 6, 7', 'rank 0 | rank 1 | rank 2 differ')
+    """
+    if len(groups) == 2:
+        few, many = sorted(groups, key=len)
+        return f"{format_ranks(few)} differ{'s' if len(few) == 1 else ''} from {format_ranks(many)}"
+    return format_groups(groups) + (" differ" if len(groups) > 2 else "")
+
+
+_SINGULAR = {"are": "is", "have": "has", "": ""}  # of verbs; others end with an s
+
+
+def count(number: int, noun: str, verb: str = "") -> str:
+    """Return a number and its noun, and the verb in the form that goes with it.
+
+    Examples
+    --------
+    >>> count(1, "parameter"), count(2, "parameter", "are"), count(1, "parameter", "differ")
+    ('1 parameter', '2 parameters are', '1 parameter differs')
+    """
+    if number == 1:
+        verb = _SINGULAR.get(verb, f"{verb}s")
+    return f"{number} {noun}{'' if number == 1 else 's'} {verb}".rstrip()
 
 
 def shorten(names: Iterable[str], most: int = 5) -> str:

@@ -18,6 +18,7 @@ evidence of divergence:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ def ambiguity_reason(
         return None
     replicas = [source.layout.replicas for source in sharded if shards[source.meta.name] == 2]
     if len(replicas) == len(sharded) and set(replicas) == {2}:
-        return "only two ranks differ"
+        return "two replicas only"
     smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.meta.name])
     nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
     is_all = shards[smallest.meta.name] == smallest.layout.replicas
@@ -60,8 +61,7 @@ def ambiguity_reason(
         and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
     ]
     if unsharded:
-        text = f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, would be cut, too, and "
-        return f"{text}{'is' if len(unsharded) == 1 else 'are'} the same on these ranks"
+        return f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, equal on these ranks"
     return _nearness_reason(
         sharded,
         [held for one, held in zip(listed, contents, strict=True) if one in sharded],
@@ -91,7 +91,7 @@ def _nearness_reason(
         if share is not None:
             total += source.meta.nbytes
             near += share * source.meta.nbytes
-    return "most of the numbers are nearly the same" if near * 2 > total else None
+    return "most numbers nearly equal" if near * 2 > total else None
 
 
 def _differing_pair(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
@@ -247,32 +247,44 @@ def ambiguity_problems(
 
     ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
     """
-    equal = [source for source in undecided if source.meta.name not in possible]
-    rest = [source for source in undecided if source.meta.name in possible]
-    problems = []
-    if equal:
-        text = f"{shorten(one.meta.name for one in equal)}: the other parameters are cut by an "
-        text += "optimizer shard that the strategy does not list, and all elements of these are "
-        text += "equal, which fits several ways "
-        text += f"({_shapes(equal[0], divisors(equal[0].layout.replicas))})"
-        hint = "decide with --optimizer-shard N, or say by hand of those that are whole that they "
-        hint += "are `replicated` (-s MORE.yaml)"
-        problems.append(Diagnostic("undecided_shard", text, hint, ("--optimizer-shard",)))
-    if rest:
-        text = f"{shorten(one.meta.name for one in rest)}: cut by an optimizer shard, perhaps, "
-        text += f"that the strategy does not list; without {format_ranks(missing_ranks(rest[0]))} "
-        text += f"what is left fits several ways ({_shapes(rest[0], possible[rest[0].meta.name])})"
-        hint = "put the files back, or decide with --optimizer-shard N (are they replicas that "
-        hint += "drifted apart, --trust-strategy takes the lowest rank's)"
-        options = ("--optimizer-shard", "--trust-strategy")
-        problems.append(Diagnostic("undecided_shard", text, hint, options))
-    return tuple(problems)
+    groups: dict[tuple[int, ...], list[Source]] = defaultdict(list)
+    for source in undecided:
+        is_incomplete = source.meta.name in possible
+        groups[tuple(missing_ranks(source)) if is_incomplete else ()].append(source)
+    return tuple(
+        _ambiguity_problem(
+            sources, possible.get(sources[0].meta.name, divisors(sources[0].layout.replicas)), lost
+        )
+        for lost, sources in groups.items()
+    )
+
+
+def _ambiguity_problem(
+    sources: Sequence[Source], shards: Sequence[int], lost: tuple[int, ...]
+) -> Diagnostic:
+    """Return the problem of tensors with equal elements, or without the slices of ``lost``."""
+    names = [source.meta.name for source in sources]
+    reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
+    return Diagnostic(
+        "undecided_shard",
+        f"{count(len(names), 'parameter')} may have an optimizer shard: {reason}",
+        f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
+        _SHARD,
+        f"{shorten(names, 3)}; {_shapes(sources[0], shards)}",
+        tensor=names[0] if len(names) == 1 else None,
+        ranks=lost,
+    )
+
+
+_SHARD = ("--optimizer-shard",)
+_EXPLAINED = "`ckpttool help undecided_shard` explains"
+_OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 
 
 def _shapes(source: Source, shards: Sequence[int]) -> str:
     """Return the full shapes of a tensor with each shard, for messages."""
     rows, *others = source.meta.shape
-    return f"{source.meta.name}: full shape " + " or ".join(
+    return f"{source.meta.name} may become " + " or ".join(
         str((rows * shard, *others)) for shard in shards
     )
 
@@ -328,9 +340,9 @@ def infer_strategy(
     """
     listed = _candidates(strategy, sources)
     if requested is not None:
-        text = _indivisible_message(listed, requested, len(strategy.ranks))
-        if text is not None:
-            return _undecided(strategy, text, [source.meta.name for source in listed])
+        problem = _indivisible_problem(listed, requested, len(strategy.ranks))
+        if problem is not None:
+            return _undecided(strategy, problem, [source.meta.name for source in listed])
     if requested == 1:
         return None
     if requested is None or by_samples:
@@ -356,9 +368,8 @@ def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
     ]
 
 
-def _undecided(strategy: Strategy, text: str, names: Iterable[str]) -> InferredStrategy:
-    """Return the unchanged strategy with one problem of the parameters ``names``."""
-    problem = Diagnostic("undecided_shard", text)
+def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) -> InferredStrategy:
+    """Return the unchanged strategy with the one problem of the parameters ``names``."""
     return InferredStrategy(strategy, problems=(problem,), undecided=frozenset(names))
 
 
@@ -424,8 +435,9 @@ def _infer(
     shards, undecided, by_request = complete_shards(listed, shown, requested)
     states = inconsistent_states(listed, shards)
     if states and requested is not None:
-        text = f"{shorten(states)}: with --optimizer-shard {requested}, and as contents show, they "
-        return _undecided(strategy, f"{text}would have other rows than their parameters", states)
+        text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
+        problem = Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, shorten(states, 3))
+        return _undecided(strategy, problem, states)
     if states:
         return None
     if requested is None and (reason := ambiguity_reason(listed, contents, shards, executor)):
@@ -479,8 +491,8 @@ def _corrected(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
     return replace(strategy, layouts=layouts)
 
 
-def _indivisible_message(listed: Sequence[Source], requested: int, ranks: int) -> str | None:
-    """Return a message if the requested shard divides no number of replicas; else None.
+def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -> Diagnostic | None:
+    """Return a problem if the requested shard divides no number of replicas; else None.
 
     A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
     shard larger than the number of ranks.
@@ -489,14 +501,13 @@ def _indivisible_message(listed: Sequence[Source], requested: int, ranks: int) -
     if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
         return None
     if not listed:
-        text = "no parameter has replicas that the strategy leaves uncut"
-        return f"--optimizer-shard {requested}: {text}"
+        text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
+        return Diagnostic("undecided_shard", text, "the same command without --optimizer-shard")
     most = max(replicas)
-    named = shorten(source.meta.name for source in listed if source.layout.replicas == most)
-    return (
-        f"{named}: --optimizer-shard {requested} does not divide the {most} replicas; possible "
-        f"are {', '.join(map(str, divisors(most)))}"
-    )
+    named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
+    text = f"--optimizer-shard {requested} does not divide the {most} replicas"
+    hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
+    return Diagnostic("undecided_shard", text, hint, _SHARD, named)
 
 
 def _contradicted(
@@ -510,9 +521,11 @@ def _contradicted(
     }
     if not others:
         return None
-    named = shorten(f"{name} ({shard or 'none at all'})" for name, shard in others.items())
-    text = f"--optimizer-shard {requested}, but ranks hold slices of another optimizer shard: "
-    return _undecided(strategy, f"{text}{named}", others)
+    named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
+    text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
+    return _undecided(
+        strategy, Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, named), others
+    )
 
 
 def _ambiguous(
@@ -523,16 +536,18 @@ def _ambiguous(
     names = [source.meta.name for source in sharded]
     first, shard = sharded[0], shards[names[0]]
     index = next(iter(first.layout.slice_indices()))
-    ranks = format_ranks(first.layout.owners(index))
-    text = (
-        f"{shorten(names)}: the strategy says that {ranks} hold the same, and they differ, which "
-        f"fits two ways ({reason}): replicas that drifted apart or are not of one step "
-        f"({first.meta.name}: full shape {first.meta.shape}; take the lowest rank's with "
-        "--trust-strategy), or slices of an optimizer shard that the strategy does not list "
-        f"({first.meta.name}: full shape {(first.meta.shape[0] * shard, *first.meta.shape[1:])}; "
-        f"say so with --optimizer-shard {max(shards[name] for name in names)})"
+    ranks = first.layout.owners(index)
+    most = max(shards[name] for name in names)
+    problem = Diagnostic(
+        "undecided_shard",
+        f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
+        f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+        ("--trust-strategy", "--optimizer-shard"),
+        f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        f"{_shapes(first, [1, shard])}",
+        ranks=ranks,
     )
-    return _undecided(strategy, text, names)
+    return _undecided(strategy, problem, names)
 
 
 def _may_be_sharded(source: Source) -> bool:
@@ -568,20 +583,19 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
     proven = {name: shard for name, shard in sharded.items() if name not in by_request}
     if proven:
         shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
-        text = f"cut by an optimizer shard ({shards}) that the strategy does not list, as replicas "
-        text += f"that differ or shapes tell: {count(len(proven), 'parameter')}: {shorten(proven)}"
-        text += "; is it not the strategy of this run (inspect -s shows the full shapes), give the "
-        text += "one that is"
-        hint = "are they replicas that drifted apart, say --optimizer-shard 1"
-        yield Diagnostic("inferred", text, hint, ("--optimizer-shard",))
+        text = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
+        text += "that the strategy does not list"
+        hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
+        yield Diagnostic("inferred", text, hint, _SHARD, shorten(proven, 3))
 
 
 def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
     """Yield a note if the requested shard is larger than the replicas of every parameter."""
     most = max((source.layout.replicas for source in listed), default=1)
     if requested is not None and requested > most:
-        text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas, so "
-        yield Diagnostic("corrected", f"{text}each is cut by all of its own, as in MindSpore")
+        text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas"
+        facts = "each is sharded by all of its own, as in MindSpore"
+        yield Diagnostic("corrected", text, facts=facts)
 
 
 def _requested_notes(
@@ -590,9 +604,9 @@ def _requested_notes(
     """Yield a note on the tensors that only the requested shard decides."""
     sharded = [name for name in by_request if shards[name] > 1]
     unsharded = [name for name in by_request if shards[name] == 1]
-    groups = {"cut": sharded, "whole, for it does not divide their replicas": unsharded}
-    named = "; ".join(f"{how}: {shorten(names)}" for how, names in groups.items() if names)
+    groups = {"sharded": sharded, "in full": unsharded}
+    named = "; ".join(f"{how}: {shorten(names, 3)}" for how, names in groups.items() if names)
     if named:
-        text = f"nothing else tells, so --optimizer-shard {requested} alone decides: {named}"
-        hint = "say by hand of those that are whole that they are `replicated` (-s MORE.yaml)"
-        yield Diagnostic("inferred", text, hint)
+        text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
+        hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
+        yield Diagnostic("inferred", text, hint, facts=named)

@@ -30,7 +30,7 @@ from pathlib import Path
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
@@ -70,14 +70,31 @@ def find_incomplete_files(catalog: Catalog, found: Iterable[Source]) -> Iterator
         text = "saved without redundancy: every slice is in the file of one rank only"
         yield Diagnostic("deduplicated", text)
         return
+    alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, names in sorted(missing.items()):
-        file = catalog.files[rank]
-        state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-        text = (
-            f"rank {rank}: {file.path} lacks {count(len(names), 'parameter')} of which others hold "
-            f"replicas ({shorten(names)}; on {format_ranks(sorted(replicas[rank]))}), so it {state}"
-        )
-        yield Diagnostic("lacking", text, ranks=(rank,))
+        alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)
+    for (lost, others), ranks in alike.items():
+        yield lacking_problem(catalog, "lacking", ranks, lost, format_ranks(others))
+
+
+def lacking_problem(
+    catalog: Catalog, code: str, ranks: Sequence[int], names: Sequence[str], holding: str
+) -> Diagnostic:
+    """Return the problem of files that lack the parameters ``names``, which ``holding`` have."""
+    files = [catalog.files[rank] for rank in ranks]
+    lack = "the file lacks" if len(ranks) == 1 else "the files lack"
+    text = f"{format_ranks(ranks)}: {lack} {count(len(names), 'parameter')} that others hold"
+    state = "" if any(file.nbytes for file in files) else " (0 bytes)"
+    return Diagnostic(
+        code,
+        text,
+        f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+        facts=f"{shorten((file.path for file in files), 1)}{state}: {shorten(names, 3)}; "
+        f"on {holding}",
+        tensor=names[0] if len(names) == 1 else None,
+        ranks=tuple(ranks),
+        path=files[0].path if len(files) == 1 else None,
+    )
 
 
 # An unsupported file is intact, and another may be forged: replicas must not hide that.
@@ -135,46 +152,52 @@ def find_missing_slices(
         _missing_problem(catalog, owners, names, is_deduplicated)
         for owners, names in _group_missing(catalog, missing)
     ]
-    damage: list[FormatError] = []
     notes: list[Diagnostic] = []
     without_file = tuple(
         rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
     )
     parameters = _holders_and_layouts(catalog, sharding) if catalog.damaged or without_file else []
-    for rank, error in catalog.damaged.items():
-        reason: str | None = ""
-        if rank not in unreplaced:
-            reason = _unknown_contents_reason(catalog, sharding, rank, is_deduplicated)
-        if reason is None:
-            others = format_ranks(_replacement_ranks(parameters, [rank], catalog))
-            notes.append(
-                Diagnostic(
-                    "damaged_replica",
-                    f"rank {rank}: {error}",
-                    f"all its slices are read from replicas: {others}",
-                    ranks=(rank,),
-                    path=error.path,
-                )
-            )
-            continue
-        damage.append(error)
-        if reason:
-            problems.append(Diagnostic("missing", f"rank {rank}: {reason}", ranks=(rank,)))
+    replaced = {
+        rank: None if rank in unreplaced else _is_replaced(catalog, sharding, rank, is_deduplicated)
+        for rank in catalog.damaged
+    }
+    if with_replicas := [rank for rank, is_known in replaced.items() if is_known]:
+        text = _replacement_text(parameters, with_replicas, catalog)
+        notes += [
+            _damaged_replica(catalog.damaged[rank], text, (rank,), code="damaged_replica")
+            for rank in with_replicas
+        ]
+    if unknown := tuple(rank for rank, known in replaced.items() if known is False):
+        text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
+        facts = "the other ranks hold different parameters (saved without redundancy?)"
+        hint = "copy the file again; `ckpttool help missing` explains"
+        problems.append(Diagnostic("missing", text, hint, facts=facts, ranks=unknown))
     if without_file and catalog.files:
-        others = format_ranks(_replacement_ranks(parameters, without_file, catalog))
-        text = f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}; all slices "
-        text += f"are read from replicas: {others}"
-        notes.append(Diagnostic("missing_replica", text, ranks=without_file))
+        text = f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}"
+        facts = _replacement_text(parameters, without_file, catalog)
+        notes.append(Diagnostic("missing_replica", text, facts=facts, ranks=without_file))
     damaged = tuple(rank for rank in catalog.damaged if rank not in unreplaced)
-    text = f"{shorten(per_rank)}: not in the strategy, each rank has its own, and that of "
-    if per_rank and damaged:
-        text += f"{format_ranks(damaged)} is lost"
-        hint = "decide with --unlisted first or drop"
-        problems.append(Diagnostic("missing", text, hint, ("--unlisted",), ranks=damaged))
-    elif per_rank and without_file:
-        text += f"{format_ranks(without_file)}, if there was one, is lost"
-        notes.append(Diagnostic("missing_own", text, ranks=without_file))
-    return MissingSlices(tuple(problems), tuple(notes), tuple(damage))
+    if per_rank and (lost := damaged or without_file):
+        problem = Diagnostic(
+            "missing" if damaged else "missing_own",
+            f"{format_ranks(lost)}: own values of {count(len(per_rank), 'parameter')} are lost",
+            "--unlisted first, or --unlisted drop",
+            ("--unlisted",),
+            f"{shorten(per_rank, 3)}: not in the strategy, a value for each rank",
+            ranks=lost,
+        )
+        (problems if damaged else notes).append(problem)
+    damage = tuple(error for rank, error in catalog.damaged.items() if not replaced[rank])
+    return MissingSlices(tuple(problems), tuple(notes), damage)
+
+
+def _damaged_replica(
+    error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
+) -> Diagnostic:
+    """Return the diagnostic of a damaged file that replicas replace."""
+    (one,) = diagnose(error)
+    facts = f"{one.facts}; {facts}" if one.facts else facts
+    return replace(one, code=code, facts=facts, ranks=ranks)
 
 
 def _described_missing_slices(
@@ -187,8 +210,9 @@ def _described_missing_slices(
     errors = tuple(damaged)
     if broken or any(isinstance(error, _NEVER_REPLACED) for error in errors):
         return MissingSlices((), (), errors)
-    texts = (f"{error}; other files have all of its slices" for error in errors)
-    return MissingSlices((), tuple(Diagnostic("faulty_replica", text) for text in texts), ())
+    text = "other files hold all of its slices"
+    notes = tuple(_damaged_replica(error, text, code="faulty_replica") for error in errors)
+    return MissingSlices((), notes, ())
 
 
 def scan_notes(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
@@ -231,29 +255,24 @@ def _keep_expected_ranks(catalog: Catalog, missing: MissingNames) -> MissingName
     return found
 
 
-def _unknown_contents_reason(
+def _is_replaced(
     catalog: Catalog, sharding: Sharding, rank: int, is_deduplicated: bool
-) -> str | None:
-    """Return why it is unknown what a damaged file held.
+) -> bool | None:
+    """Return whether other files hold all that a damaged file held.
 
-    Return None if it is known, and "" if another message gives the reason.
+    Return None if another message tells what is wrong.
     """
     peers: Collection[int] = catalog.files
     if isinstance(catalog.damaged[rank], _NEVER_REPLACED):
-        return ""  # the error says what to do
+        return None  # the error says what to do
     if isinstance(sharding, Strategy):
         if rank not in sharding.ranks:
-            return ""  # `check_presence` reports ranks outside the strategy
+            return None  # `check_presence` reports ranks outside the strategy
         first = rank - rank % sharding.stage_ranks
         peers = range(first, first + sharding.stage_ranks)
     if hold_same_parameters(catalog, peers) and not is_deduplicated:
-        return None
-    if not any(peer in catalog.files for peer in peers):
-        return ""
-    return (
-        "what its file held besides is not known, since the other ranks do not all hold the same "
-        "parameters (saved without redundancy?), so replicas do not replace it"
-    )
+        return True
+    return False if any(peer in catalog.files for peer in peers) else None
 
 
 _HoldersAndLayouts = Sequence[tuple[Collection[int], Sequence[Layout]]]
@@ -269,17 +288,18 @@ def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _HoldersAndLay
     return found
 
 
-def _replacement_ranks(
+def _replacement_text(
     parameters: _HoldersAndLayouts, ranks: Sequence[int], catalog: Catalog
-) -> list[int]:
-    """Return the ranks from which the slices of ``ranks`` are read."""
+) -> str:
+    """Say from which ranks the slices of ``ranks`` are read."""
     used: set[int] = set()
     for holding, layouts in parameters:
         for layout in layouts:
             for rank in ranks:
                 owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
                 used.update([owner for owner in owners if owner in holding][:1])
-    return sorted(used or {min(catalog.files)})  # without layouts every rank holds everything
+    others = sorted(used or {min(catalog.files)})  # without layouts every rank holds everything
+    return f"all slices are read from replicas: {format_ranks(others)}"
 
 
 def _group_missing(
@@ -303,46 +323,36 @@ def _missing_problem(
     """Return the problem of slices that no rank has."""
     damaged = [rank for rank in owners if rank in catalog.damaged]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
-    reasons = []
-    notes = []
-    if without_file:
-        codes = ("leftover", "absent", "part")
-        notes = [note for note in catalog.diagnostics if note.code in codes]
-        remarks = "; ".join(
-            (replace(note, where="") if note.where == catalog.root else note).fact for note in notes
-        )
-        reasons.append(f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}")
-        reasons[-1] += f" ({remarks})" if remarks else ""
-    if damaged:
-        reasons.append(f"{format_ranks(damaged)}: not read")
-    incomplete = [catalog.files[rank].path for rank in owners if rank in catalog.files]
-    if reasons and incomplete and not is_deduplicated:
-        reasons.append(f"lacking in {shorten(incomplete, 3)} (perhaps cut short)")
-    if not reasons:
-        file = catalog.files[owners[0]]
-        state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-        remark = f" ({file.path} {state})"
-        if is_deduplicated:
-            remark = _empty_files_message(catalog, owners)
-        reasons = [f"{format_ranks(owners)}: slices are missing{remark}"]
-    reason = f" (saved without redundancy, {REDUNDANCY_KEY})" if is_deduplicated else ""
-    parameters = f"parameter {names[0]}"
-    if len(names) > 1:
-        parameters = f"{count(len(names), 'parameter')} ({shorten(names)})"
-    text = f"{', '.join(reasons)}; no other rank has them{reason}: {parameters}"
-    hint = ""
+    states = [(without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read")]
+    text, *remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks] or [
+        f"{format_ranks(owners)}: slices are missing"
+    ]
+    its = "its" if len(owners) == 1 else "their"
+    files = [catalog.files[rank] for rank in owners if rank in catalog.files]
+    if is_deduplicated:
+        files = [file for file in files if not file.nbytes and len(files) == len(owners)]
+    if files:
+        state = "" if any(file.nbytes for file in files) else " (0 bytes)"
+        remarks.append(f"not in {shorten((file.path for file in files), 1)}{state}")
+    codes = ("leftover", "absent", "part") if without_file else ()
+    notes = [note for note in catalog.diagnostics if note.code in codes]
+    remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
+    if is_deduplicated:
+        remarks.append(f"saved without redundancy ({REDUNDANCY_KEY})")
+    hint = "copy the files again; `ckpttool help missing` explains"
     if any(note.code == "part" for note in notes):
-        hint = "write all ranks, without --rank, or put back what is lost"
-    elif (without_file or damaged) and not catalog.errors():  # these name the cause
-        hint = "put back what is lost, or take another step (--step)"
-    tensor = names[0] if len(names) == 1 else None
-    return Diagnostic("missing", text, hint, tensor=tensor, ranks=tuple(owners))
-
-
-def _empty_files_message(catalog: Catalog, owners: Sequence[int]) -> str:
-    """Return a remark on the empty files of ``owners``; "" if there are none."""
-    empty = [catalog.files[rank].path for rank in owners if catalog.files[rank].nbytes == 0]
-    return f" ({shorten(empty)}: 0 bytes; emptied?)" if empty else ""
+        hint = "write all ranks, without --rank, or restore the files"
+    elif without_file or damaged:
+        hint = "restore the files, or --step for another step"
+    parameters = "parameter" if len(names) == 1 else f"{len(names)} parameters:"
+    return Diagnostic(
+        "missing",
+        f"{text}, and no other rank has {its} slices",
+        "" if catalog.errors() else hint,  # these name the cause
+        facts="; ".join([f"{parameters} {shorten(names, 3)}", *remarks]),
+        tensor=names[0] if len(names) == 1 else None,
+        ranks=tuple(owners),
+    )
 
 
 REDUNDANCY_KEY = "remove_redundancy"
@@ -393,18 +403,20 @@ def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnosti
     empty = [rank for rank, file in catalog.files.items() if not file.tensors]
     nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
     if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
-        text = f"{catalog.root}: saved without redundancy ({REDUNDANCY_KEY}): of ranks with equal "
-        text += "slices one alone has each" + (f"; {nothing}" if empty else "")
-        return Diagnostic("deduplicated", text)
+        text = f"saved without redundancy ({REDUNDANCY_KEY})"
+        facts = "each slice is in one file only" + (f"; {nothing}" if empty else "")
+        return Diagnostic("deduplicated", text, facts=facts, where=catalog.root)
     if not empty:
         return None
-    file = catalog.files[empty[0]]
-    text = f"{nothing} ({file.path} has {file.nbytes} bytes)"
+    ranks, file = tuple(empty), catalog.files[empty[0]]
+    facts = f"{file.path}: {file.nbytes} bytes; "
     if is_deduplicated is None:
-        text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
-        return Diagnostic("empty", text)
-    text += ", though the checkpoint was not saved without redundancy: was it cut short?"
-    return Diagnostic("emptied", text)
+        facts += "cut short, or saved without redundancy"
+        hint = "-s STRATEGY, which shows which it is"
+        return Diagnostic("empty", nothing, hint, facts=facts, ranks=ranks)
+    facts += "the checkpoint was not saved without redundancy"
+    hint = "copy the file again; `ckpttool help emptied` explains"
+    return Diagnostic("emptied", nothing, hint, facts=facts, ranks=ranks)
 
 
 def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -413,11 +425,15 @@ def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     No other rank has their parameters, and nothing shows which these are.
     """
     known = {*catalog.files, *catalog.damaged}
-    missing = [rank for rank in range(max(known)) if rank not in known]
+    missing = tuple(rank for rank in range(max(known)) if rank not in known)
     if missing:
-        text = f"{format_ranks(missing)}: {_NO_FILE} {catalog.root}, which was saved without "
-        text += f"redundancy ({REDUNDANCY_KEY}): what they had no other rank has"
-        yield Diagnostic("missing", text)
+        yield Diagnostic(
+            "missing",
+            f"{format_ranks(missing)}: {_NO_FILE} {catalog.root}",
+            "restore the files, or --step for another step",
+            facts=f"saved without redundancy ({REDUNDANCY_KEY}): no other rank has what they had",
+            ranks=missing,
+        )
 
 
 def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
@@ -467,13 +483,13 @@ def limit_to_written_ranks(
 
     For inspect and verify, which expect no files of other ranks.
     """
-    written, reason = _written_ranks(catalog, sharding)
-    if written is None:
+    ranks, note = _written_ranks(catalog, sharding)
+    if ranks is None or note is None:
         return catalog, []
-    others = format_ranks(sorted(_expected_ranks(catalog, sharding) - written))
-    text = f"{others}: not looked for, since {reason}"
+    others = sorted(_expected_ranks(catalog, sharding) - ranks)
     assert isinstance(catalog, RankCatalog)
-    return replace(catalog, expected_ranks=written), [Diagnostic("part", text)]
+    facts = f"{format_ranks(others)}: not expected"
+    return replace(catalog, expected_ranks=ranks), [replace(note, facts=facts)]
 
 
 def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
@@ -481,10 +497,9 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
 
     For conversions, which need all ranks and report those that are missing.
     """
-    written, reason = _written_ranks(catalog, sharding)
-    if written is None:
+    _, note = _written_ranks(catalog, sharding)
+    if note is None:
         return catalog
-    note = Diagnostic("part", reason)
     return replace(catalog, diagnostics=(*catalog.diagnostics, note))
 
 
@@ -496,8 +511,8 @@ def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
 
 def _written_ranks(
     catalog: Catalog, sharding: Sharding | None
-) -> tuple[frozenset[int] | None, str]:
-    """Return the ranks that a manifest lists and the evidence for a message; None for all ranks.
+) -> tuple[frozenset[int] | None, Diagnostic | None]:
+    """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
     `check_manifest` reports a manifest that cannot be read.
     """
@@ -505,15 +520,15 @@ def _written_ranks(
     found = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, sharding)
     if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
-        return None, ""
+        return None, None
     if expected <= found or not is_file(path):
-        return None, ""
+        return None, None
     try:
         outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
-        return None, ""
+        return None, None
     ranks = frozenset({*found, *(output.rank for output in outputs)})
     if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
-        return None, ""
-    written = format_ranks([output.rank for output in outputs])
-    return ranks, f"{path} says that this was written for {written} alone (--rank)"
+        return None, None
+    text = f"written only for {format_ranks([output.rank for output in outputs])} (--rank)"
+    return ranks, Diagnostic("part", text, where=str(path))

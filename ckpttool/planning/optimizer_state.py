@@ -297,10 +297,10 @@ def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layou
     return fitting[0] if len(fitting) == 1 else layout
 
 
-def state_shape_message(
+def odd_state_shapes(
     catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
-    """Describe why an unlisted state has neither the slice nor the full shape of its parameter.
+    """Return the shapes of an unlisted state with neither the slice nor the full shape.
 
     Return None if nothing is wrong, or if its name lacks a prefix of MindSpore's optimizers.  Such
     a tensor with a different shape is not a state.
@@ -312,10 +312,7 @@ def state_shape_message(
     parameter = parameter_of_state[meta.name]
     for slice_shape, full_shape in _expected_shapes(catalog, sharding, meta.name, parameter):
         if len(full_shape) == len(meta.shape) and full_shape != meta.shape:
-            return (
-                f"{meta.name}: not in the strategy, and its shape {meta.shape} is neither that of "
-                f"a slice of {parameter} {slice_shape} nor of all of it {full_shape}"
-            )
+            return f"{meta.name} {meta.shape}, {parameter} {full_shape} in slices {slice_shape}"
     return None
 
 
@@ -351,18 +348,19 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
             else:
                 suspicious.append(f"{parameter} and {name}")
             break
-    text = "the strategy shards a parameter and its optimizer state differently"
     if contradictions:
-        yield Diagnostic(
-            "contradicted",
-            f"{text}, so that their full shapes differ: {shorten(contradictions, 3)}; is it the "
-            "strategy of this run?",
-            "--trust-strategy skips this check",
-            ("--trust-strategy",),
-        )
+        text = "the strategy gives parameters and their optimizer state different full shapes"
+        yield contradiction(text, shorten(contradictions, 3))
     if suspicious:
-        pairs = shorten(suspicious, 3)
-        yield Diagnostic("unlike_states", f"{text}: {pairs}; is it the strategy of this run?")
+        text = "the strategy shards parameters and their optimizer state differently"
+        hint = "the strategy of this run; `ckpttool help unlike_states` explains"
+        yield Diagnostic("unlike_states", text, hint, facts=shorten(suspicious, 3))
+
+
+def contradiction(message: str, facts: str = "", ranks: Sequence[int] = ()) -> Diagnostic:
+    """Return the problem that the strategy contradicts the files, with the option to skip it."""
+    hint, options = "the strategy of this run, or --trust-strategy", ("--trust-strategy",)
+    return Diagnostic("contradicted", message, hint, options, facts, ranks=tuple(ranks))
 
 
 def _mismatched_full_shapes(
@@ -407,8 +405,8 @@ def _fold_for_slice(layout: Layout, slice_shape: tuple[int, ...] | None) -> Layo
     return layout if len(slice_shape) == len(layout.tensor_map) else None
 
 
-def shape_difference_message(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Describe how the full shape of a state differs from the expected one; None if it does not.
+def shape_difference(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Return the full shape of a state and the expected one, for messages; None if they are equal.
 
     Only names with a prefix of MindSpore's optimizers count.  Any other tensor with a different
     shape is not a state.
@@ -540,14 +538,12 @@ class GradientShards:
     def notes(self) -> Iterator[Diagnostic]:
         """Yield the notes on gradients with and without their shards."""
         if self.unsharded:
-            text = "not cut by the optimizer shard that the target strategy claims, as those of "
-            text += "the source are not by theirs"
-            yield Diagnostic("corrected", f"{text}: {_format_gradients(self.unsharded)}")
+            gradients = count(len(self.unsharded), "gradient")
+            text = f"{gradients} without the optimizer shard of the target strategy, as in SRC"
+            yield Diagnostic("corrected", text, facts=shorten(self.unsharded, 3))
         if self.sharded:
-            text = "cut by an optimizer shard, as the target strategy claims, though MindSpore "
-            text += "does so only under gradient_accumulation_shard"
-            yield Diagnostic("doubt", f"{text}: {_format_gradients(self.sharded)}")
-
-
-def _format_gradients(names: list[str]) -> str:
-    return f"{count(len(names), 'gradient')}: {shorten(names)}"
+            gradients = count(len(self.sharded), "gradient")
+            text = f"{gradients} with the optimizer shard of the target strategy"
+            facts = "MindSpore shards them only under gradient_accumulation_shard: "
+            facts += shorten(self.sharded, 3)
+            yield Diagnostic("doubt", text, facts=facts)

@@ -134,18 +134,18 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
-            hint = "--max-shard-size writes a folder, name that "
-            hint += f"({path.removesuffix(Path(path).suffix)})"
-            raise PlanError([Diagnostic("options", f"{path} ends like a file", hint)])
+            text = "--max-shard-size writes a folder, and the name is that of a file"
+            hint = f"-o {path.removesuffix(Path(path).suffix)}"
+            raise PlanError([Diagnostic("options", text, hint, where=path)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
-        text = f"{path} ends like {by_name}, but --format says {format}"
-        hint = f"leave --format away, or name {Path(path).with_suffix(suffix_of(format))}"
-        raise PlanError([Diagnostic("options", text, hint)])
+        text = f"the suffix is that of {by_name}, but --format is {format}"
+        hint = f"-o {Path(path).with_suffix(suffix_of(format))}, or no --format"
+        raise PlanError([Diagnostic("options", text, hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
-        text = f"{path}: no format has this ending"
-        hint = "name a file that ends in .h5, .ckpt or .safetensors, or give --format"
-        raise PlanError([Diagnostic("options", text, hint)])
+        text = "the suffix is not that of a format"
+        hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
+        raise PlanError([Diagnostic("options", text, hint, where=path)])
     return format or by_name or "hdf5"
 
 
@@ -179,7 +179,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
 def _refuse_url(path: str) -> None:
     url = why_not_a_path(path)
     if url is not None:
-        raise PlanError([Diagnostic("destination", f"{path}: {url}")])
+        raise PlanError([Diagnostic("destination", url, where=path)])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
@@ -312,7 +312,7 @@ def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: D
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
             *(
-                replace(one, message=f"{one.message}; these are read")
+                replace(one, facts="; ".join(filter(None, (one.facts, "those are read"))))
                 for one in find_incomplete_files(catalog, resolved.sources)
                 if one.code == "lacking"
             )
@@ -446,10 +446,10 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     found = sorted({*catalog.files, *catalog.damaged})
     if isinstance(catalog, MergedCatalog) or len(found) < 2:
         return None
-    text = f"{catalog.root}: {format_ranks(found)} found"
-    hint = "split takes one full checkpoint: use reshard with the strategy of these ranks "
-    hint += "(-s STRATEGY), or say --replicated if every rank holds everything"
-    return PlanError([Diagnostic("strategy", text, hint)])
+    text = f"split takes one merged checkpoint, found {format_ranks(found)}"
+    hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
+    ranks = tuple(found)
+    return PlanError([Diagnostic("strategy", text, hint, ranks=ranks, where=catalog.root)])
 
 
 def _sidecar(options: OutputOptions) -> StrategySidecar | None:
@@ -491,9 +491,7 @@ def plan_reshard(
     refusal = None
     is_described = isinstance(catalog, SelfDescribedCatalog)
     if src_strategy is None and not is_described and not resolve_options.replicated:
-        is_merged = isinstance(catalog, MergedCatalog)
-        other = "or use split if it holds everything undivided" if is_merged else ""
-        refusal = no_strategy_error(catalog, other)
+        refusal = no_strategy_error(catalog, "-s STRATEGY")
     return _plan_and_check(
         catalog,
         src_strategy,

@@ -14,7 +14,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_ranks
+from ckpttool.model.wording import count, format_difference
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -23,7 +23,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 
-REMEDY = "is one rank's file damaged? move it away, and its replicas are read"
+REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 MAX_PROBLEMS = 20  # a wrong strategy has one for every tensor
 
 
@@ -123,7 +123,7 @@ def replica_problems(
         found[0] = replace(found[0], hint=REMEDY)
     found += compare_stages(catalog, sharding, sources, executor, on_progress)
     if len(found) > MAX_PROBLEMS:
-        text = f"and {count(len(found) - MAX_PROBLEMS, 'more slice')} whose replicas differ"
+        text = f"{count(len(found) - MAX_PROBLEMS, 'more slice')} with replicas that differ"
         found[MAX_PROBLEMS:] = [Diagnostic("replica", text)]
     return found
 
@@ -146,14 +146,10 @@ def compare_stages(
         if difference.count:
             name, total = source.meta.name, math.prod(source.meta.shape)
             ranks = source.layout.ranks, other.layout.ranks
-            text = (
-                f"{name}: the stages of {format_ranks(ranks[0])} and {format_ranks(ranks[1])} "
-                f"differ in {difference.count} of {count(total, 'element')}, "
-                f"first at {difference.first}"
-            )
             yield Diagnostic(
                 "replica",
-                text,
+                f"{name}: stages differ in {difference.count} of {count(total, 'element')}",
+                facts=f"{format_difference(ranks)}; first at {difference.first}",
                 tensor=name,
                 ranks=(*ranks[0], *ranks[1]),
                 count=difference.count,
@@ -198,11 +194,11 @@ def _select_tensors(file: FileIndex, names: Iterable[str]) -> FileIndex:
 
 
 def find_difference(
-    one: Slice, stats: TensorStats, claim: str = "replicas differ"
+    one: Slice, stats: TensorStats, code: str = "replica", claim: str = "replicas differ"
 ) -> Diagnostic | None:
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
-    The message has all groups, since contents do not show which is right.  `Diagnostic.ranks` has
+    The facts name all groups, since contents do not show which is right.  `Diagnostic.ranks` has
     the ranks outside the largest group, or all ranks if several groups are largest.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
@@ -216,14 +212,10 @@ def find_difference(
     number = max(difference.count for _, difference in others)
     first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
     name, full, shape = one.source.meta.name, one.source.meta.shape, one.tensors[0].meta.shape
-    of_slice, in_full = (
-        (" of the slice", f" of the full tensor {full}") if shape != full else ("", "")
-    )
-    text = (
-        f"{name}: {claim} ({' | '.join(map(format_ranks, groups.values()))}) in "
-        f"{'up to ' if len(groups) > 2 else ''}{number} of {count(math.prod(shape), 'element')}"
-        f"{of_slice}, first at {first}{in_full}"
-    )
+    in_full = f" of {full}" if shape != full else ""
+    text = f"{name}: {claim} in {'up to ' if len(groups) > 2 else ''}{number} of "
+    text += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
+    facts = f"{format_difference(tuple(groups.values()))}; first at {first}{in_full}"
     is_unique = sum(len(ranks) == largest for ranks in groups.values()) == 1
     ranks = tuple(few) if is_unique else one.ranks
-    return Diagnostic("replica", text, tensor=name, ranks=ranks, count=number, first=first)
+    return Diagnostic(code, text, facts=facts, tensor=name, ranks=ranks, count=number, first=first)

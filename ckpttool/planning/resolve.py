@@ -27,6 +27,7 @@ from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
@@ -36,7 +37,6 @@ from ckpttool.planning.sources import (
 )
 from ckpttool.planning.strategy_check import (
     check_strategy,
-    contradiction,
     strategy_notes,
 )
 from ckpttool.planning.unlisted import (
@@ -169,7 +169,7 @@ def resolve(
     See "Python" in the guides (docs/guides/from-python.md).
     """
     found = Diagnostics(strict=options.strict) if diagnostics is None else diagnostics
-    sharding = source_sharding(catalog, strategy, options.replicated)
+    sharding = source_sharding(catalog, strategy, options.replicated, found.strategy_option)
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     executor = executor or InlineExecutor()
@@ -197,7 +197,7 @@ def _resolve(
         sharding, reasons = sharding.resolve(catalog.metas)
         if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
-            diagnostics.add(*Diagnostic.each("strategy", reasons))
+            diagnostics.add(*reasons)
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
@@ -251,11 +251,12 @@ def _resolve(
 
 
 def source_sharding(
-    catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool
+    catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool, option: str
 ) -> Sharding:
     """Return the sharding of a source: its strategy, or one of the kinds that need none.
 
     With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
+    ``option`` takes the strategy.
 
     Raises
     ------
@@ -267,9 +268,10 @@ def source_sharding(
     if isinstance(catalog, SelfDescribedCatalog):
         files = catalog.description.files
         if strategy is not None or replicated:
-            given = "--replicated" if strategy is None else f"-s {strategy.origin}"
-            text = f"{catalog.root}: describes itself ({shorten(files, 2)})"
-            raise PlanError([Diagnostic("strategy", text, f"leave {given} away")])
+            given = "--replicated" if strategy is None else option
+            text = f"the checkpoint describes itself, so {given} does not apply"
+            facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
+            raise PlanError([Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)])
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
     is_merged = isinstance(catalog, MergedCatalog)
     if strategy is None and is_merged:
@@ -277,40 +279,41 @@ def source_sharding(
     if strategy is None and replicated:
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
     if strategy is None:
-        other = "or say --replicated if every rank holds everything (data parallel, or "
-        raise no_strategy_error(catalog, f"{other}integrated_save=True)")
-    if (error := _merged_with_index_error(catalog)) is not None:
-        raise error
-    if is_merged and len(strategy.ranks) > 1:
-        text = f"{catalog.root}: one undivided file, and {strategy.origin} is for "
-        text += f"{len(strategy.ranks)} ranks"
-        hint = "leave -s away (split cuts such a file), or name the folder with the files of all "
-        raise PlanError([Diagnostic("strategy", text, f"{hint}ranks")])
+        raise no_strategy_error(
+            catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
+        )
+    if is_merged and (len(strategy.ranks) > 1 or catalog.documents):
+        text = f"but {strategy.origin} is for {count(len(strategy.ranks), 'rank')}"
+        problem = Diagnostic(
+            "strategy",
+            f"already merged, {text}",
+            f"the same command without {option}, or `ckpttool split` for a target",
+            where=catalog.root,
+        )
+        if evidence := catalog.one_of_several:
+            message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
+            problem = replace(problem, message=message, hint=hint, facts=evidence)
+        raise PlanError([problem])
     return replace(strategy, notes=(*strategy.notes, *strategy_notes(catalog, strategy)))
 
 
-def no_strategy_error(catalog: Catalog, other: str) -> CkptToolError:
-    """Return the error of a source without a strategy; ``other`` names another remedy."""
-    if (error := _merged_with_index_error(catalog)) is not None:
-        return error
+def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
+    """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-    text = f"{catalog.root}: {ranks} and no strategy: nothing says how their tensors fit "
-    text += "together"
-    hint = "give the strategy file of the training run (-s STRATEGY)"
-    seen = [note.fact for note in catalog.diagnostics if note.code == "strategy_file"]
-    hint = "; ".join([f"{hint}, {other}" if other else hint, *seen])
-    missing = NoStrategyError([Diagnostic("no_strategy", text, hint)])
+    found = (note.fact for note in catalog.diagnostics if note.code == "strategy_file")
+    facts = next(found, "A strategy file says how the slices of the ranks fit together.")
+    text = f"no strategy for {ranks}"
+    problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
+    if catalog.one_of_several:
+        text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
+        facts = catalog.one_of_several
+        problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
+    elif isinstance(catalog, MergedCatalog):
+        text = "already merged, and reshard reads the files of ranks"
+        problem = Diagnostic("strategy", text, "`ckpttool split`", where=catalog.root)
+    missing = NoStrategyError([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
-
-
-def _merged_with_index_error(catalog: Catalog) -> PlanError | None:
-    """Return the error of a source whose index lists full tensors; None without an index."""
-    if not isinstance(catalog, MergedCatalog) or not catalog.indexes:
-        return None
-    reason = f"holds everything undivided, as {catalog.indexes[0]} says, so it is merged "
-    reason += "without a source strategy (-s, --replicated), and cut with split"
-    return PlanError([Diagnostic("strategy", f"{catalog.root}: {reason}")])
 
 
 def compare_contents(
@@ -334,9 +337,10 @@ def compare_contents(
             del groups[name]
     constant = [name for name in constant if name in groups]
     if constant and isinstance(sharding, Strategy):
-        text = "not in the strategy, and all elements of all ranks are the same; taken for whole, "
-        text += "if they are slices say so in a strategy by hand (-s MORE.yaml): "
-        diagnostics.add(Diagnostic("doubt", f"{text}{shorten(constant)}"))
+        number = count(len(constant), "parameter")
+        text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
+        hint = "a hand-written strategy if they are slices; `ckpttool help doubt` explains"
+        diagnostics.add(Diagnostic("doubt", text, hint, facts=shorten(constant, 3)))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
@@ -453,8 +457,8 @@ def correct_strategy(
     if isinstance(sharding, Merged):
         return sharding, sources
     if options.trust_strategy:
-        text = "--trust-strategy: contents were not looked at; where replicas differ, the lowest "
-        diagnostics.add(Diagnostic("doubt", f"{text}rank's are taken"))
+        text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
+        diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
     diagnostics.add(*find_contradictions(catalog, sharding), *_check_index(catalog, sources))
     found = check_strategy(catalog, sharding, sources.found, executor)
@@ -492,18 +496,18 @@ def _check_index(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
         try:
             merged = scan_indexed(str(path))
         except (CkptToolError, OSError) as error:
-            text = f"full shapes were not compared with the index beside the source: {error}"
-            yield Diagnostic("not_compared", text)
+            text = "full shapes were not compared with this index"
+            yield Diagnostic("not_compared", text, facts=str(error), where=str(path))
             continue
         full = {} if merged is None else merged.metas
         different = [
-            f"{meta.name} {meta.shape}, there {full[meta.name].shape}"
+            f"{meta.name} {meta.shape}, in the index {full[meta.name].shape}"
             for meta in (source.meta for source in sources.found)
             if meta.name in full and meta.shape != full[meta.name].shape
         ]
         if different:
-            text = f"the strategy makes other full shapes than {path} lists: "
-            yield contradiction(f"{text}{shorten(different, 3)}; is it the strategy of this run?")
+            problem = contradiction(f"the strategy makes other full shapes than {path} lists")
+            yield replace(problem, facts=shorten(different, 3), path=str(path))
 
 
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
@@ -511,14 +515,11 @@ def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Dia
     shard = options.optimizer_shard
     if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
         return None
+    where = f"--optimizer-shard {shard}"
     if not isinstance(sharding, Strategy):
-        text, hint = (
-            "it decides what a strategy leaves open, and none is read here",
-            "leave it away",
-        )
+        text, hint = "it corrects a strategy, and none is read", f"the same command without {where}"
     elif options.trust_strategy:
-        text = "it corrects the strategy, which --trust-strategy believes"
-        hint = "leave one of them away"
+        text, hint = "--trust-strategy excludes it", "the same command with one of the two"
     else:
         return None
-    return Diagnostic("options", f"--optimizer-shard {shard}: {text}", hint)
+    return Diagnostic("options", text, hint, where=where)

@@ -29,10 +29,10 @@ from ckpttool.model.slicing import (
     NotInStrategy,
     Origin,
     Source,
-    described_state_message,
+    described_state_shapes,
     follow,
 )
-from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
+from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
@@ -40,6 +40,7 @@ from ckpttool.planning.missing import (
     find_missing_slices,
     hold_same_parameters,
     is_deduplicated,
+    lacking_problem,
     missing_rank_problems,
     redundancy_note,
 )
@@ -48,13 +49,12 @@ from ckpttool.planning.optimizer_state import (
     correct_layouts,
     followed_parameter,
     match_states_by_name,
+    odd_state_shapes,
     parameter_by_prefix,
     state_layouts,
-    state_shape_message,
 )
 from ckpttool.planning.unlisted import (
     RANK_SPECIFIC_NAMES,
-    STATE_HINT,
     DifferingNames,
     PartlyHeld,
     RankGroups,
@@ -65,6 +65,7 @@ from ckpttool.planning.unlisted import (
     handwritten_shape_problems,
     layout_notes,
     misplaced_notes,
+    odd_states_problem,
     split_names,
     unlisted_problems,
 )
@@ -74,7 +75,7 @@ _T = TypeVar("_T", bound=Hashable)
 
 def infer_full_tensor(
     catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
-) -> tuple[Layout, TensorMeta] | str:
+) -> tuple[Layout, TensorMeta] | Diagnostic:
     """Infer the full tensor from the slices of a stage, and fold its layout if it is expanded.
 
     Parameters
@@ -88,19 +89,22 @@ def infer_full_tensor(
 
     Returns
     -------
-    tuple or str
-        The layout, folded if it was expanded, and the full tensor.  A message if the slices do not
+    tuple or Diagnostic
+        The layout, folded if it was expanded, and the full tensor.  A problem if the slices do not
         fit the layout.
     """
     ranks = list(metas)
     shapes = group_by_meta(metas, lambda meta: meta.shape)
     name = metas[ranks[0]].name
     if len(shapes) > 1 and layout.has_equal_slices:
-        return disagreement_message(catalog, name, "slice shape", shapes)
+        return disagreement("shape", catalog, name, "slice shape", shapes)
     slice_shape = metas[ranks[0]].shape
     ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
     if len(ways) > 1:
-        return f"{name}: {ambiguity(layout, ways)}"
+        text = f"{name}: the JSON strategy fits several full shapes"
+        hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
+        facts = ambiguity(layout, ways)
+        return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
     layout = ways[0] if ways else layout
     # A slice of a manual split may have a wrong number of axes.  The full shape follows from
     # another slice, so that the message below names the wrong one.
@@ -111,29 +115,48 @@ def infer_full_tensor(
         full_meta = meta.of_shape(layout.implied_shape(meta.shape))
     reason = layout.why_not(full_meta.shape)
     if reason is not None:
-        return f"{name}: {format_ranks(ranks)}, slice shape {meta.shape}: {reason}"
-    wrong = [
-        f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
+        facts = f"{format_ranks(ranks)} hold slices of {meta.shape}; {reason}"
+        return _unfit_slices(name, facts, ranks)
+    wrong = {
+        rank: f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
         for rank in (() if layout.has_equal_slices else ranks)
         if metas[rank].shape != (shape := layout.slice_shape(rank, full_meta.shape))
-    ]
+    }
     if wrong:
-        split = f"the manual split of {list(layout.rows)} rows"
-        return f"{name}: slice shapes are not those of {split}: {shorten(wrong)}"
+        facts = f"manual split of {list(layout.rows)} rows; {shorten(wrong.values(), 3)}"
+        return _unfit_slices(name, facts, list(wrong))
     return layout, full_meta
 
 
-def disagreement_message(
-    catalog: Catalog, name: str, property_name: str, groups: Mapping[_T, tuple[int, ...]]
-) -> str:
-    """Describe which ranks hold which value: the largest group last, the others with a file."""
+def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
+    """Return the problem of slices whose shapes are not those of a layout."""
+    text = f"{name}: the slices do not fit the strategy"
+    hint = "the strategy of this run; `ckpttool help shape` explains"
+    return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+
+
+def disagreement(
+    code: str, catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+) -> Diagnostic:
+    """Return the problem of ranks that disagree on ``what`` a tensor is, the largest group last."""
     ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
-    parts = []
-    for value, ranks in ordered[:-1]:
-        parts.append(f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) has {value}")
-    value, ranks = ordered[-1]
-    parts.append(f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}")
-    return f"{name}: the {property_name} differs between ranks: {', '.join(parts)}"
+    parts = [
+        f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) {_has(ranks)} {value}"
+        for value, ranks in ordered[:-1]
+    ]
+    value, most = ordered[-1]
+    return Diagnostic(
+        code,
+        f"{name}: the {what} differs between ranks",
+        f"put back the files of one run and step; `ckpttool help {code}` explains",
+        facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
+        tensor=name,
+        ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),
+    )
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def group_by_meta(
@@ -284,10 +307,11 @@ def find_sources(
     )
     for name, ranks in catalog.holders.items():
         search.add_source(name, ranks)
+    sources.problems[:] = _join_tensors(sources.problems)
     search.resolve_differing(is_complete)
     differing = {name for names in search.differing.values() for name in names}
     sources.notes += (
-        Diagnostic("partly_held", f"{one.message}; taken from {format_ranks(one.ranks[:1])}")
+        one.diagnostic(code="partly_held", more_facts=f"; taken from rank {one.ranks[0]}")
         for one in partly_held
         if not differing.issuperset(one.names)
     )
@@ -305,6 +329,29 @@ def find_sources(
         note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
+
+
+def _join_tensors(problems: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Join the problems that say the same of several tensors to one, with the facts of the first.
+
+    A wrong strategy may have one for every tensor.
+    """
+    groups: dict[object, list[Diagnostic]] = defaultdict(list)
+    for one in problems:
+        text = one.message.removeprefix(f"{one.tensor}: ")
+        groups[one if text == one.message else (one.code, text, one.hint)].append(one)
+    for first, *others in groups.values():
+        if not others:
+            yield first
+            continue
+        names = [str(one.tensor) for one in (first, *others)]
+        text = first.message.removeprefix(f"{first.tensor}: ")
+        facts = first.facts
+        if any(one.facts != facts for one in others):
+            facts = f"{first.tensor}: {facts}"
+        ranks = tuple(sorted({rank for one in (first, *others) for rank in one.ranks}))
+        message = f"{shorten(names, 3)}: {text}"
+        yield replace(first, message=message, facts=facts, tensor=None, ranks=ranks)
 
 
 @dataclass(slots=True)
@@ -325,6 +372,8 @@ class _Search:
         Names whose layouts in the strategy were wrong.
     differing
         Names without a layout that differ between ranks, by the groups of equal ranks.
+    odd_states
+        Names of states without a layout that are neither slices nor full tensors, with the shapes.
     """
 
     catalog: Catalog
@@ -338,6 +387,7 @@ class _Search:
     on_one_rank: Mapping[str, PartlyHeld]
     corrected: list[str] = field(default_factory=list)
     differing: dict[RankGroups, list[str]] = field(default_factory=dict)
+    odd_states: dict[str, str] = field(default_factory=dict)
 
     @property
     def listing(self) -> str:
@@ -380,8 +430,7 @@ class _Search:
         metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
         dtypes = group_by_meta(metas, lambda meta: meta.dtype)
         if len(dtypes) > 1:
-            text = disagreement_message(catalog, name, "element type", dtypes)
-            sources.problems.append(Diagnostic("dtype", text, tensor=name, ranks=tuple(ranks)))
+            sources.problems.append(disagreement("dtype", catalog, name, "element type", dtypes))
             return
         chosen: Source | None = None
         first_gaps: tuple[tuple[int, ...], ...] = ()
@@ -392,17 +441,15 @@ class _Search:
             if not present:
                 continue
             joined = infer_full_tensor(catalog, listed, held)
-            if isinstance(joined, str):
-                problem = Diagnostic("shape", joined, tensor=name, ranks=present)
-                sources.problems.append(problem)
+            if isinstance(joined, Diagnostic):
+                sources.problems.append(joined)
                 return
             layout, meta = joined
             gaps = layout.gaps(present)
             if not gaps and chosen is None:
                 chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
             elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-                text = _stage_shapes_message(chosen, meta, layout, catalog.files[present[0]].path)
-                sources.problems.append(Diagnostic("shape", text, tensor=name, ranks=tuple(ranks)))
+                sources.problems.append(_stage_shapes_problem(chosen, meta, layout))
             first_gaps = first_gaps or gaps
         if chosen is not None:
             sources.found.append(chosen)
@@ -434,32 +481,30 @@ class _Search:
         catalog = self.catalog
         groups = _group_by_content(catalog, self.content_groups, name, ranks)
         meta = catalog.files[ranks[0]].header[name].meta
-        message = _state_shape_message(catalog, self.sharding, meta, self.parameter_of_state)
-        is_chosen = message is not None and self.unlisted is not None
+        shapes = _state_shapes(catalog, self.sharding, meta, self.parameter_of_state)
+        is_chosen = shapes is not None and self.unlisted is not None
         if _differs_between_ranks(catalog, name, groups) or name in self.on_one_rank or is_chosen:
             self.differing.setdefault(groups, []).append(name)
-        elif message is not None:
-            hinted = Diagnostic("unlisted", message, STATE_HINT, ("--unlisted",))
-            self.sources.problems.append(replace(hinted, tensor=name, ranks=tuple(ranks)))
+        elif shapes is not None:
+            self.odd_states[name] = shapes
         else:
             self.sources.found.append(full_source(catalog, name, ranks[0]))
 
     def resolve_differing(self, is_complete: bool) -> None:
-        """Apply the user's choice to parameters that differ between ranks, or add the problems.
+        """Apply the user's choice to parameters without a layout, or add the problems.
 
         Missing ranks and the strategy of a different run make parameters differ.  So nothing is
         added unless the checkpoint ``is_complete``.
         """
+        if self.odd_states:
+            self.sources.problems.append(odd_states_problem(self.odd_states, self.listing))
         if self.unlisted is not None:
             self._apply_choice(self.differing, self.unlisted)
         elif is_complete:
             rank_specific, others = split_names(self.differing, RANK_SPECIFIC_NAMES)
             self._apply_choice(rank_specific, "drop")
-            listing = None if isinstance(self.sharding, Replicated) else self.listing
-            number = len(self.catalog.holders)
-            may_add_strategy = isinstance(self.sharding, Strategy)
             self.sources.problems += unlisted_problems(
-                listing, others, number, self.on_one_rank, may_add_strategy, self.running_statistics
+                self.catalog, self.sharding, others, self.on_one_rank, self.running_statistics
             )
 
     def _apply_choice(self, differing: DifferingNames, unlisted: UnlistedChoice) -> None:
@@ -506,18 +551,18 @@ def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) ->
     return parameter_of_state.get(name, "") if reduced_from(name) is None else ""
 
 
-def _state_shape_message(
+def _state_shapes(
     catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
-    """Describe why optimizer state without a layout is not a full tensor; None if it may be."""
+    """Return the shapes that show that a state is not a full tensor; None if it may be one."""
     if not isinstance(catalog, SelfDescribedCatalog):
-        return state_shape_message(catalog, sharding, meta, parameter_of_state)
+        return odd_state_shapes(catalog, sharding, meta, parameter_of_state)
     if parameter_by_prefix(meta.name) is None:
         return None
     parameter = catalog.description.tensors.get(
         _parameter_of_same_shape(meta.name, parameter_of_state)
     )
-    return None if parameter is None else described_state_message(parameter, meta)
+    return None if parameter is None else described_state_shapes(parameter, meta)
 
 
 def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> bool:
@@ -555,11 +600,18 @@ def full_source(
     return Source(meta, slicing, NotInStrategy(rank_cycle))
 
 
-def _stage_shapes_message(chosen: Source, meta: TensorMeta, layout: Layout, path: str) -> str:
-    """Describe a tensor whose full shapes in two stages differ."""
-    text = f"{meta.name}: full shape {chosen.meta.shape} in {format_ranks(chosen.layout.ranks)}"
-    text += f", {meta.shape} in {format_ranks(layout.ranks)} ({path}); "
-    return f"{text}stages hold the same of what they share: is it the strategy of this run?"
+def _stage_shapes_problem(chosen: Source, meta: TensorMeta, layout: Layout) -> Diagnostic:
+    """Return the problem of a tensor whose full shapes in two stages differ."""
+    ranks = chosen.layout.ranks, layout.ranks
+    return Diagnostic(
+        "shape",
+        f"{meta.name}: the full shape differs between stages",
+        "the strategy of this run; `ckpttool help shape` explains",
+        facts=f"{chosen.meta.shape} in {format_ranks(ranks[0])}; "
+        f"{meta.shape} in {format_ranks(ranks[1])}",
+        tensor=meta.name,
+        ranks=(*ranks[0], *ranks[1]),
+    )
 
 
 def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
@@ -583,8 +635,13 @@ def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
 def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield a warning if a source is the file of one rank of several."""
     if isinstance(catalog, MergedCatalog) and catalog.one_of_several:
-        text = f"{catalog.root}: one rank of several ({catalog.one_of_several}); its tensors may "
-        yield Diagnostic("one_of_several", text + "be slices")
+        yield Diagnostic(
+            "one_of_several",
+            "the file of one rank of several, so its tensors may be slices",
+            "the folder of all ranks as SRC",
+            facts=catalog.one_of_several,
+            where=catalog.root,
+        )
 
 
 def not_full_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -592,10 +649,11 @@ def not_full_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     if catalog.one_of_several:
         yield Diagnostic(
             "strategy",
-            f"{catalog.root}: one rank of several ({catalog.one_of_several}), so its tensors may "
-            "be slices, and it is not taken for a full checkpoint",
-            "name the folder of all ranks, and their strategy (merge or reshard with "
-            "-s STRATEGY), or say --replicated if this file alone holds everything in full",
+            "the file of one rank of several, so its tensors may be slices",
+            "the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
+            "holds the full model",
+            facts=catalog.one_of_several,
+            where=catalog.root,
         )
 
 
@@ -642,14 +700,21 @@ def _rank_slices_diagnostic(
     catalog: Catalog, slices: Mapping[str, str], unlisted: UnlistedChoice | None
 ) -> Diagnostic:
     """Return the problem of `suspected_rank_slices`, or the note on the user's choice."""
-    found = f"{catalog.root}: {shorten(slices.values())}"
-    if unlisted == "drop":
-        return Diagnostic("dropped", f"{found}: perhaps rank 0's slices only: dropped")
-    if unlisted == "first":
-        return Diagnostic("decided", f"{found}: perhaps rank 0's slices only: taken as they are")
-    text = f"{found}: not in the index, so only rank 0's, of which it may have a slice"
-    hint = "leave out what is one with --unlisted drop, or take all as it is with --unlisted first"
-    return Diagnostic("unlisted", text, hint, ("--unlisted",))
+    code, result = {
+        "drop": ("dropped", "are dropped"),
+        "first": ("decided", "are taken in full"),
+    }.get(unlisted or "", ("unlisted", "may be slices of rank 0"))
+    return Diagnostic(
+        code,
+        f"{count(len(slices), 'tensor')} without an entry in the index {result}",
+        ""
+        if code != "unlisted"
+        else "--unlisted first takes them in full, --unlisted drop "
+        "leaves them out; `ckpttool help unlisted` explains",
+        ("--unlisted",) if code == "unlisted" else (),
+        shorten(slices.values(), 3),
+        where=catalog.root,
+    )
 
 
 @dataclass(slots=True)
@@ -692,37 +757,41 @@ def _compare_with_strategy(catalog: Catalog, strategy: Strategy, presence: Prese
     found = sorted({*catalog.files, *catalog.damaged})
     extra = tuple(rank for rank in found if rank not in strategy.ranks)
     if extra:
-        text = (
-            f"{catalog.root}: {format_ranks(extra)} found, but {strategy.origin} is for "
-            f"{len(strategy.ranks)} ranks (0-{strategy.ranks[-1]})"
-        )
-        hint = "give the strategy of this checkpoint (of all pipeline stages), or move a leftover "
-        hint += "folder away"
-        presence.problems.append(Diagnostic("strategy", text, hint, ranks=extra))
+        presence.problems.append(_extra_ranks_problem(catalog, strategy, found, extra))
     if holders and not any(name in strategy.layouts for name in holders):
-        text = (
-            f"{strategy.origin}: no parameter in common with {catalog.root}: the strategy lists "
-            f"{shorten(strategy.layouts, 3)}, the files hold {shorten(holders, 3)}; "
-            "is it the strategy of this checkpoint?"
-        )
-        presence.problems.append(Diagnostic("strategy", text))
+        text = f"no parameter in common with {catalog.root}"
+        hint = "the strategy of the run that saved this checkpoint"
+        facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
+        facts += f"the files hold {shorten(holders, 2)}"
+        problem = Diagnostic("strategy", text, hint, facts=facts, where=strategy.origin)
+        presence.problems.append(problem)
     elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
         _classify_absent(catalog, strategy, absent, holders, presence)
 
 
+def _extra_ranks_problem(
+    catalog: Catalog, strategy: Strategy, found: Sequence[int], extra: tuple[int, ...]
+) -> Diagnostic:
+    """Return the problem of ranks outside of the strategy."""
+    text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
+    facts = f"found {format_ranks(found)}; {strategy.origin} is for {format_ranks(strategy.ranks)}"
+    hint = "the strategy of this run (of all pipeline stages), or move the other folders away"
+    if list(found) == [rank + 1 for rank in strategy.ranks]:
+        text = "the ranks are numbered from 1, and those of the strategy from 0"
+        hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
+    return Diagnostic("strategy", text, hint, facts=facts, ranks=extra, where=catalog.root)
+
+
 def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield a problem for each rank that lacks parameters, where all ranks should be equal."""
+    """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
     holders = catalog.holders
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, file in catalog.files.items():
-        missing = [name for name in holders if name not in file.tensors]
-        if missing:
-            state = "is empty (0 bytes)" if file.nbytes == 0 else "was perhaps cut short"
-            text = (
-                f"rank {rank}: {file.path} lacks {count(len(missing), 'parameter')} that other "
-                f"ranks have ({shorten(missing)}), so it {state}, or the ranks do not all hold "
-                "everything"
-            )
-            yield Diagnostic("missing", text, ranks=(rank,))
+        alike[tuple(name for name in holders if name not in file.tensors)].append(rank)
+    complete = alike.pop((), [])
+    for missing, ranks in alike.items():
+        holding = format_ranks(complete) if complete else "other ranks"
+        yield lacking_problem(catalog, "missing", ranks, missing, holding)
 
 
 def _classify_absent(
@@ -753,13 +822,16 @@ def _classify_absent(
         else:
             presence.missing[ranks].append(name)
     if unsaved:
-        text = f"in the strategy but on no rank: {count(len(unsaved), 'parameter')}"
-        text += f": {shorten(unsaved)}"
+        text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
         weights = {name for name in unsaved if parameter_of_state.get(name) not in strategy.layouts}
         others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
+        note = Diagnostic("absent", text, facts=shorten(unsaved, 3))
         if others:
-            text += f"; on ranks but not in the strategy: {shorten(others)}; was one renamed?"
-        presence.notes.append(Diagnostic("renamed" if others else "absent", text))
+            facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: "
+            facts += shorten(others, 3)
+            hint = "the strategy of this run; `ckpttool help renamed` explains"
+            note = Diagnostic("renamed", text, hint, facts=facts)
+        presence.notes.append(note)
 
 
 def _unlisted_weights(

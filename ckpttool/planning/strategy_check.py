@@ -16,6 +16,7 @@ The manifest of an output folder also names the strategy that it was written for
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -26,15 +27,16 @@ from pathlib import Path
 from ckpttool.concurrency import wait_result
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import is_file, read_file
-from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
-from ckpttool.model.strategy import SelfDescribed, Sharding, Strategy
+from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.model.wording import count, format_difference, format_groups, format_ranks, shorten
 from ckpttool.planning.missing import is_deduplicated
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
@@ -180,12 +182,6 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
     return samples
 
 
-def contradiction(text: str) -> Diagnostic:
-    """Return the problem that the strategy contradicts the files, with the option to skip it."""
-    hint = "--trust-strategy skips this check"
-    return Diagnostic("contradicted", text, hint, ("--trust-strategy",))
-
-
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 
 
@@ -219,7 +215,9 @@ def check_strategy(
         elif groups := _equal_slices(one, name in handwritten):
             are_all = groups == (tuple(sorted(by_rank)),)
             equal[ALL_RANKS if are_all else groups].append(name)
-    found = [_replica_problem(catalog, place, those) for (place, _), those in differing.items()]
+    found = [
+        _replica_problem(catalog, sharding, place, those) for (place, _), those in differing.items()
+    ]
     if isinstance(sharding, SelfDescribed):
         return found
     by_name = {one.source.meta.name: one for one in sampled}
@@ -235,8 +233,8 @@ def check_strategy(
     missing = [rank for rank in sharding.ranks if rank not in catalog.files]
     if missing and notes and not is_deduplicated(catalog, sharding):
         # Either may be by chance; both together show a strategy of other files.
-        texts = [f"{format_ranks(missing)} not there, and {note.fact}" for note in notes]
-        notes = list(map(contradiction, texts))
+        absent = f"{format_ranks(missing)} without a file; "
+        notes = [contradiction(note.message, absent + note.facts, missing) for note in notes]
     return [*found, *notes]
 
 
@@ -314,94 +312,89 @@ def _equal_slices_problem(
     nbytes = sum(nbytes_of[name] for name in groups_of)
     if 2 * len(groups_of) <= len(nbytes_of) or nbytes < MIN_EQUAL_BYTES:
         return None
-    first = next(iter(groups_of.values()))
-    ranks = "; ".join(map(format_ranks, first[:3])) or "all ranks"
+    groups = next(iter(groups_of.values()))
+    sampled_tensors = count(len(nbytes_of), "sampled tensor")
     return contradiction(
-        f"the strategy shards {count(len(nbytes_of), 'sampled tensor')} whose slices should "
-        f"differ, and {len(groups_of)} have equal slices ({ranks}): {shorten(groups_of)}; is it "
-        "the strategy of this run?"
+        f"{len(groups_of)} of {sampled_tensors} have equal slices where the strategy shards them",
+        f"{shorten(groups_of, 3)}: {_equal_ranks(groups)} hold the same",
     )
 
 
 def _replica_problem(
-    catalog: Catalog, place: str | None, those: Sequence[SampledTensor]
+    catalog: Catalog, sharding: Sharding, place: str | None, those: Sequence[SampledTensor]
 ) -> Diagnostic:
-    """Return the problem of tensors whose replicas differ between the same ranks."""
-    owners, groups = those[0].differing_ranks, those[0].equal_groups
-    text = f"{shorten(one.source.meta.name for one in those)}: {place or _authority(catalog)} says "
-    text += f"that {format_ranks(owners)} hold the same, and they differ "
-    question, hint, options = _replica_advice(catalog, place, groups)
-    text += f"({' | '.join(map(format_ranks, groups))}){question}"
-    return Diagnostic("replica", text, hint, options, ranks=owners)
+    """Return the problem of tensors whose replicas differ between the same ranks.
+
+    ``place`` is that of their hand-written layout.
+    """
+    names = [one.source.meta.name for one in those]
+    hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements; {_REPLICA_EXPLAINED}"
+    options: tuple[str, ...] = ()
+    if place is not None:
+        hint = f"correct {place}, or --trust-strategy; {_REPLICA_EXPLAINED}"
+        options = ("--trust-strategy",)
+    return Diagnostic(
+        "replica",
+        f"{count(len(names), 'parameter', 'differ')} between ranks that should hold the same",
+        hint,
+        options,
+        f"{shorten(names, 3)}: {format_difference(those[0].equal_groups)}",
+        tensor=names[0] if len(names) == 1 else None,
+        ranks=those[0].differing_ranks,
+        where=catalog.root,
+    )
+
+
+_REPLICA_EXPLAINED = "`ckpttool help replica` explains"
+
+
+def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
+    """Return the command that shows the elements that differ."""
+    options = ["--replicated"] if isinstance(sharding, Replicated) else []
+    if isinstance(sharding, Strategy):
+        files = sharding.files if 0 < len(sharding.files) < 3 else ["STRATEGY"]
+        options = [word for name in files for word in ("-s", name)]
+    return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
 def _equal_shards_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
     """Return the problem of equal slices of an optimizer shard, with the shapes of one tensor."""
-    text = f"{shorten(names)}: the strategy says that an optimizer shard cuts them, and the "
-    text += f"ranks that should hold different slices hold the same ({_shapes(shown)}): is it "
-    text += "the strategy of this run?"
-    return contradiction(text)
+    text = f"the strategy shards {count(len(names), 'parameter')} further than the files do"
+    return contradiction(text, f"{shorten(names, 3)}; {_shapes(shown)}")
 
 
 def _replicated_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
     """Return the problem of ranks that hold full tensors, with the shapes of one tensor."""
-    text = f"{shorten(names)}: all ranks hold the same where the strategy cuts ({_shapes(shown)}), "
-    text += "and nothing differs anywhere: they hold everything (integrated_save=True), so leave "
-    text += "the strategy away: merge --replicated, or split --replicated"
-    return contradiction(text)
+    text = f"the strategy shards {count(len(names), 'parameter')} that all ranks hold in full"
+    hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
+    facts = f"{shorten(names, 3)}; {_shapes(shown)}"
+    return Diagnostic("contradicted", text, hint, facts=facts)
 
 
 def _shapes(one: SampledTensor) -> str:
     """Return the slice shape and the full shape of a tensor, for messages."""
     shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
-    return f"{one.source.meta.name}: slices of {shape} would make {one.source.meta.shape}"
+    return f"{one.source.meta.name} of {shape} would become {one.source.meta.shape}"
 
 
 def _equal_slices_note(
     groups: RankGroups, names: Sequence[str], handwritten: Mapping[str, str]
 ) -> Diagnostic:
     """Return the note on tensors with equal slices that should differ."""
-    by_hand = [name for name in names if name in handwritten]
-    ranks = "; ".join(format_ranks(group) for group in groups[:3]) or "all ranks"
-    more = "; and so on" if len(groups) > 3 else ""
-    if by_hand:
-        named = shorten(f"{name} ({handwritten[name]})" for name in by_hand)
-        text = f"cut by hand, and {ranks}{more} hold the same; are they replicated?: {named}"
-    else:
-        text = f"{ranks}{more} hold the same where the strategy cuts; "
-        text += (
-            "is it the strategy of this run? give the one that they were saved with"
-            if groups
-            else "if they hold everything (integrated_save=True) use --replicated"
-        )
-        text += f": {shorten(names)}"
-    return Diagnostic("equal_slices", text)
+    parameters = count(len(names), "parameter", "have")
+    text = f"{parameters} equal slices where the strategy shards them"
+    facts = f"{shorten(names, 3)}: {_equal_ranks(groups)} hold the same"
+    hint = "the strategy of this run"
+    if places := [handwritten[name] for name in names if name in handwritten]:
+        hint = f"`replicated` in {places[0]}, if every rank holds it in full"
+    elif not groups:
+        hint = "merge or split with --replicated if every rank holds the full model"
+    hint += "; `ckpttool help equal_slices` explains"
+    return Diagnostic("equal_slices", text, hint, facts=facts)
 
 
-def _authority(catalog: Catalog) -> str:
-    """Return what describes the slices, for messages: the strategy or the checkpoint's files."""
-    if isinstance(catalog, SelfDescribedCatalog):
-        return shorten(catalog.description.files, 2)
-    return "the strategy"
-
-
-def _replica_advice(
-    catalog: Catalog, place: str | None, groups: Sequence[Sequence[int]]
-) -> tuple[str, str, tuple[str, ...]]:
-    """Return a question about replicas that differ, a hint, and the options that it names."""
-    if place is not None:
-        hint = "correct it, or take the lowest rank's with --trust-strategy"
-        return "", hint, ("--trust-strategy",)
-    damage = "is one damaged (`ckpttool verify --deep` shows which elements differ; move that "
-    damage += "rank's file away and its replicas are read), "
-    damage = damage if len(groups) == 2 else ""
-    if isinstance(catalog, SelfDescribedCatalog):
-        text = f"{damage}or are they not of one step?" if damage else "are they of one step?"
-        return f": {text}", "merge and reshard take the lowest rank's with --trust-strategy", ()
-    text = f": {damage}is it the strategy of this run, are they of one step, or does each rank "
-    hint = "--trust-strategy takes the lowest rank's; if they are slices, saved with "
-    hint += "optimizer_weight_shard_aggregated_save, say so with --optimizer-shard N"
-    return f"{text}have its own?", hint, ("--trust-strategy", "--optimizer-shard")
+def _equal_ranks(groups: RankGroups) -> str:
+    return format_groups(groups) or "all ranks"
 
 
 def _stage_problems(
@@ -427,12 +420,12 @@ def _stage_problems(
     return [
         Diagnostic(
             "replica",
-            f"{shorten(names)}: the strategy says that the stages of {format_ranks(first)} and of "
-            f"{format_ranks(second)} hold the same, and they differ: are they of one step, and is "
-            "it the strategy of this run?",
-            "--trust-strategy takes the lowest stage's",
+            f"stages differ in {count(len(names), 'parameter')} that they share",
+            f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
             ("--trust-strategy",),
+            f"{shorten(names, 3)}: {format_difference([first, second])}",
             ranks=(*first, *second),
+            where=catalog.root,
         )
         for (first, second), names in differing.items()
     ]
@@ -452,10 +445,11 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
         recorded = provenance.strategies[-len(strategy.files) :]
         either = [recorded, provenance.dst_strategies]
         if recorded and given not in [{one.sha256 for one in files} for files in either]:
-            text = f"{path} says that this was written by {recorded[-1].path}, and "
-            text += f"{strategy.origin} is another file; if it does not say the same, what is read "
-            text += "is wrong"
-            yield Diagnostic("other_strategy", text)
+            text = "not the strategy that the manifest names"
+            facts = f"{path} names {recorded[-1].path}"
+            hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
+            yield Diagnostic("other_strategy", text, hint, facts=facts, where=strategy.origin)
     except FormatError as error:
-        text = f"{error}; so it does not tell whether {strategy.origin} is what this was written by"
-        yield Diagnostic("other_strategy", text)
+        (one,) = diagnose(error)
+        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
+        yield replace(one, code="other_strategy", facts=facts)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     """
     catalog = resolved.catalog
     target, problems = _resolve_names(target, resolved)
-    diagnostics.add(*Diagnostic.each("target", problems))
+    diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not problems:
@@ -74,19 +75,20 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
-        text = f"{format_ranks(outside)}: not in the target, which has "
-        text += f"{target.ranks} ranks (0-{target.ranks - 1})"
-        diagnostics.add(Diagnostic("target", text, ranks=tuple(outside)))
+        text = f"{format_ranks(outside)} not in the target, which has {target.ranks} ranks"
+        hint = f"--rank with some of 0-{target.ranks - 1}"
+        diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
     if not transfers and not diagnostics.has_errors:
-        text = f"{catalog.root}: nothing in it that could be written"
-        diagnostics.add(Diagnostic("missing", text))
+        diagnostics.add(Diagnostic("missing", "no tensor to write", where=catalog.root))
     if diagnostics.has_errors:
         return None
     files = (*resolved.sharding.files, *target.sharding.files)
     return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
 
 
-def _resolve_names(target: Target, resolved: ResolvedSources) -> tuple[Target, Sequence[str]]:
+def _resolve_names(
+    target: Target, resolved: ResolvedSources
+) -> tuple[Target, Sequence[Diagnostic]]:
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()
@@ -103,22 +105,22 @@ def _find_transfers(
     transfers: list[Transfer] = []
     sources = resolved.sources
     chooser = _LayoutChooser(resolved, target)
+    mismatches: dict[str, list[str]] = defaultdict(list)  # reason to names
     for source in sources:
         name, shape = source.meta.name, source.meta.shape
         layouts = chooser.layouts(source)
         if layouts:
             layouts = tuple(_fold(layout, shape) for layout in layouts)
-            mismatches = {_mismatch_message(layout, shape) for layout in layouts} - {None}
-            where = target.sharding.origin
-            for mismatch in sorted(map(str, mismatches)):
-                text = f"{name}: target {where}: {mismatch}"
-                diagnostics.add(Diagnostic("target", text, tensor=name))
-            if mismatches:
+            reasons = {_why_not(layout, shape) for layout in layouts} - {None}
+            if reasons:
+                mismatches["; ".join(sorted(map(str, reasons)))].append(name)
                 continue
         elif layouts is not None:
             layouts = _full_layouts(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
+    if mismatches:
+        diagnostics.add(_mismatch_problem(mismatches, target.sharding.origin))
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
@@ -126,9 +128,8 @@ def _find_transfers(
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
     if unwritten:
-        text = "dropped, being only on source ranks whose turn does not come"
-        names = f"{count(len(unwritten), 'parameter')}: {shorten(unwritten)}"
-        diagnostics.add(Diagnostic("dropped", f"{text}: {names}"))
+        text = f"left out, as no target rank takes the value of their ranks: {_name(unwritten)}"
+        diagnostics.add(Diagnostic("dropped", text))
     return transfers, chooser.not_listed
 
 
@@ -184,24 +185,23 @@ class _LayoutChooser:
             self.corrected.append(name)
         return self.gradients.drop_unproven_shard(source, self.src_sharding, layouts)
 
+    @property
+    def _followed(self) -> list[str]:
+        return [f"{name} as {self.owners[name]}" for name in self.not_listed.followed]
+
     def notes(self) -> Iterator[Diagnostic]:
         """Yield notes on corrected layouts, and on tensors that the target does not list."""
         if self.corrected:
-            text = "cut for the target like their parameters, whose optimizer shard their own "
-            text += f"entries lack: {count(len(self.corrected), 'optimizer state')}"
-            yield Diagnostic("corrected", f"{text}: {shorten(self.corrected)}")
-        names = [f"{name} (as {self.owners[name]})" for name in self.not_listed.followed]
-        if names:
-            text = "not in the target strategy, cut like the parameter: "
-            text += f"{count(len(names), 'optimizer state')}: {shorten(names)}"
-            yield Diagnostic("follows", text)
-        for code, text, metas in (
-            ("undivided", "written undivided to every rank", self.not_listed.full),
-            ("dropped", "left out", self.not_listed.dropped),
+            text = "the target strategy lacks their optimizer shard; sharded like the parameters"
+            yield Diagnostic("corrected", f"{text}: {_name(self.corrected, 'optimizer state')}")
+        for code, verb, names, noun in (
+            ("follows", "sharded like their parameters", self._followed, "optimizer state"),
+            ("undivided", "written in full to every rank", self.not_listed.full, "parameter"),
+            ("dropped", "left out", self.not_listed.dropped, "parameter"),
         ):
-            if metas:
-                text = f"not in the target strategy, {text}: {count(len(metas), 'parameter')}"
-                yield Diagnostic(code, f"{text}: {shorten(metas)}")
+            if names:
+                text = f"not in the target strategy, {verb}: {_name(names, noun)}"
+                yield Diagnostic(code, text)
 
 
 def _fold(layout: Layout, shape: tuple[int, ...]) -> Layout:
@@ -210,11 +210,32 @@ def _fold(layout: Layout, shape: tuple[int, ...]) -> Layout:
     return folded[0] if len(folded) == 1 else layout
 
 
-def _mismatch_message(layout: Layout, shape: tuple[int, ...]) -> str | None:
-    """Return a message if a layout cannot shard a full tensor of ``shape``; else None."""
+def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Return why a layout cannot shard a full tensor of ``shape``; None if it can."""
     if not layout.has_boxes:
-        return f"field-sliced ({layout.fields} fields), which can be merged but not be cut"
+        return f"field-sliced ({layout.fields} fields), which can be merged but not sharded"
     return layout.why_not(shape)
+
+
+def _mismatch_problem(mismatches: Mapping[str, Sequence[str]], origin: str) -> Diagnostic:
+    """Return the problem of parameters that the target cannot shard, by the reasons."""
+    names = [name for those in mismatches.values() for name in those]
+    facts = [f"{shorten(those, 1)}: {reason}" for reason, those in [*mismatches.items()][:3]]
+    if len(mismatches) > 3:
+        facts.append(f"and {len(mismatches) - 3} more shapes")
+    return Diagnostic(
+        "target",
+        f"the target cannot shard {count(len(names), 'parameter')} of the source",
+        "a target with slices that divide the axes; `ckpttool help target` explains",
+        facts="; ".join(facts),
+        tensor=names[0] if len(names) == 1 else None,
+        where=origin,
+    )
+
+
+def _name(names: Collection[str], noun: str = "parameter") -> str:
+    """Return how many names there are, and the first three."""
+    return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
 def _full_layouts(source: Source, ranks: int) -> tuple[Layout, ...]:
@@ -231,16 +252,13 @@ def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: D
     names = {source.meta.name for source in sources}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
-        text = (
-            f"{strategy.origin}: no parameter in common with the source: the strategy lists "
-            f"{shorten(strategy.layouts, 3)}, the source holds {shorten(sorted(names), 3)}; "
-            "is it the strategy of this model?"
-        )
-        diagnostics.add(Diagnostic("target", text))
+        facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
+        facts += shorten(sorted(names), 2)
+        text, hint = "no parameter in common with the source", "-d with a strategy of this model"
+        diagnostics.add(Diagnostic("target", text, hint, facts=facts, where=strategy.origin))
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
-        text = f"in the target strategy only: {count(len(absent), 'parameter')}"
-        diagnostics.add(Diagnostic("absent", f"{text}: {shorten(absent)}"))
+        diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
 
 
 def written_strategy(plan: Plan, target: Strategy) -> Strategy:
@@ -325,7 +343,8 @@ class StrategySidecar:
         """
         problem = name_problem(self.path)
         if problem is not None:
-            yield Diagnostic("destination", f"{self.path}: {problem}")
+            hint = f"--write-strategy {Path(self.path).with_suffix('.ckpt')}"
+            yield Diagnostic("destination", problem, hint, where=self.path, path=self.path)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -334,19 +353,23 @@ class StrategySidecar:
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
                 "destination",
-                f"{self.path}: among the files of ranks, where it would be taken for a checkpoint",
-                f"write it to {folder} or elsewhere",
+                "a strategy among the files of ranks would be read as a checkpoint",
+                f"--write-strategy {folder / name}",
+                where=self.path,
+                path=self.path,
             )
         if os.path.relpath(parent / name, folder.resolve()).startswith((MANIFEST, RECORD)):
-            text = f"{self.path}: is a name that ckpttool itself uses there"
-            yield Diagnostic("destination", text, "choose another")
+            text = "ckpttool itself uses this name"
+            hint = "--write-strategy with another name"
+            yield Diagnostic("destination", text, hint, where=self.path, path=self.path)
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield Diagnostic(
                 "destination",
-                f"{self.path}: with --part it is `ckpttool finalize` that writes it, and that "
-                f"writes below {folder} only",
-                "name a file there",
+                "`ckpttool finalize` writes the strategy of parts, inside the output folder",
+                f"--write-strategy {folder / name}",
+                where=self.path,
+                path=self.path,
             )
 
 
@@ -388,8 +411,8 @@ class ShardedOutput:
         documents = tuple(Document(path, text.encode()) for path in self.documents)
         large = [meta.name for meta in metas if meta.nbytes > self.limit]
         if large:
-            text = "larger than --max-shard-size by themselves, and written whole all the same"
-            diagnostics.add(Diagnostic("part", f"{text}: {shorten(large)}"))
+            text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"
+            diagnostics.add(Diagnostic("part", text))
         return replace(plan, documents=documents)
 
     def problems(self, plan: Plan) -> Iterator[Diagnostic]:
@@ -405,9 +428,11 @@ class ShardedOutput:
         if stale:
             yield Diagnostic(
                 "destination",
-                f"{folder}: {shorten(stale, 3)}: of another checkpoint, and a loader might mix it "
-                "with this one",
-                "move it away or write to another folder",
+                "the folder holds files of another checkpoint, which loaders would read, too",
+                "another folder, or these files moved away",
+                facts=shorten(stale, 3),
+                where=str(folder),
+                path=str(folder),
             )
 
     def _path(self, number: int | None, count: int) -> str:

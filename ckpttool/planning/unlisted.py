@@ -23,16 +23,17 @@ from typing import Literal
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Sharding, Strategy
+from ckpttool.model.strategy import Replicated, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     ParameterOfState,
+    contradiction,
     find_mismatched_states,
     followed_parameter,
     match_states_by_name,
     parameter_by_prefix,
-    shape_difference_message,
+    shape_difference,
 )
 
 
@@ -48,19 +49,36 @@ class PartlyHeld:
         All ranks that hold them, of any stage.
     missing
         Other ranks of these stages, which have a file without them.
-    message
-        Description of the problem.
+    facts
+        A file without them, or what the one rank that holds them lacks.
     """
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
-    message: str
+    facts: str
 
     @property
     def is_on_one_rank(self) -> bool:
         """Whether only one rank holds them."""
         return len(self.ranks) == 1
+
+    def diagnostic(
+        self, code: str, hint: str = "", options: tuple[str, ...] = (), *, more_facts: str = ""
+    ) -> Diagnostic:
+        """Return a diagnostic of the rank that alone holds them, or of those that do not."""
+        ranks = self.ranks if self.is_on_one_rank else self.missing
+        where = f"only on {format_ranks(ranks)}"
+        where = where if self.is_on_one_rank else f"not on {format_ranks(ranks)}"
+        return Diagnostic(
+            code,
+            f"{shorten(self.names, 3)}: not in the strategy, and {where}",
+            hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            options,
+            self.facts + more_facts,
+            tensor=self.names[0] if len(self.names) == 1 else None,
+            ranks=ranks,
+        )
 
 
 def find_partly_held(
@@ -99,36 +117,20 @@ def find_partly_held(
             and followed_parameter(catalog, sharding, name, ranks, parameter_of_state) is None
         )
         if unlisted:
-            message = _missing_ranks_message(catalog, unlisted, others)
+            paths = shorten((catalog.files[rank].path for rank in others), 1)
+            facts = f"{paths}: other ranks of the stage hold it"
             if len(ranks) == 1:
-                instead = chain(
-                    *(names[holding] for holding, without in missing.items() if without == ranks)
+                instead = list(
+                    chain(*(names[held] for held, without in missing.items() if without == ranks))
                 )
-                message = _one_rank_message(catalog, unlisted, ranks[0], list(instead))
-            found.append(PartlyHeld(unlisted, ranks, others, message))
+                facts = catalog.files[ranks[0]].path
+                facts += f": {shorten(instead, 3)}, on all other ranks, is missing" * bool(instead)
+            found.append(PartlyHeld(unlisted, ranks, others, facts))
     if is_deduplicated and all(
         len(one.ranks) == len({rank // sharding.stage_ranks for rank in one.ranks}) for one in found
     ):
         return ()
     return tuple(found)
-
-
-def _one_rank_message(
-    catalog: Catalog, names: Sequence[str], rank: int, instead: Sequence[str]
-) -> str:
-    """Describe names that one rank holds ``instead`` of the names that all others hold."""
-    text = f"{shorten(names)}: not in the strategy, and on rank {rank} alone "
-    text += f"({catalog.files[rank].path})"
-    if instead:
-        text += f", which lacks {shorten(instead)} that all others of its stage have"
-    return text
-
-
-def _missing_ranks_message(catalog: Catalog, names: Sequence[str], missing: Sequence[int]) -> str:
-    """Describe names that ``missing`` do not hold, and other ranks of their stage do."""
-    text = f"{shorten(names)}: not in the strategy, and not on {format_ranks(missing)} "
-    paths = shorten((catalog.files[rank].path for rank in missing), 1)
-    return f"{text}({paths}), though others of the same stage have it; cut short, or renamed?"
 
 
 _VARIANCE_OF_MEAN = {
@@ -183,12 +185,24 @@ DifferingNames = Mapping[RankGroups, Sequence[str]]  # parameters that differ be
 # Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
 RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 
-_CHOICES = (
-    "--unlisted rank (each target rank takes that of source rank modulo source ranks), first "
-    "(the lowest rank's for all) or drop"
-)
+_CHOICES = "--unlisted first (the lowest rank's), rank (each its own) or drop"
+_EXPLAINED = "`ckpttool help unlisted` explains"
+_DECIDE = f"--unlisted first, rank or drop; {_EXPLAINED}"
 
-STATE_HINT = "take it as it is with --unlisted first, or leave it out with --unlisted drop"
+
+def odd_states_problem(shapes: Mapping[str, str], listing: str) -> Diagnostic:
+    """Return the problem of states without a layout that are neither slices nor full tensors.
+
+    ``shapes`` describes each of them; ``listing``, the strategy, should list them.
+    """
+    return Diagnostic(
+        "unlisted",
+        f"{shorten(shapes, 3)}: not in {listing}, and neither a slice nor a full tensor",
+        f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}",
+        ("--unlisted",),
+        f"shapes: {shorten(shapes.values(), 3)}",
+        tensor=next(iter(shapes)) if len(shapes) == 1 else None,
+    )
 
 
 def split_names(
@@ -204,101 +218,93 @@ def split_names(
 
 
 def unlisted_problems(
-    listing: str | None,
+    catalog: Catalog,
+    sharding: Sharding,
     differing: DifferingNames,
-    total: int,
     on_one_rank: Mapping[str, PartlyHeld],
-    may_add_strategy: bool,
     running_statistics: Collection[str],
 ) -> Iterator[Diagnostic]:
     """Yield the problems of parameters that differ between ranks.
 
     Parameters
     ----------
-    listing
-        What should list them, for messages: the strategy or the description.  It is None if every
-        rank should hold everything; then one problem is yielded for all of them.
+    catalog, sharding
+        The checkpoint and its sharding.  If every rank should hold all tensors in full, one problem
+        is yielded for all parameters.
     differing
         The parameters, by the way they differ.
-    total
-        Number of parameters in the checkpoint.
     on_one_rank
         Names that only one rank holds.
-    may_add_strategy
-        Whether the user may add a hand-written strategy.
     running_statistics
         Names of running statistics, which make one problem.
     """
     statistics, differing = split_names(differing, running_statistics)
     if statistics:
-        yield _differing_statistics_problem(statistics)
-    if not differing:
+        ranks = {rank for groups in statistics for group in groups for rank in group}
+        yield running_statistics_problem([*chain(*statistics.values())], sorted(ranks))
+    if isinstance(sharding, Replicated):
+        if differing:
+            yield _unequal_ranks_problem(catalog, differing)
         return
-    instruction = (
-        "Say how slices are cut in a strategy by hand, given as well (-s MORE.yaml), or decide"
-    )
-    instruction = instruction if may_add_strategy else "Decide"
-    if listing is not None:
-        for groups, names in differing.items():
-            for difference in _difference_messages(listing, groups, names, on_one_rank):
-                hint = f"{instruction} with {_CHOICES}"
-                yield Diagnostic("unlisted", difference, hint, ("--unlisted",))
-        return
-    number = sum(len(names) for names in differing.values())
-    groups_of_names = (f"{each[0]}: {_format_groups(groups)}" for groups, each in differing.items())
-    ways = shorten(groups_of_names, 3)
-    yield Diagnostic(
+    listing = "the strategy" if isinstance(sharding, Strategy) else "the description"
+    choices = f"{_CHOICES}; {_EXPLAINED}"
+    if isinstance(sharding, Strategy):
+        choices = f"-s MORE.yaml if they are slices, or {_DECIDE}"
+    for groups, names in differing.items():
+        for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
+            hint = f"move the file away if it is damaged, or {_DECIDE}"
+            yield one.diagnostic("unlisted", hint, ("--unlisted",))
+        maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
+        if maps:
+            what = "map parameters that cannot be joined"
+            yield _differing_problem([*maps], what, groups, f"{_CHOICES}; {_EXPLAINED}")
+        tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
+        if tensors:
+            yield _differing_problem(tensors, f"not in {listing}", groups, choices)
+
+
+def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagnostic:
+    """Return the problem of ranks that should all hold the full model, and differ."""
+    number = count(sum(map(len, differing.values())), "parameter", "differ")
+    ways = (f"{names[0]}: {format_difference(groups)}" for groups, names in differing.items())
+    return Diagnostic(
         "unlisted",
-        f"not every rank holds everything: {number} of {count(total, 'parameter')} "
-        f"differ{'s' if number == 1 else ''} between ranks ({ways}); if they are slices, give the "
-        "strategy (-s STRATEGY); if a file is damaged, move it away",
-        f"if each rank has its own, as a random state is, decide with {_CHOICES}",
+        f"not every rank holds the full model: {number} between ranks",
+        f"-s STRATEGY if they are slices, or {_DECIDE}",
         ("--unlisted",),
+        "; ".join([*ways][:3]),
+        where=catalog.root,
     )
 
 
-def _differing_statistics_problem(statistics: DifferingNames) -> Diagnostic:
+def _differing_problem(
+    names: Sequence[str], what: str, groups: RankGroups, hint: str
+) -> Diagnostic:
+    """Return the problem of parameters that differ between ranks in one way."""
+    is_split = len(groups) > 1
+    difference = "different between ranks" if is_split else f"only on {format_ranks(groups[0])}"
+    return Diagnostic(
+        "unlisted",
+        f"{shorten(names, 3)}: {what}, and {difference}",
+        hint,
+        ("--unlisted",),
+        format_difference(groups) if is_split else "",
+        tensor=names[0] if len(names) == 1 else None,
+        ranks=tuple(sorted(chain(*groups))),
+    )
+
+
+def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Diagnostic:
     """Return the problem of running statistics that differ between ranks, with the choices."""
-    ranks = sorted({rank for groups in statistics for group in groups for rank in group})
-    names = [name for group in statistics.values() for name in group]
-    hint = f"--unlisted first takes rank {ranks[0]}'s for all, --unlisted rank gives each target "
-    hint += "rank its own, --unlisted drop leaves them out"
-    text = running_statistics_message(names, ranks)
-    return Diagnostic("unlisted", text, hint, ("--unlisted",))
-
-
-def running_statistics_message(names: Sequence[str], ranks: Sequence[int]) -> str:
-    """Describe running statistics that differ between ranks, and the cause."""
-    verb = "differs" if len(names) == 1 else "differ"
-    return (
-        f"{format_ranks(ranks)}: {count(len(names), 'running statistic')} {verb} "
-        f"({shorten(names, 3)}), as each device keeps its own in data parallel (BatchNorm)"
+    statistics = count(len(names), "running statistic", "differ")
+    return Diagnostic(
+        "unlisted",
+        f"{statistics} between {format_ranks(ranks)}",
+        f"{_CHOICES}; {_EXPLAINED}",
+        ("--unlisted",),
+        f"{shorten(names, 3)}; each device has its own in data parallel (BatchNorm)",
+        ranks=tuple(ranks),
     )
-
-
-def _difference_messages(
-    listing: str, groups: RankGroups, names: Sequence[str], on_one_rank: Mapping[str, PartlyHeld]
-) -> Iterator[str]:
-    yield from (
-        f"{one.message}: is the name damaged, or the file? Then move the file away."
-        for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank)
-    )
-    tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
-    maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
-    if tensors:
-        yield (
-            f"{shorten(tensors)}: not in {listing}, and different between ranks "
-            f"({_format_groups(groups)}): slices that {listing} omits, or does each rank have its "
-            "own?"
-        )
-    if maps:
-        difference = f"on {_format_groups(groups)} only"
-        if len(groups) > 1:
-            difference = f"different between ranks ({_format_groups(groups)})"
-        yield (
-            f"{shorten(maps)}: a map parameter (hash table), {difference}: nothing says whose "
-            "entries count, so they are not joined."
-        )
 
 
 def decision_note(
@@ -312,18 +318,14 @@ def decision_note(
     results = {
         "drop": "dropped",
         "first": f"taken from rank {lowest}",
-        "rank": f"target rank r takes that of source rank r modulo {cycle}, and what no target "
-        "rank takes is left out",
+        "rank": f"target rank r takes that of source rank r modulo {cycle}",
     }
-    difference = f"different between ranks ({_format_groups(groups)})"
-    difference = f"on {_format_groups(groups)} alone" if len(groups) == 1 else difference
-    text = f"{shorten(names)}: not in {listing}, {difference}: {results[unlisted]}"
-    return Diagnostic("dropped" if unlisted == "drop" else "decided", text)
-
-
-def _format_groups(groups: RankGroups) -> str:
-    shown = " | ".join(format_ranks(group) for group in groups[:8])
-    return shown + (f" | and {len(groups) - 8} more" if len(groups) > 8 else "")
+    return Diagnostic(
+        "dropped" if unlisted == "drop" else "decided",
+        f"{shorten(names, 3)}: {results[unlisted]}",
+        facts=f"not in {listing}; {'only on ' * (len(groups) == 1)}{format_difference(groups)}",
+        tensor=names[0] if len(names) == 1 else None,
+    )
 
 
 def layout_notes(
@@ -335,23 +337,21 @@ def layout_notes(
     """
     following = [source for source in found if source.parameter is not None]
     if following:
-        names = shorten(f"{source.meta.name} (as {source.parameter})" for source in following)
-        states = count(len(following), "optimizer state")
-        text = f"not in {listing}, cut like the parameter: {states}"
-        yield Diagnostic("follows", f"{text}: {names}")
+        names = shorten((f"{one.meta.name} (as {one.parameter})" for one in following), 3)
+        text = f"{count(len(following), 'optimizer state', 'are')} sharded like the parameter"
+        yield Diagnostic("follows", text, facts=f"not in {listing}: {names}")
     if corrected:
-        number = count(len(corrected), "parameter")
-        text = f"not cut as the strategy says, but as slices and shapes tell: {number}"
-        yield Diagnostic("corrected", f"{text}: {shorten(corrected)}")
+        text = f"{count(len(corrected), 'parameter', 'are')} sharded as shapes show, "
+        text += f"not as in {listing}"
+        yield Diagnostic("corrected", text, facts=shorten(corrected, 3))
     shapes = {source.meta.name: source.meta.shape for source in found}
     differences = [
-        difference
-        for source in found
-        if (difference := shape_difference_message(source.meta, shapes))
+        difference for source in found if (difference := shape_difference(source.meta, shapes))
     ]
     if differences:
-        text = "states of other shapes than their parameters have; are they slices?"
-        yield Diagnostic("doubt", f"{text}: {shorten(differences)}")
+        states = count(len(differences), "optimizer state", "have")
+        text = f"{states} another shape than the parameter"
+        yield Diagnostic("doubt", text, facts=f"{shorten(differences, 3)}; perhaps slices")
 
 
 def guessed_state_notes(
@@ -374,11 +374,10 @@ def guessed_state_notes(
         < parameters
     ]
     if names:
-        text = f"taken for optimizer state by name and shape: {count(len(names), 'tensor')}"
-        hint = (
-            "if it is none, say how it is cut in a strategy by hand, given as well (-s MORE.yaml)"
-        )
-        yield Diagnostic("guessed", f"{text}: {shorten(names)}", hint)
+        tensors = count(len(names), "tensor", "are")
+        text = f"{tensors} taken for optimizer state by name and shape"
+        hint = "-s MORE.yaml with the layout if it is not; `ckpttool help guessed` explains"
+        yield Diagnostic("guessed", text, hint, facts=shorten(names, 3))
 
 
 def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
@@ -390,14 +389,13 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
         if (
             meta.name in handwritten
             and parameter in handwritten
-            and shape_difference_message(meta, shapes) is not None
+            and shape_difference(meta, shapes) is not None
         ):
-            text = (
-                f"{meta.name}: {handwritten[meta.name]} makes it {meta.shape}, and "
-                f"{handwritten[parameter]} makes {parameter} {shapes[parameter]}, of which it is "
-                "state"
-            )
-            yield Diagnostic("shape", text, "correct one of them", tensor=meta.name)
+            text = f"{meta.name}: its hand-written layout gives another shape than its parameter's"
+            facts = f"{handwritten[meta.name]}: {meta.shape}; "
+            facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
+            hint = "correct one of the two layouts"
+            yield Diagnostic("shape", text, hint, facts=facts, tensor=meta.name)
 
 
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
@@ -408,13 +406,15 @@ def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagno
 
 
 def _find_misplaced_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
-    """Yield the stages whose ranks hold more slices of other stages than of their own.
+    """Yield a problem if ranks of stages hold more slices of other stages than of their own.
 
     Stages share only a few parameters.  With a strategy of two stages, half of the files would not
     be read if all ranks hold every layer.
     """
     if strategy.stages == 1:
         return
+    ranks_of: list[int] = []
+    misplaced: dict[str, None] = {}
     holders = catalog.holders
     for stage in range(strategy.stages):
         first = stage * strategy.stage_ranks
@@ -432,15 +432,14 @@ def _find_misplaced_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
             )
         ]
         if len(others) > listed:
-            yield Diagnostic(
-                "contradicted",
-                f"{format_ranks(ranks)} hold {count(len(others), 'parameter')} that the strategy "
-                f"lists for other stages only, and {listed} that it lists for theirs: "
-                f"{shorten(others, 3)}; is it the strategy of this run?",
-                "--trust-strategy skips this check",
-                ("--trust-strategy",),
-                ranks=tuple(ranks),
-            )
+            ranks_of += ranks
+            misplaced |= dict.fromkeys(others)
+    if misplaced:
+        parameters = count(len(misplaced), "parameter")
+        text = (
+            f"{format_ranks(ranks_of)} hold {parameters} that the strategy lists for other stages"
+        )
+        yield contradiction(text, shorten(misplaced, 3), ranks_of)
 
 
 def misplaced_notes(
@@ -457,6 +456,6 @@ def misplaced_notes(
         - set(sharding.stages_of(name))
     ]
     if misplaced:
-        text = "held by ranks of stages, too, that the strategy does not list them for, and not "
-        text += f"read there: {count(len(misplaced), 'parameter')}: {shorten(misplaced)}"
-        yield Diagnostic("skipped", text)
+        parameters = count(len(misplaced), "parameter", "are")
+        text = f"{parameters} also on ranks of other stages, and not read there"
+        yield Diagnostic("skipped", text, facts=shorten(misplaced, 3))

@@ -61,7 +61,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpttool.errors import StrategyError, raise_all
+from ckpttool.errors import CkptToolError, CombinedError, StrategyError, raise_all
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
@@ -79,7 +79,8 @@ _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", 
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
-_QUOTE_HINT = 'a name or a pattern that begins with * stands in quotes: "*.weight"'
+_QUOTE_HINT = 'quotes around a name or pattern that begins with *: "*.weight"'
+_EXAMPLE_HINT = "`ckpttool help -d` shows a hand-written strategy"
 
 T = TypeVar("T")
 
@@ -105,87 +106,83 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     ------
     StrategyError
         The file is malformed, its ranks differ from those of ``listed``, or a cut is impossible.
-        The error names every mistake.
+        Several mistakes are a `CombinedError`.
     OSError
         The file cannot be read.
     """
-    try:
-        top = _read_top(path)
-    except ValueError as error:
-        raise StrategyError(path, str(error)) from error
-    sizes, mistakes = _attempt(_parse_sizes, top, listed)
-    problems = [*_unknown_keys(top, "", _TOP_KEYS), *mistakes]
+    top = _read_top(path)
+    sizes, mistakes = _attempt(_parse_sizes, path, top, listed)
+    mistakes = [*_unknown_keys(top, "", _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
-        problems += _unexpected(otherwise, "otherwise", "the word replicated").args
-    cuts, mistakes = _attempt(_parse_mapping, top.get("parameters", Node({})), "parameters")
-    problems += mistakes
+        mistakes.append(_unexpected(otherwise, "otherwise", "the word replicated"))
+    cuts, found = _attempt(_parse_mapping, top.get("parameters", Node({}, path)), "parameters")
+    mistakes += found
     rules: list[Rule] = []
     for pattern, node in (cuts or {}).items():
-        rule, mistakes = _attempt(_parse_rule, path, pattern, node, sizes)
-        problems += mistakes
+        rule, found = _attempt(_parse_rule, pattern, node, sizes)
+        mistakes += found
         rules += [rule] if rule else []
-    raise_all([StrategyError(path, problem) for problem in problems])
+    raise_all(mistakes)
     strategy = listed or Strategy({}, *(sizes or (1, 1)))
     checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
 
-def _attempt(parse: Callable[..., T], *arguments: object) -> tuple[T | None, tuple[str, ...]]:
-    """Return the result of ``parse``, or None and the messages of its ValueError."""
+def _attempt(
+    parse: Callable[..., T], *arguments: object
+) -> tuple[T | None, Sequence[CkptToolError]]:
+    """Return the result of ``parse``, or None and its errors."""
     try:
         return parse(*arguments), ()
-    except ValueError as error:
-        return None, error.args
+    except CombinedError as error:
+        return None, error.errors
+    except StrategyError as error:
+        return None, (error,)
 
 
 def _read_top(path: str) -> Mapping[str, Node]:
     """Return the top level of a document of this form and version."""
     size = stat_file(path).nbytes
     if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes; a strategy by hand has {MAX_BYTES} at most")
+        text = f"{size} bytes are too many for a hand-written strategy"
+        raise StrategyError(path, text, facts=f"at most {MAX_BYTES}")
     data = read_file(path)
-    root = nodes_of_json(data) if path.endswith(".json") else parse_yaml(data)
+    root = (nodes_of_json if path.endswith(".json") else parse_yaml)(data, path)
     if not isinstance(root.value, dict) or KEY not in root.value:
-        raise ValueError(
-            f"the key {KEY} is missing; a hand-written strategy begins with {KEY}: {_VERSION}"
-        )
+        raise StrategyError(path, f"the key {KEY} is missing", f"a first line {KEY}: {_VERSION}")
     if root.value[KEY].value != _VERSION:
-        raise _unexpected(root.value[KEY], KEY, f"{_VERSION}, the version that this program reads")
+        raise _unexpected(root.value[KEY], KEY, str(_VERSION))
     return root.value
 
 
-def _parse_sizes(top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
+def _parse_sizes(path: str, top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
     """Return the number of stages, and the number of ranks in each."""
+    if listed is None and "ranks" not in top:
+        raise StrategyError(path, "the key ranks is missing", "a line such as ranks: 8")
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _parse_number(top.get("stages", default[0]), "stages")
-    if listed is None and "ranks" not in top:
-        raise ValueError("the number of ranks is missing; add a line such as ranks: 4")
     ranks = _parse_number(top.get("ranks", default[1]), "ranks")
-    place = next((top[key].place for key in ("ranks", "stages") if key in top), "")
+    place = next((top[key].place for key in ("ranks", "stages") if key in top), path)
     if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
-        raise ValueError(
-            f"{place}{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
-            f"{len(listed.ranks)} in {listed.stages}"
-        )
+        text = f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
+        raise StrategyError(place, f"{text}{len(listed.ranks)} in {listed.stages}")
     if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
-        raise ValueError(
-            f"{place}{ranks} ranks in {count(stages, 'stage')}, expected equally many in each, and "
-            f"at most {MAX_RANKS}"
-        )
+        facts = f"expected a multiple of the stages, {MAX_RANKS} at most"
+        raise StrategyError(place, f"{ranks} ranks in {count(stages, 'stage')}", facts=facts)
     return stages, ranks // stages
 
 
 # ----------------------------------------------------------------------------------- rules and cuts
 
 
-def _parse_rule(path: str, pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule:
-    """Return the rule for a pattern; raise ValueError with a message for each mistake.
+def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule:
+    """Return the rule for a pattern.
 
     ``sizes`` are the numbers of stages and of ranks in each; None if they are wrong.
     """
     stages, ranks = sizes or (1, 0)
-    place = f"{path}, {node.place.split(',')[0]}" if node.place else path
+    place = node.place.rpartition(", column ")[0] or node.place
     everywhere = tuple(range(stages))
     if node.value == "replicated":
         return Rule(pattern, Layout((max(ranks, 1),), ()), True, everywhere, place)
@@ -195,7 +192,12 @@ def _parse_rule(path: str, pattern: str, node: Node, sizes: tuple[int, int] | No
         expected = "replicated, a list of parts such as [4, 1], or a mapping"
         raise _unexpected(node, pattern, expected)
     cut = _parse_cut(pattern, node.value, stages if sizes else None)
-    layout = _make_layout(f"{node.place}{pattern}", cut, ranks)
+    try:
+        matrix, tensor_map = _make_grid(cut, ranks)
+        shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
+        layout = Layout(matrix, tensor_map, shard, rows=cut.rows or ())
+    except ValueError as error:
+        raise StrategyError(node.place, f"{pattern}: {error}", _EXAMPLE_HINT) from error
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
@@ -214,7 +216,7 @@ class _Cut:
 
 
 def _parse_cut(pattern: str, entries: Mapping[str, Node], stages: int | None) -> _Cut:
-    """Return the values of a cut; raise ValueError with a message for each mistake."""
+    """Return the values of a cut; raise an error with every mistake."""
     cut = _Cut()
     mistakes = [*_unknown_keys(entries, pattern, _CUT_KEYS)]
     for key, node in entries.items():
@@ -236,10 +238,9 @@ def _parse_cut(pattern: str, entries: Mapping[str, Node], stages: int | None) ->
                 cut.rows = _parse_numbers(node, what)
             elif key == "stages":
                 cut.stages = _parse_stages(node, what, stages)
-        except ValueError as error:
-            mistakes += error.args
-    if mistakes:
-        raise ValueError(*mistakes)
+        except StrategyError as error:
+            mistakes.append(error)
+    raise_all(mistakes)
     return cut
 
 
@@ -270,20 +271,11 @@ def _parse_tensor_map(node: Node, what: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _make_layout(what: str, cut: _Cut, ranks: int) -> Layout:
-    """Return the layout of a cut over the ranks of a stage; ``ranks`` is 0 if unknown."""
-    matrix, tensor_map = _make_grid(what, cut, ranks)
-    shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
-    try:
-        return Layout(matrix, tensor_map, shard, rows=cut.rows or ())
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
+def _make_grid(cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return device matrix and tensor map of a cut over the ranks of a stage; 0 if unknown.
 
-
-def _make_grid(
-    what: str, cut: _Cut, ranks: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return device matrix and tensor map of a cut."""
+    Raise ValueError if the cut is impossible.
+    """
     has_axis = cut.axis is not None or cut.axis_parts is not None
     ways = {
         "axis": has_axis,
@@ -295,9 +287,7 @@ def _make_grid(
     if cut.device_matrix is not None and cut.tensor_map is not None and len(named) == 2:
         if ranks and math.prod(cut.device_matrix) != ranks:
             shown = list(cut.device_matrix)
-            raise ValueError(
-                f"{what}: device_matrix: {shown}, expected {ranks} ranks, as a stage has"
-            )
+            raise ValueError(f"device_matrix is {shown}, expected {ranks} ranks, as a stage has")
         return cut.device_matrix, cut.tensor_map
     if cut.parts is not None and len(named) == 1:
         parts = cut.parts
@@ -308,14 +298,14 @@ def _make_grid(
         parts = (1,) * cut.axis + (axis_parts,)
     else:
         raise ValueError(
-            f"{what}: {' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
+            f"{' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
             "device_matrix and tensor_map"
         )
     slices = math.prod(parts)
     if 0 in parts or (ranks and ranks % slices):
         raise ValueError(
-            f"{what}: cut into {list(parts)}, {slices} slices, which {count(ranks, 'rank')} of a "
-            "stage cannot hold in equal shares"
+            f"{list(parts)} are {slices} slices, expected a divisor of {ranks}, the ranks of a "
+            "stage"
         )
     # As in MindSpore, axes of size 1 are left out, and replicas are the innermost axis.
     sizes = [n for n in (*parts, ranks // slices) if n > 1] or [1]
@@ -347,17 +337,24 @@ def _parse_number(node: Node, what: str) -> int:
     return node.value
 
 
-def _unknown_keys(entries: Mapping[str, Node], what: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for each key that is not in ``keys``."""
+def _unknown_keys(
+    entries: Mapping[str, Node], what: str, keys: Sequence[str]
+) -> Iterator[CkptToolError]:
+    """Yield an error for each key that is not in ``keys``."""
+    from difflib import get_close_matches
+
     for key, node in entries.items():
         if key not in keys:
-            place = f"{node.place}{what}{what and ': '}"
-            yield f"{place}unknown key {key}; known are {', '.join(keys)}"
+            text = f"{what}{what and ': '}unknown key {key}"
+            near = get_close_matches(key, keys, 1)
+            hint = f"{near[0]} in place of {key}" if near else _EXAMPLE_HINT
+            yield StrategyError(node.place, text, hint, f"known keys: {', '.join(keys)}")
 
 
-def _unexpected(node: Node, what: str, expected: str) -> ValueError:
+def _unexpected(node: Node, what: str, expected: str) -> StrategyError:
     """Return the error for a value that is not as expected."""
-    return ValueError(f"{node.place}{what}: {_format_node(node)}, expected {expected}")
+    text = f"{what} is {_format_node(node)}, expected {expected}"
+    return StrategyError(node.place, text, _EXAMPLE_HINT)
 
 
 def _format_node(node: Node) -> str:
@@ -381,27 +378,27 @@ class Node:
     value
         Text, a number, None, a sequence or a mapping.
     place
-        Line and column, such as ``"line 3, column 5: "``; empty in JSON.  A value in a mapping has
-        the place of its key.
+        File, line and column, such as ``"hand.yaml, line 3, column 5"``; in JSON the file alone.
+        A value in a mapping has the place of its key.
     """
 
     value: str | int | tuple[Node, ...] | dict[str, Node] | None
     place: str = ""
 
 
-def parse_yaml(data: bytes) -> Node:
-    """Return the value of a YAML document.
+def parse_yaml(data: bytes, path: str) -> Node:
+    """Return the value of a YAML document; ``path`` names it in places.
 
     Raises
     ------
-    ValueError
-        The document is not YAML, or has a refused part; the message begins with line and column.
+    StrategyError
+        The document is not YAML, or has a refused part.
 
     Examples
     --------
-    >>> node = parse_yaml(b"a: [1, x]").value["a"]
+    >>> node = parse_yaml(b"a: [1, x]", "hand.yaml").value["a"]
     >>> node.place, [item.value for item in node.value]
-    ('line 1, column 1: ', [1, 'x'])
+    ('hand.yaml, line 1, column 1', [1, 'x'])
     """
     import yaml
 
@@ -410,66 +407,69 @@ def parse_yaml(data: bytes) -> Node:
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            place = _place(event.start_mark)
+            place = _place(path, event.start_mark)
             if isinstance(event, yaml.AliasEvent):
-                text = f"an alias, *{event.anchor}, which is not read; {_QUOTE_HINT}"
-                raise ValueError(f"{place}{text}")
+                raise StrategyError(place, f"alias *{event.anchor} is not read", _QUOTE_HINT)
             if event.anchor is not None:
-                raise ValueError(f"{place}an anchor, &{event.anchor}, which is not read")
+                raise StrategyError(place, f"anchor &{event.anchor} is not read")
             if event.tag is not None:
-                raise ValueError(f"{place}a tag, {event.tag}, which is not read")
+                raise StrategyError(place, f"tag {event.tag} is not read")
             return super().compose_node(parent, index)
 
     if len(data) > MAX_BYTES:
-        raise ValueError(f"{len(data)} bytes; {MAX_BYTES} are the most")
+        raise StrategyError(path, f"{len(data)} bytes are too many", facts=f"at most {MAX_BYTES}")
     try:
         text = data.decode("utf-8-sig")
         root = yaml.compose(text, Loader=Loader)
     except UnicodeError as error:
-        raise ValueError(f"not UTF-8: {error}") from error
+        raise StrategyError(path, f"not UTF-8: {error}") from error
     except RecursionError as error:
-        raise ValueError("no YAML: nested too deep") from error
+        raise StrategyError(path, "nested too deep") from error
     except yaml.composer.ComposerError as error:  # not one of anchors, refused above
-        place = _place(error.problem_mark)
-        raise ValueError(f"{place}a second document; expected one") from error
+        place = _place(path, error.problem_mark)
+        raise StrategyError(place, "a second document, expected one") from error
     except yaml.MarkedYAMLError as error:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
-        hint = f"; {_QUOTE_HINT}" if any(text[at : at + 1] == "*" for at in marks) else ""
-        raise ValueError(f"{_place(error.problem_mark)}no YAML: {error.problem}{hint}") from error
+        is_star = any(text[at : at + 1] == "*" for at in marks)
+        hint = _QUOTE_HINT if is_star else "other indents, quotes or brackets here or a line above"
+        place, reason = _place(path, error.problem_mark), f"not valid YAML: {error.problem}"
+        raise StrategyError(place, reason, hint) from error
     except yaml.YAMLError as error:
-        raise ValueError(f"no YAML: {str(error).splitlines()[0]}") from error
-    return Node(None) if root is None else _from_yaml(root, _place(root.start_mark))
+        raise StrategyError(path, f"not valid YAML: {str(error).splitlines()[0]}") from error
+    return Node(None, path) if root is None else _from_yaml(root, path, root.start_mark)
 
 
-def nodes_of_json(data: bytes) -> Node:
-    """Return the value of a JSON document, as `parse_yaml` does, but without places.
+def nodes_of_json(data: bytes, path: str) -> Node:
+    """Return the value of a JSON document, as `parse_yaml` does; places are ``path``.
 
     Raises
     ------
-    ValueError
-        See `parse_json`.
+    StrategyError
+        The document is not JSON; see `parse_json`.
     """
     try:
-        return _from_json(parse_json(data))
+        return _from_json(parse_json(data), path)
+    except ValueError as error:
+        raise StrategyError(path, str(error)) from error
     except RecursionError as error:
-        raise ValueError("no JSON: nested too deep") from error
+        raise StrategyError(path, "nested too deep") from error
 
 
-def _from_yaml(node: yaml.Node, place: str) -> Node:
-    """Return the value of a node of PyYAML, with the given place."""
+def _from_yaml(node: yaml.Node, path: str, mark: Any) -> Node:
+    """Return the value of a node of PyYAML, with the place of ``mark``."""
     import yaml
 
+    place = _place(path, mark)
     if isinstance(node, yaml.SequenceNode):
-        return Node(tuple(_from_yaml(item, _place(item.start_mark)) for item in node.value), place)
+        return Node(tuple(_from_yaml(item, path, item.start_mark) for item in node.value), place)
     if isinstance(node, yaml.MappingNode):
         entries: dict[str, Node] = {}
         for key, value in node.value:
-            at = _place(key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
-                raise ValueError(f"{at}a key that is no text")
+                raise StrategyError(_place(path, key.start_mark), "a key is not text")
             if key.value in entries:
-                raise ValueError(f"{at}{key.value}: comes twice; which one counts is unknown")
-            entries[key.value] = _from_yaml(value, at)
+                raise StrategyError(_place(path, key.start_mark), f"key {key.value} comes twice")
+            entries[key.value] = _from_yaml(value, path, key.start_mark)
         return Node(entries, place)
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
     if is_plain and node.value in _NOTHING:
@@ -478,15 +478,17 @@ def _from_yaml(node: yaml.Node, place: str) -> Node:
     return Node(int(node.value) if is_number else node.value, place)
 
 
-def _from_json(value: object) -> Node:
+def _from_json(value: object, path: str) -> Node:
     """Return a value of a JSON document; numbers that are not whole become text."""
     if isinstance(value, dict):
-        return Node({str(key): _from_json(item) for key, item in value.items()})
+        return Node({str(key): _from_json(item, path) for key, item in value.items()}, path)
     if isinstance(value, list):
-        return Node(tuple(_from_json(item) for item in value))
-    return Node(value if isinstance(value, str | None) or type(value) is int else str(value))
+        return Node(tuple(_from_json(item, path) for item in value), path)
+    if not isinstance(value, str | None) and type(value) is not int:
+        value = str(value)
+    return Node(value, path)
 
 
-def _place(mark: Any) -> str:
-    """Return line and column of a mark of PyYAML, for the beginning of a message."""
-    return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+def _place(path: str, mark: Any) -> str:
+    """Return file, line and column of a mark of PyYAML."""
+    return path if mark is None else f"{path}, line {mark.line + 1}, column {mark.column + 1}"

@@ -61,7 +61,7 @@ from pathlib import Path
 from sys import intern
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
-from ckpttool.formats import format_of_content
+from ckpttool.formats import format_of_content, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
     is_file,
@@ -79,7 +79,7 @@ from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
@@ -88,7 +88,8 @@ _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 FOLDER_SUFFIXES = (".ckpt", ".json")  # suffixes of strategy files in a folder
 STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
-_GIVE_RUN_FILE = "give the file that the training run wrote (strategy_ckpt_config), or one by hand"
+_RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
+_ONE_RUN = "the strategy files of one run"
 
 
 def read_strategy(paths: str | Sequence[str]) -> Strategy:
@@ -123,9 +124,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         except CkptToolError as error:
             errors.append(error)
     if len(set(handwritten)) > 1:
-        errors.append(
-            StrategyError(handwritten[1], f"by hand, as {handwritten[0]} is; put them together")
-        )
+        text = f"a second hand-written strategy, beside {handwritten[0]}"
+        errors.append(StrategyError(handwritten[1], text, "one file with the patterns of both"))
     raise_all(errors)
     if not handwritten:
         return _join_files(files)
@@ -144,7 +144,8 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
         inside = (p for p in list_folder(path) if not p.name.endswith(MANIFEST))
         files_inside = [p for p in inside if p.suffix in FOLDER_SUFFIXES]
         if not files_inside:
-            raise StrategyError(path, f"no strategy file ({' or '.join(FOLDER_SUFFIXES)}) in it")
+            suffixes = " or ".join(FOLDER_SUFFIXES)
+            raise StrategyError(path, f"no strategy file ({suffixes}) in it", _RUN_FILE)
         yield from (str(p) for p in files_inside if is_file(p))
 
 
@@ -157,13 +158,14 @@ def _check_size(path: str) -> None:
     """Raise StrategyError if the size of a file shows that it is not a strategy."""
     size = stat_file(path).nbytes
     if not is_file(path):
-        raise StrategyError(path, "no file; a strategy is read twice, which a pipe does not allow")
+        facts = "a strategy is read twice, which a pipe does not allow"
+        raise StrategyError(path, "not a file", "the pipe saved as a file", facts)
     if not size:
-        raise StrategyError(path, "the strategy file is empty (0 bytes)")
+        raise StrategyError(path, "the strategy file is empty (0 bytes)", _RUN_FILE)
     if size > MAX_BYTES:
         format = format_of_content(path)
-        what = f"a checkpoint ({format})" if format else f"{size} bytes; {MAX_BYTES} are the most"
-        raise StrategyError(path, f"not a strategy file but {what}; {_GIVE_RUN_FILE}")
+        text = f"a checkpoint ({format})" if format else f"a file of more than {MAX_BYTES} bytes"
+        raise StrategyError(path, f"{text}, not a strategy file", _RUN_FILE)
 
 
 # ----------------------------------------------------------------------------------------- one file
@@ -203,24 +205,21 @@ def _parse_file(path: str) -> _StrategyFile:
     try:
         entries, operator_stages = (_read_json if from_json else _read_protobuf)(path)
     except FormatError as error:
-        raise StrategyError(
-            path, f"not a strategy file{_not_a_strategy_reason(path, error)}"
-        ) from error
+        raise _foreign_error(path, error) from error
     if not entries:
-        raise StrategyError(path, _no_layouts_reason(path))
+        raise _foreign_error(path)
     impossible = sorted(stage for stage in operator_stages if not 0 <= stage < MAX_STAGES)
     if impossible:
-        raise StrategyError(
-            path, f"operators of stage {impossible[0]}; stages are 0 to {MAX_STAGES - 1}"
-        )
+        text = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
+        raise StrategyError(path, text)
     by_stage = split_once = _split_names(entries)
     while by_stage and (nested := _find_merged_stage(by_stage)):
         by_stage = nested
     if not by_stage or not operator_stages <= by_stage.keys():
         if len(operator_stages) > 1:
-            raise StrategyError(
-                path, f"operators of stages {sorted(operator_stages)} in a file that is not merged"
-            )
+            named = format_ranks([*operator_stages], "stage")
+            text = f"operators of {named}, but the names of parameters have no stages"
+            raise StrategyError(path, text)
         by_stage = split_once = {next(iter(operator_stages), 0): entries}
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
@@ -258,32 +257,34 @@ def _find_merged_stage(
     return None
 
 
-def _no_layouts_reason(path: str) -> str:
-    """Return the message about a readable file without parameters."""
-    other = identify_foreign(path)
-    if other is None:
-        return "no parameter layouts in it"
-    if other.kind != "strategy":
-        return f"not a strategy file but {other.noun}; {_GIVE_RUN_FILE}"
-    text = "no parameter layouts in it, only operators"
-    return f"{text}; give the file of strategy_ckpt_config of the run instead"
-
-
-def _not_a_strategy_reason(path: str, error: FormatError) -> str:
-    """Return the end of the message about a file that is not a protobuf strategy."""
+def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError:
+    """Return the error of a file that has no layouts, or is not a protobuf strategy (``error``)."""
     other = identify_foreign(path)
     if other is not None and other.kind != "strategy":
-        return f" but {other.noun}; {_GIVE_RUN_FILE}"
-    format = format_of_content(path)
+        return StrategyError(path, f"{other.noun}, not a strategy file", _RUN_FILE)
+    if error is None:
+        found = "only operators" if other else "nothing"
+        return StrategyError(path, f"no parameter layouts in it, {found}", _RUN_FILE)
+    format = _checkpoint_format(path)
     if format is not None:
-        return f" but a checkpoint ({format}); {_GIVE_RUN_FILE}"
+        return StrategyError(path, f"a checkpoint ({format}), not a strategy file", _RUN_FILE)
     with open_file(path) as file:
         head = file.read(4096)
     if KEY.encode() in head:
-        return ", unless by hand: then its name ends in .yaml, .yml or .json"
+        hint = "a copy whose name ends in .yaml, .yml or .json"
+        return StrategyError(path, "a hand-written strategy with another suffix", hint)
     if head.lstrip().startswith(b"{"):
-        return ": JSON, but its name does not end in .json"
-    return f": byte {error.offset}: {error.reason}"
+        return StrategyError(path, "JSON with another suffix", "a copy whose name ends in .json")
+    facts = f"byte {error.offset}: {error.reason}"
+    return StrategyError(path, "not a strategy file, or a damaged one", _RUN_FILE, facts)
+
+
+def _checkpoint_format(path: str) -> str | None:
+    """Return the format of a file if it is a checkpoint; else None."""
+    try:
+        return read_index(path).format
+    except FormatError:
+        return format_of_content(path)  # damaged, or encrypted
 
 
 # --------------------------------------------------------------------------------------- one layout
@@ -308,8 +309,8 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
     if axes > MAX_LAYOUT_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
         raise ValueError(
-            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks; "
-            f"{MAX_LAYOUT_AXES} and {MAX_RANKS} are the most"
+            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks, "
+            f"expected at most {MAX_LAYOUT_AXES} and {MAX_RANKS}"
         )
     if len(maps) == 1:
         tensor_map = tuple(_without_none([axis]) for axis in maps[0])
@@ -372,9 +373,7 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
                     raise FormatError(path, item.start, f"{name}: listed twice")
                 entries[name] = entry
             elif item.number == 1 and item.wire_type != VARINT:
-                raise FormatError(
-                    path, 0, "expected current_stage, a number; a checkpoint file begins like this"
-                )
+                raise FormatError(path, 0, "expected current_stage, a number")
     return entries, stages
 
 
@@ -431,7 +430,7 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
 def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
     """Return the fields of a message inside another."""
     if message.wire_type != LENGTH:
-        raise FormatError(reader.path, message.start, f"field {message.number} is no message")
+        raise FormatError(reader.path, message.start, f"field {message.number} is not a message")
     return reader.fields(message.start, message.stop)
 
 
@@ -449,15 +448,12 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     try:
         document = parse_json(read_file(path))
     except ValueError as error:
-        raise StrategyError(path, f"not a strategy file: {error}") from error
+        raise StrategyError(path, str(error), _RUN_FILE) from error
     if not isinstance(document, dict):
-        raise StrategyError(path, "not a strategy file: no JSON object")
+        raise StrategyError(path, "not a strategy file: not a JSON object", _RUN_FILE)
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
-        raise StrategyError(
-            path,
-            "an operator strategy (of set_op_strategy_config), which holds no parameter layouts; "
-            "give the file of strategy_ckpt_config instead",
-        )
+        text = "strategies of operators (set_op_strategy_config), not layouts of parameters"
+        raise StrategyError(path, text, _RUN_FILE)
     items = _json_object(path, "parallel_layout_item", document.get("parallel_layout_item", {}))
     operators = _json_object(
         path, "parallel_strategy_item", document.get("parallel_strategy_item", {})
@@ -476,7 +472,7 @@ def _parse_json_entry(path: str, name: str, item: object) -> _LayoutEntry:
     def numbers(key: str) -> list[int]:
         value = _json_numbers(entry.get(key, []))
         if value is None:
-            raise StrategyError(path, f"{name}: {key} {entry[key]!r} is no list of numbers")
+            raise StrategyError(path, f"{name}: {key} {entry[key]!r} is not a list of numbers")
         return value
 
     return _LayoutEntry(
@@ -501,14 +497,14 @@ def _parse_json_tensor_maps(path: str, name: str, tensor_map: object) -> list[li
         else [None]
     )
     if None in nested:
-        raise StrategyError(path, f"{name}: tensor_map {tensor_map!r} is no list of device axes")
+        raise StrategyError(path, f"{name}: tensor_map {tensor_map!r} is not a list of device axes")
     return [axes for axes in nested if axes is not None] + [[]]
 
 
 def _json_object(path: str, name: str, value: object) -> dict[str, object]:
     """Return a JSON object; ``name`` names it in the error."""
     if not isinstance(value, dict):
-        raise StrategyError(path, f"{name}: {value!r} is no JSON object")
+        raise StrategyError(path, f"{name}: {value!r} is not a JSON object")
     return value
 
 
@@ -516,7 +512,7 @@ def _json_number(path: str, name: str, entry: Mapping[str, object], key: str) ->
     """Return the number of a key; 0 if the key is absent."""
     value = entry.get(key, 0)
     if type(value) is not int:
-        raise StrategyError(path, f"{name}: {key} {value!r} is no number")
+        raise StrategyError(path, f"{name}: {key} {value!r} is not a number")
     return value
 
 
@@ -548,8 +544,8 @@ def _join_files(files: Sequence[_StrategyFile]) -> Strategy:
             elif file.path not in merged_copies and layouts is not origins[stage].stages[stage]:
                 _check_same_stage(origins[stage], file, stage, stages[stage], layouts)
     remerged = [file.path for file in files if file.is_remerged and file.path not in merged_copies]
-    text = "a merged strategy file was merged once more (names like 0-0-NAME), which is undone: "
-    notes = [Diagnostic("corrected", text + shorten(remerged))] if remerged else []
+    text = "merged twice (names such as 0-0-NAME); read as merged once"
+    notes = [Diagnostic("corrected", text, where=shorten(remerged, 3))] if remerged else []
     used = {origin.path: origin for origin in origins.values() if origin.path in merged_copies}
     notes += [_merged_file_note(file, stages, origins) for file in used.values()]
     return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
@@ -569,9 +565,8 @@ def _merged_file_note(
     for stage in file.stages.keys() - set(used_stages):
         common = {n: one for n, one in file.stages[stage].items() if n in stages[stage]}
         _check_layouts(origins[stage], file, stage, stages[stage], common)
-    named = f"stage{'s' * (len(used_stages) > 1)} {', '.join(map(str, used_stages))}"
-    text = f"{file.path} tells how {named} is cut, of which no file of a rank does"
-    return Diagnostic("strategy_file", text)
+    text = f"read for {format_ranks(used_stages, 'stage')}, which no rank's strategy file lists"
+    return Diagnostic("strategy_file", text, path=file.path, where=file.path)
 
 
 def _check_same_stage(
@@ -584,11 +579,8 @@ def _check_same_stage(
     """Raise StrategyError if two files give one stage different layouts; see `_check_layouts`."""
     only = sorted(set(known) ^ set(layouts))
     if only:
-        raise StrategyError(
-            other.path,
-            f"stage {stage} has other parameters in {first.path}, for example {only[0]}; are both "
-            "of one run?",
-        )
+        text = f"stage {stage} has other parameters in {first.path}"
+        raise StrategyError(other.path, text, _ONE_RUN, f"in one file only: {shorten(only, 3)}")
     _check_layouts(first, other, stage, known, layouts)
 
 
@@ -604,16 +596,17 @@ def _check_layouts(
     ``known`` are the layouts of the first file.  They get the full shapes of ``layouts``, which
     are those of the other file.
     """
+    differing = []
     for name, layout in layouts.items():
         before = known[name]
         if layout == before:
             known[name] = layout if before.full_shape is None else before
         elif not (_is_expanded(layout, before) or _is_expanded(before, layout)):
-            raise StrategyError(
-                other.path,
-                f"stage {stage} has another layout for {name} in {first.path}; are both of one "
-                "run?",
-            )
+            differing.append(name)
+    if differing:
+        text = f"stage {stage} has other layouts in {first.path}"
+        facts = f"{count(len(differing), 'parameter')}: {shorten(differing, 3)}"
+        raise StrategyError(other.path, text, _ONE_RUN, facts)
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:

@@ -56,6 +56,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError, raise_all
 from ckpttool.formats.local import why_not_a_path
@@ -63,13 +64,13 @@ from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.storage.files import is_there, write_document
 
 _OTHER_FORMS = {
-    ".json": "a file of this name is taken for JSON",
-    ".yaml": "a file of this name is taken for one written by hand",
-    ".yml": "a file of this name is taken for one written by hand",
+    ".json": "the suffix is for JSON, and the strategy is written as protobuf",
+    ".yaml": "the suffix is for hand-written strategies, and this one is written as protobuf",
+    ".yml": "the suffix is for hand-written strategies, and this one is written as protobuf",
 }
 
 
@@ -79,15 +80,10 @@ def name_problem(path: str) -> str | None:
     Examples
     --------
     >>> print(name_problem("new.json"))
-    a file of this name is taken for JSON, and this is protobuf; call it new.ckpt
+    the suffix is for JSON, and the strategy is written as protobuf
     """
     url = why_not_a_path(path)
-    if url is not None:
-        return f"{path} is {url}"
-    for suffix, reason in _OTHER_FORMS.items():
-        if path.endswith(suffix):
-            return f"{reason}, and this is protobuf; call it {path.removesuffix(suffix)}.ckpt"
-    return None
+    return url if url is not None else _OTHER_FORMS.get(Path(path).suffix)
 
 
 def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
@@ -115,11 +111,11 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     """
     reason = name_problem(path)
     if reason is not None:
-        raise StrategyError(path, reason)
+        raise StrategyError(path, reason, str(Path(path).with_suffix(".ckpt")))
     data = encode_strategy(strategy)
     if is_there(path) and not overwrite:
-        text = f"{path} exists already; overwrite=True replaces it"
-        raise PlanError([Diagnostic("destination", text)])
+        text = "the strategy file exists already"
+        raise PlanError([Diagnostic("destination", text, "overwrite=True", path=path, where=path)])
     write_document(path, data)
 
 
@@ -138,7 +134,7 @@ def encode_strategy(strategy: Strategy) -> bytes:
         for layout in layouts
     ]
     items.sort(key=lambda item: item[:2])
-    raise_all(StrategyError(where, reason) for where, reason in _refusals(strategy, items))
+    raise_all(_refusals(strategy, items))
     out = [encode_number(1, 1)]
     for stage in range(strategy.stages):
         operators = encode_bytes(1, f"ckpttool_stage_{stage}".encode())
@@ -154,38 +150,41 @@ def encode_strategy(strategy: Strategy) -> bytes:
 
 def _refusals(
     strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
-) -> Iterator[tuple[str, str]]:
-    """Yield a place or name, and the reason why MindSpore's form cannot express it."""
+) -> Iterator[StrategyError]:
+    """Yield the errors of what MindSpore's form cannot express."""
     if strategy.rules is not None:
-        text = (
-            "it speaks of patterns of names, and MindSpore's form of parameters; split and reshard "
-        )
-        yield strategy.rules.path, f"{text}write what it says of a checkpoint (--write-strategy)"
+        text = "lists patterns of names, and MindSpore's files list parameters"
+        hint = "split or reshard with --write-strategy"
+        yield StrategyError(strategy.rules.path, text, hint)
         return
     missing = sorted({*range(strategy.stages)} - {stage for stage, _, _ in items})
     if missing:
-        text = f"no parameter of stage {', '.join(map(str, missing))}"
-        yield strategy.origin, f"{text}; MindSpore reads no strategy that has none of a stage"
-    refused: dict[str, dict[str, None]] = {}
+        text = f"no parameter of {format_ranks(missing, 'stage')}"
+        facts = "MindSpore reads a strategy only if it has parameters of every stage"
+        yield StrategyError(strategy.origin, text, facts=facts)
+    refused: dict[tuple[str, ...], dict[str, None]] = {}
     for _, name, layout in items:
-        reason = _unsupported_reason(name, layout, strategy.stage_ranks)
-        if reason is not None:
-            refused.setdefault(reason, {})[name] = None
-    for reason, names in refused.items():
-        yield shorten(map(repr, names)), f"{count(len(names), 'parameter')} {reason}"
+        reasons = _unsupported_reason(name, layout, strategy.stage_ranks)
+        if reasons is not None:
+            refused.setdefault(reasons, {})[name] = None
+    for reasons, names in refused.items():
+        text, *rest = reasons
+        parameters = count(len(names), "parameter")
+        yield StrategyError(shorten(map(repr, names), 3), f"{parameters} {text}", *rest)
 
 
-def _unsupported_reason(name: str, layout: Layout, stage_ranks: int) -> str | None:
-    """Return why MindSpore's form cannot express a parameter, or None."""
+def _unsupported_reason(name: str, layout: Layout, stage_ranks: int) -> tuple[str, ...] | None:
+    """Return what MindSpore's form cannot express, with hint and facts; None if it can."""
     if not name or "-" in name:
         return (
-            "with a name that MindSpore cannot read in a strategy: it must not be empty, and at "
-            "every - it is cut in two; without --write-strategy the checkpoint itself is written"
+            "with a name that MindSpore cannot read in a strategy",
+            "the same command without --write-strategy",
+            "MindSpore splits names at every -, and reads no empty name",
         )
     if len(layout.ranks) != stage_ranks:
-        return f"with a layout of {len(layout.ranks)} ranks, and a stage has {stage_ranks}"
+        return (f"with a layout of {len(layout.ranks)} ranks, and a stage has {stage_ranks}",)
     if layout.rows and not any(layout.rows):
-        return "with a manual split of which no part has a row; MindSpore takes that for none"
+        return ("with a manual split without rows, which MindSpore ignores",)
     return None
 
 

@@ -191,8 +191,8 @@ def _inspect_full_tensors(
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
     if strategy is not None:
-        strategy, reasons = strategy.resolve(catalog.metas)
-        found.add(*Diagnostic.each("strategy", reasons))
+        strategy, problems = strategy.resolve(catalog.metas)
+        found.add(*problems)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")

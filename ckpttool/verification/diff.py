@@ -33,9 +33,10 @@ from ckpttool.transaction.sources import require_unmodified_sources
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
-OF_ITS_OWN = (
-    "the strategy of A is taken; if B has one of its own, give it with --b-strategy, "
-    "and if every rank of it holds everything, say --replicated"
+BORROWED = Diagnostic(
+    "borrowed_strategy",
+    "the strategy of A is used, which may not be that of B",
+    "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
 UNCERTAIN_CODES = (  # the strategy may belong to other files
     "equal_slices",
@@ -152,7 +153,8 @@ def diff(
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
-            found = Diagnostics("diff", strict=options.strict)
+            option = "-s" if side == "A" else "--b-strategy"
+            found = Diagnostics("diff", strict=options.strict, strategy_option=option)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
@@ -170,17 +172,14 @@ def diff(
             found.add(*resolved.content_diagnostics)
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
-            if side == "B" and _is_same_strategy(given, a_strategy):
-                if wrong:
-                    hints = filter(None, (wrong[-1].hint, OF_ITS_OWN))
-                    wrong[-1] = replace(wrong[-1], hint="; ".join(hints))
-                elif any(one.code in UNCERTAIN_CODES for one in found):
-                    found.add(Diagnostic("borrowed_strategy", OF_ITS_OWN))
+            is_uncertain = wrong or any(one.code in UNCERTAIN_CODES for one in found)
+            is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
+            borrowed = [BORROWED] if is_borrowed and is_uncertain else []
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
             problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
             errors += [*found.failures, *checksum_errors]
-            errors += [with_side(PlanError(problems), side)] if problems else []
-            for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums)):
+            errors += [with_side(PlanError([*problems, *borrowed]), side)] if problems else []
+            for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
             sides.append(resolved.sources)
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)

@@ -9,10 +9,10 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import format_ranks
-from ckpttool.planning.optimizer_state import ParameterOfState, state_shape_message
-from ckpttool.planning.sources import disagreement_message, group_ranks
-from ckpttool.planning.unlisted import STATE_HINT, find_partly_held
+from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
+from ckpttool.planning.sources import disagreement, group_ranks
+from ckpttool.planning.unlisted import find_partly_held, odd_states_problem
 
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
@@ -30,11 +30,9 @@ def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[D
     dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
     axes = group_ranks(ranks, lambda rank: len(metas[rank].shape))
     if len(dtypes) > 1:
-        text = disagreement_message(catalog, name, "element type", dtypes)
-        yield Diagnostic("dtype", text, tensor=name, ranks=ranks)
+        yield disagreement("dtype", catalog, name, "element type", dtypes)
     elif len(axes) > 1:
-        text = disagreement_message(catalog, name, "number of axes", axes)
-        yield Diagnostic("shape", text, tensor=name, ranks=ranks)
+        yield disagreement("shape", catalog, name, "number of axes", axes)
 
 
 def check_unlisted(
@@ -46,16 +44,14 @@ def check_unlisted(
     found = [*check_types(catalog, metas)]
     shapes = group_ranks(ranks, lambda rank: metas[rank].text or metas[rank].shape)
     if not found and len(shapes) > 1:
-        text = disagreement_message(catalog, meta.name, "text" if meta.text else "shape", shapes)
+        code, what = "shape", "text" if meta.text else "shape"
         if not isinstance(sharding, Replicated):
-            text += "; nothing says how it is cut"
-            found = [Diagnostic("unlisted", text, tensor=meta.name, ranks=ranks)]
-        else:
-            found = [Diagnostic("shape", text, tensor=meta.name, ranks=ranks)]
-    mismatch = state_shape_message(catalog, sharding, meta, owners)
-    if not found and mismatch is not None:
-        hinted = Diagnostic("unlisted", mismatch, STATE_HINT, ("--unlisted",))
-        found = [replace(hinted, tensor=meta.name, ranks=ranks)]
+            code, what = "unlisted", f"{what}, which no strategy describes,"
+        found = [disagreement(code, catalog, meta.name, what, shapes)]
+    odd = odd_state_shapes(catalog, sharding, meta, owners)
+    if not found and odd is not None:
+        problem = odd_states_problem({meta.name: odd}, "the strategy")
+        found = [replace(problem, ranks=ranks)]
     yield from found
 
 
@@ -64,9 +60,8 @@ def check_partly_held(
 ) -> Iterator[Diagnostic]:
     """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
-        code, ranks = ("unlisted", one.ranks) if one.is_on_one_rank else ("lacking", one.missing)
-        tensor = one.names[0] if len(one.names) == 1 else None
-        yield Diagnostic(code, one.message, tensor=tensor, ranks=ranks)
+        code = "unlisted" if one.is_on_one_rank else "lacking"
+        yield one.diagnostic(code)
 
 
 def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -82,12 +77,17 @@ def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
             if len(more) > len(metas) and more[: len(metas)] == metas
         ]
         if longer:
-            text = f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}): "
-            if metas:
-                text += f"only the first {len(metas)} of the tensors that "
-                text += f"{format_ranks(longer[0])} {'has' if len(longer[0]) == 1 else 'have'}"
-            else:
-                text += f"nothing in {'it' if len(ranks) == 1 else 'them'} "
-                text += f"({catalog.files[ranks[0]].nbytes} bytes)"
-            text += ": cut short, or saved without redundancy (a strategy, -s, tells)"
-            yield Diagnostic("lacking", text, ranks=ranks)
+            files = [catalog.files[rank] for rank in ranks]
+            text = f"only the first {count(len(metas), 'tensor')} of what other ranks hold"
+            facts = f"{shorten((file.path for file in files), 1)}; "
+            facts += f"{format_ranks(longer[0])}: {len(catalog.files[longer[0][0]].header)} tensors"
+            if not metas:
+                text = f"no tensor in {files[0].nbytes} bytes, and other ranks hold some"
+            yield Diagnostic(
+                "lacking",
+                f"{format_ranks(ranks)}: {text}",
+                "-s STRATEGY, which shows whether replicas hold the others",
+                facts=facts,
+                ranks=ranks,
+                path=files[0].path if len(files) == 1 else None,
+            )

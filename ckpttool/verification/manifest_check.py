@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +21,13 @@ from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.model.wording import count, shorten
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
 
 MAX_IN_FLIGHT = 32
+_WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
 
 
 class _PendingHash(NamedTuple):
@@ -112,6 +115,7 @@ def check_manifest(
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
     listed = set()
+    absent: dict[str, int] = {}  # output to rank
     pending: deque[_PendingHash] = deque()
     try:
         manifest = ManifestFile.read(path)
@@ -120,8 +124,13 @@ def check_manifest(
             listed.add(name)
             if to_check is not None and name not in to_check:
                 continue
+            if not is_file(name):
+                absent[output.path] = output.rank
+                continue
             problems = list(output_problems(path.parent, output, files.get(name)))
-            yield from (_finding(path, problem, output.rank) for problem in problems)
+            yield from (
+                _finding(path, problem, _WRITE_AGAIN, name, (output.rank,)) for problem in problems
+            )
             if problems or not deep:
                 continue
             index = files.get(name) or read_index(name)
@@ -131,24 +140,26 @@ def check_manifest(
                     yield from _check_hashes(path, pending.popleft(), on_progress)
         while pending:
             yield from _check_hashes(path, pending.popleft(), on_progress)
+        if absent:
+            text = f"{count(len(absent), 'output')} missing: {shorten(absent, 3)}"
+            hint = "the command that wrote the set, with --resume"
+            file = _absolute(path.parent / next(iter(absent))) if len(absent) == 1 else None
+            yield _finding(path, text, hint, file, tuple(sorted(absent.values())))
         for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
-        yield Diagnostic(
-            "manifest", f"{path}: cannot be held against it: {error}", remedy_for(error)
-        )
+        text, hint = f"the manifest cannot be read: {error.reason}", remedy_for(error)
+        yield _finding(path, text, hint, error.path)
         return
     if to_check is None:
         to_check = files.keys()
     elif path.name == MANIFEST:  # its folder may hold other files
         return
     for name in sorted(to_check - listed):
-        text = (
-            "is not in it, so it is of another run; if it was renamed, give it its old name again"
-        )
-        yield _finding(path, f"{_relative(name, path)}: {text}")
+        text, hint = f"does not list {_relative(name, path)}", "its old name, if it was renamed"
+        yield _finding(path, text, hint, name)
     for name in sorted(listed - to_check) if path.name != MANIFEST else ():
-        yield _finding(path, f"it speaks of {_relative(name, path)}, which is another file")
+        yield _finding(path, f"lists {_relative(name, path)}, which is another file")
 
 
 def _submit_hashes(
@@ -166,9 +177,15 @@ def _relative(name: str, path: Path) -> str:
     return os.path.relpath(name, path.parent)
 
 
-def _finding(path: Path, problem: str, rank: int | None = None) -> Diagnostic:
-    ranks = () if rank is None else (rank,)
-    return Diagnostic("manifest", f"{path}: {problem}", ranks=ranks)
+def _finding(
+    manifest: Path,
+    problem: str,
+    hint: str = "",
+    path: str | None = None,
+    ranks: tuple[int, ...] = (),
+) -> Diagnostic:
+    """Return the finding that a file, or a set, is not what its manifest lists."""
+    return Diagnostic("manifest", problem, hint, ranks=ranks, path=path, where=str(manifest))
 
 
 def _check_hashes(
@@ -180,12 +197,13 @@ def _check_hashes(
     if found == listed:
         return
     name = pending.entry.name
-    text = f"{pending.output}: {name}: its content is not what was written"
-    if len(listed) != len(found):
-        text += f": expected {len(listed)} hashes, found {len(found)}"
-    else:
+    facts = f"expected {len(listed)} hashes, found {len(found)}"
+    if len(listed) == len(found):
         pairs = enumerate(zip(listed, found, strict=True))
         first = next(i for i, (expected, hashed) in pairs if expected != hashed)
         where = f" (of stretch {first + 1} of {len(listed)})" if len(listed) > 1 else ""
-        text += f": expected SHA-256 {listed[first]}, found {found[first]}{where}"
-    yield Diagnostic("manifest", f"{path}: {text}", tensor=name, ranks=(pending.rank,))
+        facts = f"expected SHA-256 {listed[first]}, found {found[first]}{where}"
+    text = f"{pending.output}: {name}: changed since it was written"
+    file = _absolute(path.parent / pending.output)
+    problem = _finding(path, text, _WRITE_AGAIN, file, (pending.rank,))
+    yield replace(problem, facts=facts, tensor=name)

@@ -299,10 +299,14 @@ def _place_layout(layout: Layout, owners: Iterable[Ranks], others: Iterable[int]
 
 
 def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> tuple[Entry, ...]:
-    """Return the parameters of a strategy: on the ranks of their first stage and of the others."""
+    """Return the parameters of a strategy: on the ranks of their first stage and of the others.
+
+    MindSpore writes them in no order, so they are sorted by name, numbers by value.
+    """
     placements: dict[Sequence[Layout], Placement] = {}
     entries = []
-    for name, of_stages in layouts.items():
+    for name in sorted(layouts, key=lambda name: _NUMBER.sub(lambda m: m[0].zfill(9), name)):
+        of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
             others = chain.from_iterable(layout.ranks for layout in rest)

@@ -35,7 +35,7 @@ from ckpttool.planning.resolve import (
     resolve,
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_message
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_problem
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -138,11 +138,9 @@ def check_contents(
     if in_statistics:
         names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
         ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
-        text = running_statistics_message(names, ranks)
-        hint = "merge --unlisted first takes the lowest rank's"
-        findings.append(Diagnostic("unlisted", text, hint, ranks=ranks))
+        findings.append(running_statistics_problem(names, ranks))
     if zeros:
-        text = f"all elements are zero, as they are when training begins: {shorten(zeros)}"
+        text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
         findings.append(Diagnostic("zero_state", text))
     return findings
 
@@ -157,12 +155,12 @@ def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iter
         if finding is not None:
             yield finding
         return
-    finding = find_difference(one, stats, "not in the strategy, and different between ranks")
-    if finding is not None and name in STEP_NAMES:
-        text = finding.message + "; these ranks are not of one step"
-        yield replace(finding, code="mixed_steps", message=text)
-    elif finding is not None:
-        yield replace(finding, code="unlisted")
+    code, claim = "unlisted", "not in the strategy, and different between ranks"
+    if name in STEP_NAMES:
+        code, claim = "mixed_steps", "ranks are not of one step: different"
+    finding = find_difference(one, stats, code, claim)
+    if finding is not None:
+        yield finding
 
 
 def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
@@ -175,8 +173,9 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
             with_some = tuple(sorted(ranks))
             verb = "is" if number == 1 else "are"
             text = f"{name}: {number} of {count(tally.elements, 'element')} {verb} {word}"
-            text += f" ({format_ranks(with_some)}), first at {first}"
-            yield Diagnostic(kind, text, tensor=name, ranks=with_some, count=number, first=first)
+            facts = f"{format_ranks(with_some)}; first at {first}"
+            found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
+            yield replace(found, count=number, first=first)
 
 
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
@@ -184,7 +183,7 @@ def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
     ranks = tuple(sorted(tally.zero_ranks))
     text = f"{name}: all {count(tally.elements, 'element')} are zero"
     if tally.zeros < tally.elements:
-        text = f"{name}: all elements that {format_ranks(ranks)} hold are zero, and others are not"
+        text = f"{name}: all elements on {format_ranks(ranks)} are zero, and others are not"
     return Diagnostic("zero", text, tensor=name, ranks=ranks, count=tally.zeros)
 
 
@@ -246,7 +245,7 @@ def verify(
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
-            raise PlanError(Diagnostic.each("strategy", reasons))
+            raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
@@ -348,8 +347,7 @@ class _Verification:
             self._check_names(sources)
             self._check_data(sources, deep, on_progress)
         if any(one.code == "replica" for one in found):
-            text = f"replicas differ: {REMEDY} by merge, reshard and diff"
-            found.add(Diagnostic("replica_advice", text))
+            found.add(Diagnostic("replica_advice", "replicas differ", REMEDY))
 
     def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Return the files with checksums or tags; all files with ``crc``."""
@@ -430,9 +428,10 @@ class _Verification:
         """Check the names, types and shapes that ranks hold."""
         if isinstance(self.sharding, Merged):
             if not isinstance(self.catalog, MergedCatalog):
-                text = "no strategy (-s) and no --replicated: whether the ranks' slices fit "
-                text += "together, and replicas agree, is not known"
-                self.found.add(Diagnostic("doubt", text))
+                text = "without a strategy every rank is verified by itself"
+                facts = "not known: whether slices fit together and replicas are equal"
+                hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
+                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))

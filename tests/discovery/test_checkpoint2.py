@@ -420,7 +420,7 @@ def test_replicas_are_read_from_the_lowest_rank_and_compared(folder):
     tensors = read(path)
     tensors["w"] = Entry("Float32", (4, 6), bytes(96))
     write_safetensors(path, tensors)
-    refused(folder, 5, "w: .*metadata.json says that ranks 2, 3 hold the same, and they differ")
+    refused(folder, 5, "1 parameter differs between ranks that .* w: rank 2 differs from rank 3")
     assert merged(folder, "--trust-strategy")[0] == ENTRIES
 
 
@@ -436,13 +436,14 @@ def test_what_metadata_does_not_list_is_found_in_the_files(tmp_path):
     save.write(tmp_path / "src")
     got, text = merged(tmp_path / "src")
     assert got == tensors
-    assert "not in the description, cut like the parameter: 1 optimizer state: muon_m.w" in text
+    assert "1 optimizer state is sharded like the parameter" in text
+    assert "not in the description: muon_m.w (as w)" in text
 
 
 def test_state_that_is_not_listed_and_fits_nothing_is_a_question(tmp_path):
     tensors = ENTRIES | {"adam_v.w": noise("adam_v.w", "Float32", (5, 6))}
     Save(tensors, LAYOUTS, 4).write(tmp_path / "src")
-    refused(tmp_path / "src", 5, "adam_v.w: not described", "--unlisted")
+    refused(tmp_path / "src", 5, "adam_v.w: not in the description, and neither", "--unlisted")
     assert merged(tmp_path / "src", "--unlisted", "drop")[0] == ENTRIES
     assert merged(tmp_path / "src", "--unlisted", "first")[0] == tensors
 

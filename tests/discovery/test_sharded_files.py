@@ -400,7 +400,7 @@ def test_a_source_strategy_has_nothing_to_say_of_it(model, words, tmp_path):
     command, *others = [tmp_path / word if word == "out" else word for word in words]
     result = run(command, model, *others, "-s", DST)
     assert result.exit_code == 5
-    assert "holds everything undivided" in message(result)
+    assert "already merged, but" in message(result)
     assert "split" in message(result)
     assert not (tmp_path / "out").exists()
 

@@ -103,10 +103,10 @@ def test_a_source_is_folded_if_there_is_one_way_and_a_question_with_all_ways_if_
         return
     found, problems, _ = find(catalog, told)
     assert not found
-    shown = {f"shape {way.full_shape} with" for way in ways}
-    text = f"w: the JSON strategy describes an expanded tensor of shape {expanded.full_shape}"
+    shown = {f"{way.full_shape} with" for way in ways}
+    text = f"several full shapes\n  expanded shape {expanded.full_shape} may stand for "
     the_one(problems, text, "protobuf form")
-    assert "more; give" in problems[0] or all(words in problems[0] for words in shown), problems
+    assert " more\n" in problems[0] or all(words in problems[0] for words in shown), problems
 
 
 def test_the_examples_have_one_way_and_several():
@@ -139,11 +139,11 @@ def test_an_expanded_layout_that_may_be_two_names_both():
     _, problems, _ = find(with_names({"w": (1, 8)}, range(16)), strategy_of({"w": AMBIGUOUS}))
     the_one(
         problems,
-        "w: the JSON strategy describes an expanded tensor of shape (4, 2, 16), which may stand",
-        "shape (4, 32) with tensor map [[0], [1, 2]]",
+        "w: the JSON strategy fits several full shapes\n  expanded shape (4, 2, 16) may stand for",
+        "(4, 32) with tensor map [[0], [1, 2]]",
         " or ",
-        "shape (8, 16) with tensor map [[0, 1], [2]]",
-        "give the protobuf form of the strategy (as well), which tells, or say by hand which",
+        "(8, 16) with tensor map [[0, 1], [2]]",
+        "\n  Try: add its protobuf form or a hand-written one (-s MORE.yaml)",
     )
 
 
@@ -216,7 +216,9 @@ def test_an_optimizer_shard_is_told_by_the_slices_of_an_expanded_layout():
     assert not problems
     assert (found["w"][0].layout.tensor_map, found["w"][0].meta.shape) == (((2, 1), ()), (16, 3))
     _, problems, _ = find(with_names({"w": (4, 3)}, range(16)), strategy_of({"w": layout}))
-    the_one(problems, "w: ranks 0-15, slice shape (4, 3)", "is for 3 axes")
+    the_one(
+        problems, "w: the slices do not fit", "ranks 0-15 hold slices of (4, 3)", "is for 3 axes"
+    )
 
 
 @pytest.mark.parametrize(("rows", "shard"), [(4, 1), (2, 2), (1, 4)])
@@ -234,7 +236,11 @@ def test_a_shard_that_an_expanded_layout_hides_is_told_by_the_full_shape(rows, s
 @pytest.mark.parametrize("shape", [(32, 8, 1), (33, 8), (2, 2, 8, 8), (), (256,)])
 def test_slices_that_fit_no_way_are_told(shape):
     strategy = strategy_of({"w": UNIQUE})
-    the_one(find(with_names({"w": shape}, range(16)), strategy)[1], "w: ranks 0-15", str(shape))
+    the_one(
+        find(with_names({"w": shape}, range(16)), strategy)[1],
+        "w: the slices do not fit",
+        f"of {shape}; ",
+    )
 
 
 def test_what_is_not_expanded_is_not_folded():
@@ -263,7 +269,7 @@ def test_a_damaged_file_with_very_many_ways_is_not_tried_for_ages():
     layout = Layout((1,) * 40, tuple((axis,) for axis in range(40)), full_shape=(1,) * 40)
     assert not fold_layout(layout, 20)
     _, problems, _ = find(with_names({"w": (1,) * 20}, range(1)), strategy_of({"w": layout}))
-    the_one(problems, "w: rank 0", "is for 40 axes")
+    the_one(problems, "w: the slices do not fit", "is for 40 axes")
 
 
 def test_of_many_ways_a_few_are_shown():
@@ -271,8 +277,8 @@ def test_of_many_ways_a_few_are_shown():
     ways = fold_layout(layout, 3)
     assert len(ways) == 10
     text = ambiguity(layout, ways)
-    assert text.count("with tensor map") == 4
-    assert "or 6 more; give" in text
+    assert text.count("with tensor map") == 3
+    assert text.endswith(" or 7 more")
 
 
 # ---------------------------------------------------------------------- a protobuf twin beside it
@@ -293,4 +299,4 @@ def test_a_protobuf_twin_beside_an_ambiguous_document_decides(tmp_path, maps, sh
     catalog = catalog_of_entries(slices)
     paths = [str(document), str(twin)] if json_first else [str(twin), str(document)]
     assert carry_out(make(catalog, read_strategy(paths), None), slices) == {0: entries}
-    the_one(find(catalog, read_strategy([str(document)]))[1], "which may stand for")
+    the_one(find(catalog, read_strategy([str(document)]))[1], "may stand for")

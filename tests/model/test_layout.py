@@ -102,8 +102,14 @@ def test_owners_and_slice_indices_are_two_sides_of_the_same():
         (((2, 2), ((0,),), 2, 0, None, (6, 4, 6, 4)), "expected 2 numbers"),
         (((2,), ((0,),), 1, 0, None, (6, -1)), r"split of \[6, -1\] rows"),
         (((2,), (), 1, 0, None, (6,)), "expected 0 numbers"),
-        (((2,), ((0,),), 1, 0, None, (6, 4), 3), r"field-sliced \(3 fields\) and cut in another"),
-        (((2, 2), ((0,),), 2, 0, None, (), 3), "field-sliced .* and cut in another way"),
+        (
+            ((2,), ((0,),), 1, 0, None, (6, 4), 3),
+            r"\(3 fields\) and sharded along axis 0",
+        ),
+        (
+            ((2, 2), ((0,),), 2, 0, None, (), 3),
+            "field-sliced .* and sharded along",
+        ),
         (((2,), (), 1, 0, None, (), 3), "field-sliced"),
     ],
 )
@@ -115,17 +121,21 @@ def test_an_impossible_layout_is_refused_with_the_reason(arguments, match):
 @pytest.mark.parametrize(
     ("layout", "shape", "words"),
     [
-        (Layout((3,), ((0,),)), (8,), ["axis 0", "(8,)", "cut into 3", "2 or 4"]),
-        (Layout((8,), ((), (0,))), (3, 4), ["axis 1", "cut into 8", "divisible by 4"]),
-        (Layout((2, 3), ((1,),), 3), (8,), ["axis 0", "cut into 6", "4 or 8"]),
+        (Layout((3,), ((0,),)), (8,), ["axis 0 of (8,)", "by 2 or 4, not by 3"]),
+        (Layout((8,), ((), (0,))), (3, 4), ["axis 1 of (3, 4)", "divisible by 4, not by 8"]),
+        (Layout((2, 3), ((1,),), 3), (8,), ["axis 0", "by 4 or 8, not by 6"]),
         (Layout((2, 2), ((0,), (1,))), (3, 5), ["axis 0", "axis 1", "; "]),
         (Layout((2,), ((0,),)), (4, 4), ["[[0]]", "1 axis", "(4, 4)"]),
         (Layout((2,), ((0,),)), (), ["1 axis", "()"]),
-        (Layout((2,), ((0,),), full_shape=(8,)), (4,), ["says full shape (8,)", "give (4,)"]),
-        (BY_HAND, (12, 8), ["axis 0", "(12, 8)", "split of [6, 4]", "makes 10 rows"]),
-        (Layout((2, 2), ((1,),), 2, rows=(5, 4)), (9,), ["parts of [5] rows", "into 2 more"]),
-        (Layout((2, 2), ((1,), (0,)), rows=(5, 4)), (9, 3), ["axis 1", "cut into 2", "1 or 3"]),
-        (Layout((2,), ((0,), ()), fields=3), (8, 4), ["axis 0", "cut into 6", "4 or 8"]),
+        (Layout((2,), ((0,),), full_shape=(8,)), (4,), ["lists full shape (8,)", "form (4,)"]),
+        (BY_HAND, (12, 8), ["manual split [6, 4] has 10 rows", "(12, 8) has 12"]),
+        (
+            Layout((2, 2), ((1,),), 2, rows=(5, 4)),
+            (9,),
+            ["of [5] rows", "not divisible by 2"],
+        ),
+        (Layout((2, 2), ((1,), (0,)), rows=(5, 4)), (9, 3), ["axis 1", "by 1 or 3, not by 2"]),
+        (Layout((2,), ((0,), ()), fields=3), (8, 4), ["axis 0", "by 4 or 8, not by 6"]),
     ],
 )
 def test_a_shape_that_cannot_be_cut_is_told_why(layout, shape, words):

@@ -83,9 +83,9 @@ def test_boxes_without_elements_among_others_take_no_part():
         ),
         (
             [box((0, 0), (5, 4))],
-            "w: rank 0 (rank_0.ckpt): elements [0:5, 0:4] of a full shape of (4, 4)",
+            "w: rank 0 (rank_0.ckpt) holds [0:5, 0:4], outside of full shape (4, 4)",
         ),
-        ([box((0,), (4,))], "w: rank 0 (rank_0.ckpt): elements [0:4] of a full shape of (4, 4)"),
+        ([box((0,), (4,))], "w: rank 0 (rank_0.ckpt) holds [0:4], outside of full shape (4, 4)"),
         (
             [box((0, 0), (4, 4), dtype="Int32")],
             "w: rank 0 (rank_0.ckpt) has Int32 (4, 4), expected Float32 (4, 4)",

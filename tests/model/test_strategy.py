@@ -46,10 +46,10 @@ def test_a_stage_without_parameters_still_has_ranks():
     [
         ({}, ["s.ckpt", "no parameter layouts"]),
         ({0: {}}, ["no parameter layouts"]),
-        ({1: {"a": ROWS}}, ["layouts of stage 1 but none of stage 0", "all pipeline stages"]),
+        ({1: {"a": ROWS}}, ["layouts of stage 1 but not of stage 0", "all pipeline stages"]),
         (
             {0: {"a": ROWS}, 3: {"b": ROWS}},
-            ["layouts of stage 0, 3 but none of stage 1, 2", "merged one"],
+            ["layouts of stages 0, 3 but not of stages 1, 2", "merged one"],
         ),
         (
             {0: {"a": ROWS, "c": ROWS, "b": Layout((2,), ((0,),))}},

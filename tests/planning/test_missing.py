@@ -21,7 +21,7 @@ from tests.support.checkpoints import (
     strategy_of,
     the_one,
 )
-from tests.support.commands import files_below, message, run, run_well
+from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
 from tests.support.diagnostics import is_warning
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_an
     damage, problems, notes = outcome(damaged(FULL, 2), content_groups=SAME)
     assert not damage
     assert not problems
-    text = "rank 2: run/rank_2/net.ckpt: byte 7: cut short; all its slices are read from replicas: "
+    text = "run/rank_2/net.ckpt: byte 7: cut short\n  all slices are read from replicas: "
     assert notes == [text + "rank 3"]
 
 
@@ -68,8 +68,8 @@ def test_missing_and_damaged_ranks_are_replaced_together():
     damage, problems, notes = outcome(catalog)
     assert not damage
     assert not problems
-    assert [note.split(";")[1] for note in notes] == [
-        " all its slices are read from replicas: rank 1",
+    assert [note.split("\n ")[1] for note in notes] == [
+        " all slices are read from replicas: rank 1",
         " all slices are read from replicas: rank 2",
     ]
 
@@ -95,7 +95,7 @@ def test_what_a_file_held_besides_is_not_known_if_the_others_do_not_hold_the_sam
     ranks = {0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {}, 3: {"w": (4, 3), "step": ()}}
     damage, problems, notes = outcome(damaged(catalog_of(ranks), 0))
     assert len(damage) == 1
-    the_one(problems, "rank 0: what its file held besides is not known")
+    the_one(problems, "rank 0: replicas do not replace what is damaged", "different parameters")
     assert not notes
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_lose_the_same_are_named_together():
     strategy = strategy_of({"w": SHARDED, "v": SHARDED, "u": ROWS})
     ranks = {0: {"w": (2, 3), "v": (2, 3), "u": (4, 3)}}
     _, problems, _ = outcome(catalog_of(ranks), strategy)
-    the_one(problems[:1], "ranks 1-3: no checkpoint file found", "2 parameters (w, v)")
+    the_one(problems[:1], "ranks 1-3: no checkpoint file found", "2 parameters: w, v")
     the_one(problems[1:], "ranks 2, 3: no checkpoint file found", "parameter u")
 
 
@@ -113,7 +113,7 @@ def test_stages_need_not_hold_the_same_as_each_other():
     damage, problems, notes = outcome(damaged(catalog_of(ranks), 1, 6), strategy)
     assert not damage
     assert not problems
-    assert [note[-6:] for note in notes] == ["rank 0", "rank 7"]
+    assert [note[-20:] for note in notes] == ["replicas: ranks 0, 7"] * 2
 
 
 def test_a_stage_that_is_all_damaged_is_an_error():
@@ -141,14 +141,14 @@ def test_a_damaged_file_of_a_rank_that_is_not_in_the_strategy_is_an_error():
     catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in (*range(4), 9)}), 9)
     damage, problems, _ = outcome(catalog)
     assert len(damage) == 1
-    the_one(problems, "rank 9 found, but src.ckpt is for 4 ranks")
+    the_one(problems, "rank 9 is not in the strategy", "src.ckpt is for ranks 0-3")
 
 
 def test_each_ranks_own_is_lost_with_a_damaged_file():
     catalog = damaged(catalog_of({r: {"w": (4, 3), "rng": (2,)} for r in range(4)}), 3)
     differ = {"rng": ((0,), (1,), (2,))}
     _, problems, _ = outcome(catalog, unlisted="rank", content_groups=differ)
-    the_one(problems, "rng:", "that of rank 3 is lost", "--unlisted first or drop")
+    the_one(problems, "rank 3: own values of 1 parameter are lost", "rng:", "--unlisted first")
     for choice in ("first", "drop"):
         damage, problems, notes = outcome(catalog, unlisted=choice, content_groups=differ)
         assert not damage
@@ -161,7 +161,7 @@ def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
     differ = {"rng": ((0,), (1,), (2,))}
     _, problems, notes = outcome(catalog, unlisted="rank", content_groups=differ)
     assert not problems
-    assert "rng: not in the strategy, each rank has its own, and that of rank 3" in notes[1]
+    assert notes[1].startswith("rank 3: own values of 1 parameter are lost\n  rng: not in the ")
 
 
 def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():
@@ -180,7 +180,7 @@ def test_a_listed_parameter_that_no_rank_saved_is_not_lost_with_one_of_several_r
     catalog = catalog_of({rank: {"w": (4, 3)} for rank in range(4)})
     _, problems, notes = find(damaged(catalog, 2), strategy)
     assert not problems
-    the_one(notes["absent"], "on no rank: 1 parameter: frozen")
+    the_one(notes["absent"], "1 parameter is in the strategy and in no file\n  frozen")
     _, problems, _ = find(damaged(catalog, 2, 3), strategy)
     assert len(problems) == 2
 
@@ -221,14 +221,16 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
     result = merge(source, tmp_path / "m.ckpt")
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
-    said = f"warning: rank 5: {path} lacks {len(names)} parameters of which others hold replicas ("
-    assert said in message(result)
-    assert "on rank 0), so it was perhaps cut short; these are read" in message(result)
+    said = f"warning[lacking]: rank 5: the file lacks {len(names)} parameters that others hold"
+    assert f"{said} {path}: " in message(result)
+    assert "; on rank 0; those are read Try: copy the file again if it was cut short" in message(
+        result
+    )
     for rank in (0, 1, 4):
         rank_file(source, rank).unlink()
     result = merge(source, tmp_path / "n.ckpt")
     assert result.exit_code == 5
-    assert f"lacking in {path} (perhaps cut short); no other rank has them" in message(result)
+    assert not mentions(message(result), f"not in {path}", "and no other rank has their slices ")
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable"])
@@ -245,9 +247,11 @@ def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, har
     result = merge(source, tmp_path / "m.ckpt", "-q")
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
-    (line,) = result.stderr.splitlines()  # -q silences notes, not warnings
-    assert line.startswith("warning: rank 2: ")
-    assert line.endswith(" slices are read from replicas: ranks 0, 3")
+    line, facts = result.stderr.splitlines()  # -q silences notes, not warnings
+    code = "missing_replica" if harm in ("missing", "empty folder") else "damaged_replica"
+    assert line.startswith(f"warning[{code}]: ")
+    assert "rank_2" in line or line.startswith(f"warning[{code}]: rank 2: ")
+    assert facts == "  all slices are read from replicas: ranks 0, 3"
     assert ("no checkpoint file found" in line) == (harm in ("missing", "empty folder"))
     assert ("Input/output error" in line) == (harm == "unreadable")
 
@@ -277,7 +281,7 @@ def test_strict_refuses_what_replicas_would_replace(source, tmp_path, harm):
     result = merge(source, tmp_path / "out" / "m.h5", "--strict")
     assert result.exit_code == 5
     assert "--strict" in message(result)
-    assert "rank 2: " in message(result)
+    assert ("/rank_2/" if harm == "damaged" else "rank 2: ") in message(result)
     target = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "out"]
     words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", *target]
     assert run(*words, "--strict").exit_code == 5
@@ -294,7 +298,7 @@ def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_pa
     document = json.loads(merge(source, tmp_path / "m.h5", "--json").stdout)
     (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
     assert str(path) in note["text"]
-    assert note["hint"].endswith("replicas: rank 0")
+    assert note["facts"].endswith("replicas: rank 0")
 
 
 def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_path):
@@ -302,7 +306,7 @@ def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_p
     result = merge(source, tmp_path / "m.h5")
     assert result.exit_code == 3
     assert all(str(path) in message(result) for path in paths)
-    assert "ranks 0, 1, 4, 5: not read; no other rank has them" in message(result)
+    assert "ranks 0, 1, 4, 5: not read, and no other rank has their slices" in message(result)
     assert not (tmp_path / "m.h5").exists()
 
 
@@ -321,7 +325,7 @@ def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
     whole, out = tmp_path / "whole.ckpt", tmp_path / "m.ckpt"
     run_well("merge", GOLDEN / "replicated_only" / "src", "--replicated", "-o", whole)
     result = run_well("merge", source, "--replicated", "-o", out)
-    assert "all its slices are read from replicas: rank 1" in result.stderr
+    assert "\n  all slices are read from replicas: rank 1\n" in result.stderr
     assert read(out) == read(whole)
     assert run("merge", source, "--replicated", "--strict", "-o", out).exit_code == 5
     shutil.rmtree(source / "rank_3")

@@ -42,9 +42,21 @@ def test_what_is_asked_for_counts_where_the_name_promises_nothing(path, asked, c
 @pytest.mark.parametrize(
     ("path", "how", "reason"),
     [
-        ("m.ckpt", {"format": "hdf5"}, "ends like ckpt, but --format says hdf5"),
-        ("m.pth", {}, "no format has this ending"),
-        ("m.safetensors", {"max_shard_bytes": 1000}, "ends like a file"),
+        (
+            "m.ckpt",
+            {"format": "hdf5"},
+            r"is that of ckpt, but --format is hdf5\n.*m\.h5, or no --fo",
+        ),
+        (
+            "m.pth",
+            {},
+            r"the suffix is not that of a format\n  Try: a name that ends in",
+        ),
+        (
+            "m.safetensors",
+            {"max_shard_bytes": 1000},
+            r"the name is that of a file\n  Try: -o .*/m$",
+        ),
     ],
 )
 def test_a_name_that_promises_another_format_is_refused(path, how, reason, tmp_path):

@@ -28,10 +28,10 @@ BLOCK = 512
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ("in.ckpt", "in.ckpt: is an input of this run; write somewhere else"),
-        ("link.ckpt", "link.ckpt: is an input of this run; write somewhere else"),
-        ("pipe.ckpt", "pipe.ckpt: is a device or a pipe; name a file to be written"),
-        ("folder.ckpt", "folder.ckpt: is a folder; name the file to be written"),
+        ("in.ckpt", "in.ckpt: is an input of this run\n  Try: write somewhere else"),
+        ("link.ckpt", "link.ckpt: is an input of this run\n  Try: write somewhere else"),
+        ("pipe.ckpt", "pipe.ckpt: is a device or a pipe\n  Try: name a file to be written"),
+        ("folder.ckpt", "folder.ckpt: is a folder\n  Try: name the file to be written"),
     ],
 )
 def test_what_overwrite_would_not_replace_is_not_said_to_be_replaced(
@@ -44,7 +44,7 @@ def test_what_overwrite_would_not_replace_is_not_said_to_be_replaced(
     Path("folder.ckpt").mkdir()
     os.mkfifo("pipe.ckpt")
     result = run("merge", "in.ckpt", "-o", output)
-    assert (result.exit_code, result.stderr) == (5, f"ckpttool: {said}\n")
+    assert (result.exit_code, result.stderr) == (5, f"error[destination]: {said}\n")
 
 
 def test_outputs_that_are_all_inputs_are_told_together_and_before_what_exists(
@@ -70,7 +70,8 @@ def test_what_is_wrong_is_told_rather_than_that_an_output_exists(tmp_path, monke
     run_well(*words)
     Path("out/rank_1/checkpoint_1.h5").write_text("changed")
     result = run(*words, "--resume")
-    (said,) = result.stderr.splitlines()
+    said, *_ = result.stderr.splitlines()
+    assert result.stderr.count("error[") == 1
     assert "out/rank_1/checkpoint_1.h5: not what out/ckpttool.json says was written" in said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from tests.support.checkpoints import (
     with_names,
     write_file,
 )
-from tests.support.commands import files_below, message, run, run_well
+from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import rank_file, read, read_ranks, write_ckpt
 
@@ -116,8 +117,8 @@ def test_inspect_shows_full_shapes_and_says_how_it_was_saved(saved):
     shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in document["tensors"]}
     want = corpus.conversion(CASE.name, "merge").ranks[0]
     assert shapes == {name: shape for name, (_, shape, _) in want.items()}
-    (text,) = [note["text"] for note in document["notes"] if note["code"] == "deduplicated"]
-    assert text.endswith("of ranks with equal slices one alone has each; rank 7 holds nothing")
+    (facts,) = [note["facts"] for note in document["notes"] if note["code"] == "deduplicated"]
+    assert facts == "each slice is in one file only; rank 7 holds nothing"
 
 
 def test_inspect_without_a_strategy_says_so_if_the_files_do():
@@ -139,7 +140,9 @@ def test_a_slice_that_nobody_holds_is_named(saved, tmp_path, how):
         result = run(words[0], saved, *words[1:], *STRATEGY)
         assert result.exit_code == 5
         told = message(result)
-        assert "no other rank has them (saved without redundancy, remove_redundancy)" in told
+        assert not mentions(
+            told, "no other rank has", "saved without redundancy .remove_redundancy."
+        )
         assert lost[0] in told
         assert ("rank 1: no checkpoint file found" in told) == (how == "gone")
     assert not (tmp_path / "x.h5").exists()
@@ -153,9 +156,12 @@ def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_sav
     result = run("inspect", saved, *STRATEGY)
     assert result.exit_code == 5
     told = message(result)
-    assert "ranks 0-7: slices are missing" in told
-    assert f"(saved without redundancy, remove_redundancy): parameter {name}" in told
-    suspect = f"({rank_file(saved, 1)}: 0 bytes; emptied?); no other rank has them"
+    assert (
+        f"ranks 0-7: slices are missing, and no other rank has their slices parameter {name}"
+        in told
+    )
+    assert "saved without redundancy (remove_redundancy)" in told
+    suspect = f"; not in {rank_file(saved, 1)} (0 bytes); "
     assert (suspect in told) == (rank_file(saved, 1).stat().st_size == 0)
 
 
@@ -171,8 +177,9 @@ def plain(tmp_path):
 def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_path):
     told = message(run_well("merge", *plain, "-q", "-o", tmp_path / "full.ckpt"))
     path = rank_file(plain[0], 5)
-    text = f"rank 5: {path}: empty (0 bytes), as a full disk or a crash leaves it; all its slices"
-    assert f"warning: {text} are read from replicas: rank" in told
+    text = f"{path}: empty (0 bytes), as a full disk or a crash leaves it"
+    assert not mentions(told, re.escape(text), "all slices are read from replicas: rank")
+    assert "warning[damaged_replica]: " in told
     assert not corpus.differences(
         corpus.conversion("reshard_8_to_4", "merge").ranks,
         corpus.digests({0: read(tmp_path / "full.ckpt")}),
@@ -180,7 +187,7 @@ def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_pat
     result = run("merge", *plain, "-q", "-o", tmp_path / "strict.ckpt", "--strict")
     assert result.exit_code == 5
     assert f"--strict: {text}" in message(result)
-    assert f"warning: {text}" in message(run("diff", plain[0], *plain))
+    assert f"warning[damaged_replica]: {text}" in message(run("diff", plain[0], *plain))
     result = run("verify", *plain, "--json")
     assert result.exit_code == 1
     (finding,) = json.loads(result.stdout)["findings"]
@@ -195,14 +202,14 @@ def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
     result = run("inspect", *plain)
     assert result.exit_code == 3
     assert message(result).count("empty (0 bytes)") == 1
-    assert result.stderr.startswith(f"ckpttool: {rank_file(plain[0], 5)}: empty (0 bytes)")
-    assert "are read from replicas: rank" in result.stderr
+    assert result.stderr.startswith(f"error[damaged]: {rank_file(plain[0], 5)}: empty (0 bytes)")
+    assert "rank 5 cannot be read: replicas hold the slices" in result.stdout
     result = run("inspect", plain[0])  # without a strategy it is not known
     assert result.exit_code == 0
-    assert "has 0 bytes): cut short, or saved without redundancy" in result.stderr
+    assert "5/checkpoint-2_10.ckpt: 0 bytes; cut short, or saved without" in result.stderr
     result = run("verify", plain[0])
     assert result.exit_code == 1
-    assert "nothing in it (0 bytes): cut short, or saved without redundancy" in message(result)
+    assert "rank 5: no tensor in 0 bytes, and other ranks hold some" in message(result)
 
 
 def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, tmp_path):
@@ -259,7 +266,7 @@ def test_a_missing_rank_of_theirs_is_a_problem_since_nothing_tells_what_it_had(t
     result = run(*replicated(tmp_path, {0: "ab", 2: "d"}))
     assert result.exit_code == 5
     assert "rank 1: no checkpoint file found" in message(result)
-    assert "what they had no other rank has" in message(result)
+    assert "no other rank has what they had" in message(result)
 
 
 def test_ranks_that_hold_some_of_it_twice_were_cut_short(tmp_path):
@@ -310,11 +317,13 @@ def test_an_empty_rank_is_told_even_if_all_is_there():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), 3)
     _, problems, notes = find(catalog, ONE_STAGE)
     assert not problems
-    text = "rank 3 holds nothing (run/rank_3/net.ckpt has 0 bytes), though the checkpoint was not "
-    assert notes == {"emptied": [text + "saved without redundancy: was it cut short?"]}
+    (text,) = notes.pop("emptied")
+    assert not notes
+    facts = "run/rank_3/net.ckpt: 0 bytes; the checkpoint was not saved without redundancy"
+    assert text.startswith(f"rank 3 holds nothing\n  {facts}\n  Try: copy the file again")
 
 
 def test_what_is_lost_with_redundancy_is_told_as_before():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), 2, 3)
     _, problems, _ = find(catalog, ONE_STAGE)
-    the_one(problems, "ranks 2, 3: slices are missing (run/rank_2/net.ckpt is empty (0 bytes))")
+    the_one(problems, "ranks 2, 3: slices are missing", "rank_2/net.ckpt and 1 more (0 bytes)")

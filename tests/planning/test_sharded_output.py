@@ -80,7 +80,7 @@ def test_no_part_is_larger_than_was_asked_for(tmp_path):
 def test_a_tensor_that_is_larger_alone_is_told(tmp_path, size, is_told):
     result = merge(tmp_path, size=size)
     assert result.exit_code == 0
-    assert ("larger than --max-shard-size by themselves" in result.stderr) == is_told
+    assert ("larger than --max-shard-size, in files of their own" in result.stderr) == is_told
 
 
 def test_parts_have_the_mark_that_hugging_face_wants(tmp_path):
@@ -162,7 +162,7 @@ def test_what_is_no_size_is_refused(tmp_path, size):
 def test_a_folder_that_is_called_like_a_file_is_refused(tmp_path):
     result = merge(tmp_path / "out.safetensors")
     assert result.exit_code == 2
-    assert "out.safetensors ends like a file; --max-shard-size writes a folder" in message(result)
+    assert "out.safetensors: --max-shard-size writes a folder, and" in message(result)
 
 
 # --------------------------------------------------------------------------------- what is there
@@ -187,7 +187,8 @@ def test_what_a_loader_might_mix_in_is_refused(tmp_path, name):
     write_file(tmp_path / name, {}, "ckpt")
     result = merge(tmp_path, "--overwrite")
     assert result.exit_code == 5
-    assert f"{tmp_path}: {name}: of another checkpoint" in message(result)
+    assert f"{tmp_path}: the folder holds files of another" in message(result)
+    assert f" {name} Try: another folder" in message(result)
     assert files_below(tmp_path) == [name]
 
 
@@ -205,7 +206,7 @@ def test_a_stale_hyper_param_is_refused_where_there_is_none_to_replace_it(tmp_pa
     words = ["merge", tmp_path / "w.ckpt", "-o", tmp_path / "out", "--max-shard-size", "1GB"]
     result = run(*words, "--overwrite")
     assert result.exit_code == 5
-    assert "hyper_param.safetensors: of another checkpoint" in message(result)
+    assert "hyper_param.safetensors Try: another folder" in message(result)
 
 
 def test_other_things_in_the_folder_are_left_alone(tmp_path):
@@ -229,7 +230,7 @@ def test_the_folder_may_not_be_a_file(tmp_path):
     (tmp_path / "out").write_text("mine", encoding="utf-8")
     result = merge(tmp_path / "out")
     assert result.exit_code == 5
-    assert re.search(r"out: is a file; name a folder", message(result))
+    assert re.search("out: is a file Try: name a folder", message(result))
 
 
 def test_the_source_is_never_overwritten(tmp_path):

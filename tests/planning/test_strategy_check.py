@@ -30,16 +30,17 @@ def warnings(folder, catalog, layout):
     ("held", "said"),
     [
         ("abcd", None),
-        ("abab", "ranks 0, 2; ranks 1, 3 hold the same where the strategy cuts; is it the strat"),
-        ("abcb", "ranks 1, 3 hold the same where the strategy cuts"),
-        ("aaaa", "all ranks hold the same where the strategy cuts; if they hold everything"),
+        ("abab", "w: ranks 0, 2 | ranks 1, 3 hold the same\n  Try: the strategy of this run;"),
+        ("abcb", "w: ranks 1, 3 hold the same"),
+        ("aaaa", "w: all ranks hold the same\n  Try: merge or split with --replicated if"),
     ],
 )
 def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, said):
     found = warnings(tmp_path, held_by(tmp_path, held), COLUMNS)
     assert len(found) == (said is not None)
     assert not found or said in found[0]
-    assert not found or found[0].endswith(": w")
+    text = "1 parameter has equal slices where the strategy shards them\n  w: "
+    assert not found or found[0].startswith(text)
 
 
 def all_the_same(folder, **others):
@@ -57,8 +58,10 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
     zeros = Entry("Int32", (9, 9), bytes(324))  # tell nothing
     catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
     place = str(tmp_path / "m.ckpt")
-    said = r"^w: all ranks hold the same .*\(w: slices of \(32, 32\) would make \(32, 128\)\).*"
-    said += "integrated_save=True.* merge --replicated, or split --replicated; --trust-strategy"
+    said = r"^the strategy shards 1 parameter that all ranks hold in full\n"
+    said += (
+        r"  w; w of \(32, 32\) would become \(32, 128\)\n  Try: merge or split with --replicated"
+    )
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_merge(catalog, strategy, place, output_options=ckpttool.OutputOptions("ckpt"))
     ckpttool.plan_merge(
@@ -76,14 +79,14 @@ def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
         catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert warning.endswith("use --replicated: w")
+    assert "\n  w: all ranks hold the same\n  Try: merge or split with --replicated" in warning
 
 
 def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
     halves = Layout((2, 2), ((), (0,)))
     catalog = held_by(tmp_path, "aa")
     with pytest.raises(
-        ckpttool.PlanError, match="ranks 2, 3 not there, and all ranks hold the sam"
+        ckpttool.PlanError, match=r"\n  ranks 2, 3 without a file; w: all ranks hold the same"
     ):
         warnings(tmp_path, catalog, halves)
     strategy = join_stages({0: {"w": halves}})
@@ -94,7 +97,7 @@ def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
         resolve_options=ckpttool.ResolveOptions(trust_strategy=True),
         output_options=ckpttool.OutputOptions("ckpt"),
     )
-    assert any("contents were not looked at" in note.text for note in plan.notes)
+    assert any("replicas were not compared (--trust-strategy)" in note.text for note in plan.notes)
 
 
 def test_one_such_tensor_among_others_is_enough(tmp_path):
@@ -112,7 +115,7 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
         catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert warning.endswith("use --replicated: v")
+    assert "\n  v: all ranks hold the same\n  Try: merge or split with --replicated" in warning
 
 
 def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
@@ -126,7 +129,8 @@ def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": Layout((4,), ((), ()), 4)}})
     found = ckpttool.verify(held_by(tmp_path, "aaaa"), strategy, deep=True).findings
-    assert ["w: the strategy says that an optimizer shard" in one.text for one in found] == [True]
+    said = "the strategy shards 1 parameter further than the files do"
+    assert [one.message == said for one in found] == [True]
 
 
 @pytest.mark.parametrize("layout", [Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))])
@@ -154,7 +158,7 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
         )
 
     plan(0)
-    fact = "e: the strategy says that the stages of ranks 0, 1 and of ranks 2, 3 hold the same"
+    fact = r"stages differ in 1 parameter that they share\n  e: ranks 0, 1 differ from ranks 2, 3"
     with pytest.raises(ckpttool.PlanError, match=fact):
         plan(1)
 

@@ -200,20 +200,22 @@ def test_the_folder_is_read_with_it_in_it(tmp_path):
     run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "b.ckpt")
     assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
     result = run_well("verify", tmp_path / "out", "-s", told, "--deep")
-    assert "is another file" not in message(result)
+    assert "not the strategy that the manifest names" not in message(result)
     listed = json.loads((tmp_path / "out" / MANIFEST).read_text())["dst_strategies"]
     data = told.read_bytes()
     want = {"path": "s.ckpt", "nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert listed == [want]
     told.write_bytes((CASE / "src_strategy.ckpt").read_bytes())
-    assert "is another file" in message(run("inspect", tmp_path / "out", "-s", told))
+    assert "not the strategy that the manifest names" in message(
+        run("inspect", tmp_path / "out", "-s", told)
+    )
 
 
 def test_one_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path):
     (tmp_path / "s.ckpt").write_bytes(b"of somebody")
     result = run(*words_of(tmp_path))
     assert result.exit_code == 5
-    assert f"{tmp_path / 's.ckpt'} exists already; --overwrite replaces" in message(result)
+    assert f"{tmp_path / 's.ckpt'} exists already Try: --overwrite" in message(result)
     assert contents(tmp_path).keys() == {"s.ckpt"}
     run_well(*words_of(tmp_path), "--overwrite")
     assert read_strategy(str(tmp_path / "s.ckpt")).stage_ranks == 4
@@ -235,12 +237,12 @@ OWN_NAMES += [f"{MANIFEST}.journal", ".ckpttool-part-1-of-2.json.journal"]  # of
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
-        ("s.json", 2, "a file of this name is taken for JSON, and this is protobuf; call it"),
-        ("s.yaml", 2, "a file of this name is taken for one written by hand"),
-        ("rank_0/checkpoint_0.ckpt", 5, "among the files of ranks"),
-        ("rank_3/s.ckpt", 5, "among the files of ranks"),
-        ("rank_3/../rank_2/s.ckpt", 5, "among the files of ranks"),
-        *((name, 5, "is a name that ckpttool itself uses there") for name in OWN_NAMES),
+        ("s.json", 2, "the suffix is for JSON, and the strategy is written as protobuf"),
+        ("s.yaml", 2, "the suffix is for hand-written strategies, and"),
+        ("rank_0/checkpoint_0.ckpt", 5, "a strategy among the files of ranks would be read as"),
+        ("rank_3/s.ckpt", 5, "a strategy among the files of ranks would be read as"),
+        ("rank_3/../rank_2/s.ckpt", 5, "a strategy among the files of ranks would be read as"),
+        *((name, 5, "ckpttool itself uses this name") for name in OWN_NAMES),
     ],
 )
 def test_a_name_that_means_something_else_is_refused(tmp_path, name, code, said):
@@ -259,7 +261,7 @@ def test_it_does_not_go_to_standard_output_or_among_the_source(tmp_path):
     place = CASE / "src" / "rank_0" / "s.ckpt"
     result = run(*reshard_words(tmp_path, "ckpt"), "--write-strategy", place)
     assert result.exit_code == 5
-    assert "among the files of ranks" in message(result)
+    assert "a strategy among the files of ranks would be read as" in message(result)
 
 
 def test_it_may_lie_elsewhere_in_a_folder_that_is_not_there(tmp_path):
@@ -350,7 +352,8 @@ def test_runs_in_parts_write_it_below_their_folder_only(tmp_path):
     words = [*reshard_words(tmp_path / "out", "ckpt"), "--write-strategy", tmp_path / "s.ckpt"]
     result = run(*words, "--part", "1/2")
     assert result.exit_code == 5
-    assert f"writes below {tmp_path / 'out'} only; name a file there" in message(result)
+    text = f"inside the output folder Try: --write-strategy {tmp_path / 'out' / 's.ckpt'}"
+    assert text in message(result)
 
 
 def test_it_is_the_same_whichever_ranks_are_written(tmp_path):
@@ -366,7 +369,7 @@ def test_names_that_mindspore_cannot_read_are_told_before_anything_is_written(tm
     words += ["-d", case / "dst_strategy.ckpt", "-o", tmp_path / "out"]
     result = run(*words, "--write-strategy", tmp_path / "s.ckpt")
     assert result.exit_code == 4
-    assert "at every - it is cut in two" in message(result)
+    assert "MindSpore splits names at every -" in message(result)
     assert files_below(tmp_path) == []
 
 
@@ -385,7 +388,7 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     assert not os.path.lexists(place)
     ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
-    with pytest.raises(ckpttool.PlanError, match=r"taken for JSON"):
+    with pytest.raises(ckpttool.PlanError, match=r"s\.json: the suffix is for JSON"):
         ckpttool.plan_reshard(
             catalog,
             src,
@@ -440,7 +443,7 @@ def test_verify_looks_at_the_strategy_that_was_written_with_a_set(tmp_path, way)
     assert findings_of(folder)[0] == [f"{manifest}: s.ckpt: Is a directory"]
     manifest.write_bytes(manifest.read_bytes().replace(b'"s.ckpt"', b'"s.ckp\\x"'))
     ((text,), skipped) = findings_of(folder)
-    assert "cannot be held against it" in text
+    assert "the manifest cannot be read" in text
     assert skipped == [f"{folder}: passed over s.ckpt"]
 
 

@@ -1,6 +1,7 @@
 """A wrong strategy is refused or warned about; `scripts/sweep_strategies.py` tries all of them."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -36,8 +37,8 @@ def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
 @pytest.mark.parametrize("claimed", [COLUMNS, WHOLE, BOTH])
 def test_a_parameter_and_its_state_of_other_full_shapes_are_refused(tmp_path, claimed):
     layouts = {"w": ROWS, "adam_m.w": ROWS, "adam_v.w": ROWS}
-    said = r"the strategy shards a parameter and its optimizer state differently, so that their "
-    said += r"full shapes differ: w \(.*\) and adam_m.w \(32, 32\), w .* adam_v.w .*--trust-strate"
+    said = r"the strategy gives parameters and their optimizer state different full shapes\n  "
+    said += r"w \(.*\) and adam_m.w \(32, 32\), w .* adam_v.w .*\n.*--trust-strate"
     with pytest.raises(ckpttool.PlanError, match=said):
         plan(tmp_path, layouts, {**layouts, "w": claimed})
     plan(tmp_path, layouts, {**layouts, "w": claimed}, trust_strategy=True)
@@ -48,7 +49,7 @@ def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
     made = plan(tmp_path, layouts, {**layouts, "adam_m.w": EXCHANGED})
     (warning,) = [note.text for note in made.notes if is_warning(note)]
     assert warning.startswith(
-        "the strategy shards a parameter and its optimizer state differently: w and adam_m.w;"
+        "the strategy shards parameters and their optimizer state differently\n  w and adam_m.w\n"
     )
 
 
@@ -56,7 +57,7 @@ def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
 @pytest.mark.parametrize("edited", ["w", "adam_m.w"])
 def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true, claimed, edited):
     layouts = {"w": true, "adam_m.w": true}
-    said = r"its optimizer state differently, so that their full shapes differ: w \(.*\) and adam_m"
+    said = r"their optimizer state different full shapes\n  w \(.*\) and adam_m"
     with pytest.raises(ckpttool.PlanError, match=said):
         plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True)
     plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True, trust_strategy=True)
@@ -83,14 +84,14 @@ def test_verify_finds_them_by_headers_alone(tmp_path):
     ckpttool.write_strategy(join_stages({0: layouts}), str(tmp_path / "s.ckpt"))
     result = run("verify", case / "src", "-s", tmp_path / "s.ckpt")
     assert result.exit_code == 1
-    assert f"so that their full shapes differ: {name} " in message(result)
+    assert f"different full shapes {name} " in message(result)
 
 
 def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
     true = {"a": COLUMNS, "b": COLUMNS, "c": ROWS}
     claimed = {"a": BOTH, "b": BOTH, "c": ROWS}
-    said = r"the strategy shards 3 sampled tensors whose slices should differ, and 2 have equal "
-    said += r"slices \(ranks 0, 1; ranks 2, 3\): a, b; is it the strategy of this run"
+    said = r"2 of 3 sampled tensors have equal slices where the strategy shards them\n"
+    said += r"  a, b: ranks 0, 1 \| ranks 2, 3 hold the same\n  Try: the strategy of this run"
     with pytest.raises(ckpttool.PlanError, match=said):
         plan(tmp_path, true, claimed)
     plan(tmp_path, true, claimed, trust_strategy=True)
@@ -100,7 +101,9 @@ def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
     made = plan(tmp_path, true, {**true, "a": BOTH})
     (warning,) = [note.text for note in made.notes if is_warning(note)]
-    assert warning.startswith("ranks 0, 1; ranks 2, 3 hold the same where the strategy cuts")
+    assert warning.startswith(
+        "1 parameter has equal slices where the strategy shards them\n  a: ranks"
+    )
 
 
 def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
@@ -108,7 +111,7 @@ def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
     whole = Layout(grid, ((), ()))
     true = {"a": Layout(grid, ((), ()), 4), "b": Layout(grid, ((), ()), 8)}
     with pytest.raises(
-        ckpttool.PlanError, match=r"and they differ.*is it the strategy of this run"
+        ckpttool.PlanError, match="2 parameters differ between ranks that should hold the same"
     ):
         plan(tmp_path, true, dict.fromkeys(true, whole))
 
@@ -117,7 +120,9 @@ def test_a_strategy_hides_all_optimizer_shards_or_none(tmp_path):
     grid = (8,)
     true = {"a": Layout(grid, ((), ()), 8), "b": Layout(grid, ((), ()), 8)}
     plan(tmp_path, true, dict.fromkeys(true, Layout(grid, ((), ()))))
-    with pytest.raises(ckpttool.PlanError, match=r"b: the strategy says .* and they differ"):
+    with pytest.raises(
+        ckpttool.PlanError, match=r"1 parameter differs between ranks .*\n  b: rank 0"
+    ):
         plan(tmp_path / "listed", true, {**true, "b": Layout(grid, ((), ()))})
 
 
@@ -128,14 +133,14 @@ def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
     catalog = catalog_on_disk(tmp_path / "src", ranks)
     half = Layout((2,), ((0,), ()))
     stages = join_stages({0: {"a": half, "b": half}, 1: {"c": half}})
-    said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages only, and 1 that "
+    said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages\n  a, b\n"
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_merge(catalog, stages, str(tmp_path / "m.ckpt"))
 
 
 def test_strict_refuses_on_every_warning(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
-    with pytest.raises(ckpttool.PlanError, match=r"--strict: ranks 0, 1; ranks 2, 3 hold the same"):
+    with pytest.raises(ckpttool.PlanError, match="--strict: 1 parameter has equal slices where"):
         plan(tmp_path, true, {**true, "a": BOTH}, strict=True)
     plan(tmp_path, true, true, strict=True)
 
@@ -174,8 +179,8 @@ def test_full_shapes_of_an_index_beside_the_source_are_compared(tmp_path, place)
     run_well(*words, *right)
     result = run(*words, "-s", case / "dst_strategy.ckpt", "--overwrite")
     assert result.exit_code == 5
-    said = r"the strategy makes other full shapes than \S*param_name_map.json lists: "
-    said += r"ffn.mapping.weight \(4, 16, 64\), there \(8, 16, 32\)"
+    said = r"the strategy makes other full shapes than \S*param_name_map.json lists "
+    said += r"ffn.mapping.weight \(4, 16, 64\), in the index \(8, 16, 32\)"
     assert not mentions(message(result), said)
 
 
@@ -188,7 +193,7 @@ def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
     target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
     folder = str(tmp_path / "out")
     ckpttool.plan_reshard(catalog, join_stages({0: true}), target, folder)
-    said = r"w: target .*the strategy says full shape \(32, 32\), the slices give \(16, 64\)"
+    said = r"w: the strategy lists full shape \(32, 32\), the slices form \(16, 64\)"
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
 
@@ -228,7 +233,7 @@ def test_an_expanded_layout_is_compared_as_it_is_folded(tmp_path):
         (tmp_path / "more.yaml").write_text(f"{text}{axes}}}\n", encoding="utf-8")
         words = ["-s", tmp_path / "s.json", "-s", tmp_path / "more.yaml", "--overwrite"]
         results.append(run("merge", case / "src", *words, "-o", tmp_path / "m.h5"))
-    said = "shards a parameter and its optimizer state differently"
+    said = re.compile("optimizer state (differently|different full shapes)")
     assert [result.exit_code for result in results] == [0, 0, 5]
-    assert [said in message(result) for result in results] == [False, True, True]
+    assert [bool(said.search(message(one))) for one in results] == [False, True, True]
     assert "w1 (128, 16) and adam_m.w1 (32, 64)" in message(results[2])

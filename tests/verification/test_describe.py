@@ -30,7 +30,7 @@ def test_python_users_get_the_document_of_inspect(src, strategy):
     document = ckpttool.describe(ckpttool.scan(str(path)), layouts, diagnostics=found)
     assert json.loads(json.dumps(document)) == printed
     assert [note["text"] for note in printed["notes"]] == [
-        note.text for note in found.of("note", "warning")
+        note.fact for note in found.of("note", "warning")
     ]
     assert len(printed.get("problems", ())) == len(found.errors) + len(found.failures)
 
@@ -47,7 +47,5 @@ def test_the_error_of_a_damaged_file_says_which_replicas_are_read(tmp_path):
     assert (problem["code"], problem["path"]) == ("damaged", str(path))
     assert "replicas" not in str(problem), "a note says it"
     (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
-    assert (note["text"], note["hint"]) == (
-        f"rank 5: {problem['text']}",
-        "all its slices are read from replicas: rank 0",
-    )
+    assert (note["text"], note["ranks"]) == (problem["text"], [5])
+    assert note["facts"].endswith("all slices are read from replicas: rank 0")

@@ -312,10 +312,10 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
     words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, "--b-step", "7_7")
     assert result.exit_code == 5
-    assert message(result).startswith("ckpttool: B: ")
+    assert message(result).startswith("error[source]: B: ")
     result = run(*words, "--b-strategy", GOLDEN / "PROVENANCE.md", "--step", "7_7")
     assert result.exit_code == 4
-    assert not mentions(message(result), "- A: .*7_7", "- B: .*PROVENANCE")
+    assert not mentions(message(result), "A: .*7_7", "B: .*PROVENANCE")
 
 
 @pytest.mark.parametrize("bound", ["nan", "inf", "-inf", "-1", "-0.5", "1e999", "x"])
@@ -323,7 +323,7 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
 def test_a_tolerance_that_is_no_finite_number_is_a_usage_error(merged, name, bound):
     result = run("diff", merged, merged, f"--{name}={bound}")
     assert result.exit_code == 2
-    assert f"'--{name}'" in message(result)
+    assert f": --{name}: {bound!r} is not a" in message(result)
     if bound != "x":
         with pytest.raises(PlanError, match=f"{name}: expected a finite number from 0 on"):
             ckpttool.Tolerance(**{name: float(bound)})
@@ -351,7 +351,9 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         assert not found.is_equal
         (finding,) = found.findings
         assert (finding.code, finding.ranks) == ("replica", (0, 1))
-        assert finding.text.startswith(f"{side}: w: the strategy says that ranks 0, 1 hold the sa")
+        assert finding.where == f"{side}: {sides[side == 'B'].root}"
+        assert finding.message == "1 parameter differs between ranks that should hold the same"
+        assert finding.facts == "w: rank 0 differs from rank 1"
         assert not ckpttool.diff(
             *sides, options=ckpttool.ResolveOptions(trust_strategy=True)
         ).findings
@@ -368,7 +370,8 @@ def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tm
     result = run("diff", *words)
     assert result.exit_code == 1
     assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
-    assert f"B: {name}: the strategy says" in message(result)
+    text = f"B: {a}: 1 parameter differs between ranks that should hold the same {name}: rank "
+    assert text in message(result)
     document = json.loads(run("diff", *words, "--json").stdout)
     assert (document["equal"], document["differences"]) == (False, [])
     assert [one["code"] for one in document["findings"]] == ["replica"]
@@ -385,7 +388,7 @@ def test_with_replicated_a_side_without_a_strategy_of_its_own_is_whole_on_every_
     run_well("diff", *sides[::-1], "--b-strategy", strategy, "--replicated")
     result = run("diff", *sides, "-s", strategy)
     assert result.exit_code == 5
-    assert "if every rank of it holds everything, say --replicated" in message(result)
+    assert "--b-strategy STRATEGY, or --replicated if every rank of B holds the" in message(result)
 
 
 def test_a_note_of_both_sides_is_said_once_and_one_of_a_side_says_whose_it_is(tmp_path):
@@ -497,10 +500,8 @@ def test_the_strategy_of_a_is_that_of_b_if_b_needs_one_and_has_none(tmp_path, me
     run_well("reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-d", target, "-o", out)
     assert run(*words(out, "--b-strategy", target)).exit_code == 0
     result = run(*words(out))
-    said = (
-        "warning: B: the strategy of A is taken; if B has one of its own, give it with --b-strategy"
-    )
-    assert said in message(result)
+    said = "warning[borrowed_strategy]: B: the strategy of A is used, which may not be that of B "
+    assert f"{said}Try: --b-strategy STRATEGY" in message(result)
 
 
 def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_another(tmp_path):
@@ -508,13 +509,20 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
     a = catalog_on_disk(tmp_path / "a", ranks)
     ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
     b = catalog_on_disk(tmp_path / "b", ranks)
-    (found,) = ckpttool.diff(a, b, ROW_CUT, ROW_CUT).findings
-    assert not mentions(found.text, r"\AB: w: .*; the strategy of A is taken; .* --b-strategy")
+    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
+    assert found.findings[0].text.startswith("B: ")
+    (note,) = found.notes
+    assert note.code == "borrowed_strategy"
+    assert note.hint.startswith("--b-strategy STRATEGY, or --replicated if ")
     for rank in (2, 3):
         shutil.rmtree(tmp_path / "a" / f"rank_{rank}")
     with pytest.raises(CkptToolError) as caught:
         ckpttool.diff(b, ckpttool.scan(str(tmp_path / "a")), ROW_CUT, ROW_CUT)
-    assert not mentions(str(caught.value), "B: ranks 2, 3: no checkpoint", "A: w: .*they differ")
+    assert not mentions(
+        str(caught.value),
+        "B: ranks 2, 3: no checkpoint",
+        "A: .* differs? between ranks that should",
+    )
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):
@@ -543,9 +551,7 @@ def test_what_stops_diff_has_another_exit_code_than_1(merged, tmp_path, monkeypa
     monkeypatch.setattr(module, "read_index", fail)
     result = run("diff", merged, merged)
     assert result.exit_code == 3
-    assert message(result) == (
-        f"ckpttool: {merged}: Permission denied (this user may not; its owner can allow it)"
-    )
+    assert message(result).startswith(f"error[unreadable]: {merged}: Permission denied (")
 
 
 @pytest.mark.big

@@ -16,7 +16,7 @@ def test_a_damaged_file_is_found_and_its_replicas_are_named(tmp_path):
     path = cut_short(rank_file(tmp_path, 1))
     found = the_finding(verify(tmp_path, STATES), "damaged_replica")
     assert str(path) in found.text
-    assert found.text.endswith("all its slices are read from replicas: rank 0")
+    assert found.facts.endswith("all slices are read from replicas: rank 0")
     assert found.ranks == (1,)
 
 
@@ -61,10 +61,9 @@ def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
     del ranks[1]["bias"], ranks[1]["global_step"]
     listed, unlisted = check(tmp_path, ranks).findings
     assert {(one.code, one.ranks) for one in (listed, unlisted)} == {("lacking", (1,))}
-    assert "rank_1/net.ckpt lacks 1 parameter of which others hold replicas (bias; on rank" in (
-        listed.text
-    )
-    assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1 (")
+    assert listed.message == "rank 1: the file lacks 1 parameter that others hold"
+    assert listed.facts.endswith("rank_1/net.ckpt: bias; on rank 0")
+    assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1\n")
 
 
 def test_types_and_shapes_that_do_not_agree_are_errors(tmp_path):
@@ -86,14 +85,15 @@ def test_shapes_and_texts_of_parameters_without_a_layout_should_agree(tmp_path):
     ranks[0]["rng"] = plain("r", 4)
     found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
     assert (found.tensor, found.ranks) == ("rng", (0, 1, 2, 3))
-    assert "the shape differs between ranks: rank 0" in found.text
+    assert "differs between ranks\n  rank 0 (" in found.text
 
 
 def test_a_state_of_an_odd_shape_is_pointed_out(tmp_path):
     strategy = strategy_of({"w": ROWS, "bias": Layout((2, 2), ((1,),))})
     entries = {"w": plain("w", 8, 3), "bias": plain("b", 8), "moments.w": plain("m", 5, 3)}
     found = the_finding(check(tmp_path, cut(entries, strategy), strategy), "unlisted", "warning")
-    assert "moments.w: not in the strategy, and its shape (5, 3) is neither" in found.text
+    assert "moments.w: not in the strategy, and neither a slice nor" in found.text
+    assert "shapes: moments.w (5, 3), w (8, 3) in slices (4, 3)" in found.text
 
 
 def test_without_a_strategy_types_gaps_and_files_cut_short_are_found(tmp_path):
