@@ -55,24 +55,36 @@ class FormatError(CkptToolError):
     offset
         Byte in the file where the problem was noticed; None if there is no such byte.
     reason
-        What was expected and what was found.
+        What is wrong, in at most 15 words; equal for all files with the same problem.
     hint
         What to do; "" if nothing is known.
+    facts
+        What was expected and what was found in this file; "" if ``reason`` says it.
+
+    Attributes
+    ----------
+    rank
+        The rank of the file, which `ckpttool.model.catalog.RankCatalog` sets; None without one.
     """
 
     code = "damaged"
     exit_code = 3
+    rank: int | None = None
 
-    def __init__(self, path: str, offset: int | None, reason: str, hint: str = "") -> None:
-        super().__init__(path, offset, reason, hint)
+    def __init__(
+        self, path: str, offset: int | None, reason: str, hint: str = "", facts: str = ""
+    ) -> None:
+        super().__init__(path, offset, reason, hint, facts)
         self.path = path
         self.offset = offset
         self.reason = reason
         self.hint = hint
+        self.facts = facts
 
     def __str__(self) -> str:
         where = "" if self.offset is None else f" byte {self.offset}:"
-        return _with_hint(f"{self.path}:{where} {self.reason}", self.hint)
+        text = _with_hint(f"{self.path}:{where} {self.reason}", self.facts)
+        return _with_hint(text, self.hint)
 
 
 class UnsupportedError(FormatError):

@@ -6,7 +6,15 @@ import pickle
 import pytest
 
 from ckpttool import errors
-from ckpttool.errors import CombinedError, ExecutionError, PlanError, VerifyError, raise_all
+from ckpttool.errors import (
+    CombinedError,
+    ExecutionError,
+    FormatError,
+    PlanError,
+    VerifyError,
+    raise_all,
+)
+from ckpttool.model.diagnostics import diagnose
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 
 # Also from its arguments alone, as some executors rebuild what a worker raised.
@@ -23,7 +31,7 @@ def test_error_keeps_attributes_message_and_exit_code(send, error, attributes, m
     assert str(got) == message
     assert got.exit_code == code
     assert texts_of(got) == texts_of(error)
-    if not isinstance(error, ExecutionError):  # its facts and hint are lines
+    if not isinstance(error, FormatError | ExecutionError):  # theirs have facts and a hint
         assert "\n".join(texts_of(got)) == message
 
 
@@ -55,7 +63,36 @@ def test_combined_error_takes_the_code_of_the_most_basic_kind_and_survives_pickl
 
 
 def test_combined_error_lists_every_problem_of_every_part():
-    assert texts_of(CombinedError([FORMAT, PLAN])) == (str(FORMAT), "w: lost", "b: lost")
+    assert texts_of(CombinedError([FORMAT, PLAN])) == (*texts_of(FORMAT), "w: lost", "b: lost")
+
+
+def test_the_problem_of_a_file_has_its_place_facts_and_hint_on_three_lines():
+    error = FormatError("a.ckpt", 118, "cut short", "copy it", "32 bytes expected, 24 left")
+    assert str(error) == "a.ckpt: byte 118: cut short; 32 bytes expected, 24 left; copy it"
+    (one,) = diagnose(error)
+    assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, ())
+    assert one.lines == (
+        "a.ckpt: cut short",
+        "byte 118: 32 bytes expected, 24 left",
+        "Try: copy it",
+    )
+
+
+def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ranks():
+    def error(rank: int, reason: str = "cut short") -> FormatError:
+        found = FormatError(f"rank_{rank}/a.ckpt", 10 * rank, reason, "copy it", f"{rank} left")
+        found.rank = rank
+        return pickle.loads(pickle.dumps(found))
+
+    others = [error(2), error(3, "encrypted"), error(4)]
+    cut, encrypted = diagnose(CombinedError([error(1), *others]))
+    assert cut.lines == (
+        "rank_1/a.ckpt and 2 more: cut short",
+        "ranks 1, 2, 4; the first: byte 10: 1 left",
+        "Try: copy it",
+    )
+    assert (cut.ranks, cut.path, cut.offset) == ((1, 2, 4), "rank_1/a.ckpt", None)
+    assert encrypted.fact == "rank_3/a.ckpt: encrypted"
 
 
 def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():

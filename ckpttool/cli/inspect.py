@@ -8,7 +8,6 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics, severities
 
@@ -89,19 +88,7 @@ def inspect(
     else:
         if examined.catalog.files or not examined.catalog.errors("inspect"):
             overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
-        # The error of a damaged file says which replicas are read instead.
+        # The error names the file, and the line "complete" says that replicas hold its slices.
         notes = (n for n in found.of("note", "warning") if n.code != "damaged_replica")
         tables.print_notes(notes, found.severity_of, report.quiet)
-    found.failures = _name_replicas(found)
     found.raise_if_errors()
-
-
-def _name_replicas(found: Diagnostics) -> list[CkptToolError]:
-    """Return the errors, with the replicas that replace a damaged file."""
-    hints = {one.path: one.hint for one in found if one.code == "damaged_replica"}
-    return [
-        type(error)(error.path, error.offset, f"{error.reason}; {hints[error.path]}", error.hint)
-        if isinstance(error, FormatError) and error.path in hints
-        else error
-        for error in found.failures
-    ]

@@ -75,7 +75,7 @@ from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, is_folder, list_folder, open_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.region import Region
@@ -127,20 +127,14 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     if _has_iterations(folder):
         folder = _find_iteration(folder, step, diagnostics)
         if not _is_iteration(folder):
-            raise PlanError(
-                [
-                    Diagnostic(
-                        "source",
-                        f"{folder}: no {_METADATA} and no model-*.safetensors of MindFormers",
-                    )
-                ]
-            )
+            text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
+            hint = "--step with another iteration"
+            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
     elif step is not None and not _is_iteration_wanted(folder, step):
-        raise PlanError(
-            [Diagnostic("source", f"{src}: this is not iteration {step}", "name the folder above")]
-        )
+        hint = f"{folder.absolute().parent} as SRC, or omit --step"
+        raise PlanError([Diagnostic("source", f"not iteration {step}", hint, where=src)])
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
@@ -176,11 +170,12 @@ def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
     try:
         document = read_json_object(str(path), _MAX_BYTES)
     except FormatError as error:
-        diagnostics.add(Diagnostic("skipped", f"passed over {error}"))
+        text = f"{_COMMON} cannot be read: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=error.reason, where=str(path)))
         return {}
     values = {key: str(value) for key, value in document.items()}
     shown = shorten((f"{key} {value}" for key, value in values.items()), 8)
-    diagnostics.add(Diagnostic("skipped", f"{_COMMON} goes into no output: {shown}"))
+    diagnostics.add(Diagnostic("skipped", f"{_COMMON} is not written to any output", facts=shown))
     return values
 
 
@@ -199,18 +194,19 @@ def _read_described(
         if corrected is not None:
             parameters = corrected
             placement = _place_slices(parameters, str(folder), files)
-            text = f"{metadata}: has numbers of parameters for those of ranks, as an early "
-            text += "MindFormers wrote them; ranks are taken from layouts and names of files"
-            diagnostics.add(Diagnostic("corrected", text))
+            text = "numbers of parameters stand in place of ranks, as an early MindFormers wrote"
+            facts = "ranks are taken from layouts and file names"
+            diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
     diagnostics.add(*placement.faults.notes())
     misnamed = placement.in_other_file
     if misnamed:
-        text = f"{metadata}: names the wrong one of a rank's two files for "
-        text += f"{count(len(misnamed), 'parameter')}: {shorten(misnamed)}"
-        diagnostics.add(Diagnostic("corrected", text))
+        text = f"{count(len(misnamed), 'parameter')} listed in the wrong one of a rank's two files"
+        facts = shorten(misnamed, 3)
+        diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
     if placement.unlocated:
-        text = f"described and in no file: {count(len(placement.unlocated), 'parameter')}"
-        diagnostics.add(Diagnostic("absent", f"{text}: {shorten(placement.unlocated)}"))
+        text = f"{count(len(placement.unlocated), 'parameter')} described, but in no file"
+        facts = shorten(placement.unlocated, 3)
+        diagnostics.add(Diagnostic("absent", text, facts=facts, where=metadata))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
     broken = frozenset(parameters) - placement.tensors.keys()
@@ -242,8 +238,8 @@ def _read_whole(
             tensors[name] = Source(tensor.meta, whole, Listed())
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
-        text = f"{folder}: no {_METADATA}, so every file is taken to hold whole tensors"
-        diagnostics.add(Diagnostic("undivided", text))
+        text = f"no {_METADATA}: every file is read as one of full tensors"
+        diagnostics.add(Diagnostic("undivided", text, where=str(folder)))
     broken = frozenset(twice)
     tensors = {name: whole for name, whole in tensors.items() if name not in broken}
     by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
@@ -253,20 +249,15 @@ def _read_whole(
 
 def _slices_problem(
     folder: Path, twice: Mapping[str, list[str]], matches: Mapping[str, re.Match[str]]
-) -> str:
-    """Return the problem of parameters in several files, which must be slices, and the remedy."""
-    examples = shorten(
-        (f"{name} (in {len(files)} files: {shorten(files, 2)})" for name, files in twice.items()), 3
-    )
+) -> Diagnostic:
+    """Return the problem of parameters in several files, which must be slices."""
     start, stop = next(iter(matches.values())).span("number")
     first = next(iter(matches))
-    return (
-        f"{folder}: no {_METADATA}, without which every file holds whole tensors that no other "
-        f"file has, and {count(len(twice), 'parameter')} in several files: {examples}; put "
-        f"{_METADATA} back, or, if every rank wrote its own file, name this folder, the strategy "
-        "of the run (-s) and "
-        f"--pattern '{first[:start]}{{rank}}{first[stop:]}'"
-    )
+    text = f"{count(len(twice), 'parameter')} in several files, and no {_METADATA} for slices"
+    examples = (f"{name} ({shorten(files, 2)})" for name, files in twice.items())
+    hint = f"copy {_METADATA} again, or "
+    hint += f"-s STRATEGY --pattern '{first[:start]}{{rank}}{first[stop:]}'"
+    return Diagnostic("missing", text, hint, facts=shorten(examples, 3), where=str(folder))
 
 
 # --------------------------------------------------------------------------------------- iterations
@@ -297,25 +288,29 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
         The file that names it is damaged.
     """
     folders = _iterations(root)
-    have = f"there is {shorten(map(str, sorted(set(folders.values()))), 8) or 'none'}"
+    numbers = [str(number) for number in sorted(set(folders.values()))]
+    facts = f"found {shorten(reversed(numbers), 3) or 'none'}"
+    hint = f"--step {numbers[-1]}" if numbers else ""
+
+    def problem(text: str) -> PlanError:
+        return PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+
     last = _last_complete(root)
     if wanted is None and last is None:
-        text = f"{root}: no {_TRACKER}, which names the last complete iteration"
-        raise PlanError([Diagnostic("source", text, f"choose with --step ({have})")])
-    name = f"iteration {last}, which {_TRACKER} names" if wanted is None else f"iteration {wanted}"
+        raise problem(f"no {_TRACKER}, which names the last complete iteration")
     chosen = [
         path
         for path, number in folders.items()
         if (number == last if wanted is None else _is_iteration_wanted(path, wanted))
     ]
     if not chosen:
-        have = _list_alternatives(folders, last) if wanted is None and last is not None else have
-        raise PlanError([Diagnostic("source", f"{root}: no folder of {name}; {have}")])
+        if wanted is not None or last is None:
+            raise problem(f"no folder of iteration {wanted}")
+        facts, hint = _list_alternatives(folders, last)
+        raise problem(f"no folder of iteration {last}, which {_TRACKER} names")
     if len(chosen) > 1:
-        named = shorten(path.name for path in chosen)
-        raise PlanError(
-            [Diagnostic("source", f"{root}: several folders of {name}: {named}", "name one as SRC")]
-        )
+        facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
+        raise problem(f"{len(chosen)} folders of iteration {folders[chosen[0]]}")
     _note_choice(folders, folders[chosen[0]], last, diagnostics)
     return chosen[0]
 
@@ -346,12 +341,12 @@ def _last_complete(root: Path) -> int | None:
     with open_file(path) as file:
         text = file.read(100).strip()
     if not text.isdigit():
-        raise FormatError(str(path), 0, f"{text!r} is no number of an iteration")
+        raise FormatError(str(path), None, f"expected the number of an iteration, found {text!r}")
     return int(text)
 
 
-def _list_alternatives(folders: Mapping[Path, int], last: int) -> str:
-    """Return the iterations to read in place of the last complete one, for a message."""
+def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str]:
+    """Return the iterations to read in place of the last complete one, and a hint."""
     saved = sorted(
         {
             n
@@ -361,11 +356,9 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> str:
     )
     complete = [str(n) for n in saved if n <= last]
     newer = [str(n) for n in saved if n > last]
-    offer = "no complete iteration is there"
-    if complete:
-        verb = "is" if len(complete) == 1 else "are"
-        offer = f"complete {verb} {shorten(complete, 8)}; --step {complete[-1]} takes that"
-    return offer + (f"; {shorten(newer, 8)}: perhaps not finished" if newer else "")
+    facts = [f"complete: {shorten(reversed(complete), 3) or 'none'}"]
+    facts += [f"perhaps not finished: {shorten(newer, 3)}"] if newer else []
+    return "; ".join(facts), f"--step {complete[-1]}" if complete else ""
 
 
 def _note_choice(
@@ -373,14 +366,15 @@ def _note_choice(
 ) -> None:
     """Note which of several iterations is read, and which were not finished."""
     if last is not None and taken > last:
-        text = f"iteration {taken} was perhaps not finished: {_TRACKER} names {last}"
-        diagnostics.add(Diagnostic("step", text))
+        facts = f"{_TRACKER} names {last}"
+        text = f"iteration {taken} was perhaps not finished"
+        diagnostics.add(Diagnostic("step", text, facts=facts))
         return
     newer = [path.name for path, number in folders.items() if last is not None and number > last]
     if len(folders) > 1:
-        text = f"iteration {taken}, of {count(len(folders), 'iteration')}"
-        text += f"; not finished: {shorten(newer)}" if newer else ""
-        diagnostics.add(Diagnostic("step", text))
+        text = f"iteration {taken} is read, of {count(len(folders), 'iteration')}"
+        facts = f"not finished: {shorten(newer, 3)}" if newer else ""
+        diagnostics.add(Diagnostic("step", text, facts=facts))
 
 
 # ------------------------------------------------------------------------ the files of an iteration
@@ -400,8 +394,8 @@ def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> li
         if name not in named and match.group("prefix", "total") not in sets
     ]
     if others:
-        text = f"{folder}: passed over, being of another save: {shorten(others)}"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{count(len(others), 'file')} of another save: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=shorten(others, 3), where=str(folder)))
     _note_unnamed(folder, named, diagnostics)
     return sorted({*named, *matches}.difference(others))
 
@@ -419,13 +413,11 @@ def _note_unnamed(folder: Path, named: Collection[str], diagnostics: Diagnostics
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
     unnamed = [name for name in names if MINDFORMERS_FILE.fullmatch(name) is None]
     if unnamed:
-        text = (
-            f"{folder}: passed over {shorten(unnamed)}, not called as MindFormers calls its files"
-        )
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{count(len(unnamed), 'file')} with other names than MindFormers gives: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=shorten(unnamed, 3), where=str(folder)))
 
 
-def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[str]:
+def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[Diagnostic]:
     """Yield a problem for each set of files that lacks some of its numbers."""
     sets: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for match in matches:
@@ -433,15 +425,14 @@ def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator
     for (_, kind, total), numbers in sets.items():
         if len(numbers) < int(total):
             missing = (n for n in range(len(numbers) + 1) if n not in numbers)
-            yield (
-                f"{folder}: {len(numbers)} of {int(total)} {kind} files are there; number "
-                f"{next(missing)} is not"
-            )
+            text = f"{len(numbers)} of {int(total)} {kind} files found"
+            facts = f"number {next(missing)} is missing"
+            yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, where=str(folder))
 
 
 def _by_rank(
     files: FilesByName, ranks_of: Mapping[str, set[int]], described: Collection[str]
-) -> tuple[dict[int, FileIndex], list[str]]:
+) -> tuple[dict[int, FileIndex], list[Diagnostic]]:
     """Join the files of each rank; return them by rank, and the problems.
 
     A file without a recorded writer belongs to the rank with its number.
@@ -454,14 +445,18 @@ def _by_rank(
             ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
             grouped[ranks[0]].append(file)
             if len(ranks) > 1:
-                problems.append(f"{file.path}: said to be written by {format_ranks(ranks)}")
+                text = f"{_METADATA} lists {count(len(ranks), 'rank')} as writers of one file"
+                facts = format_ranks(ranks)
+                problems.append(Diagnostic("missing", text, facts=facts, where=file.path))
     joined = {}
     for rank, (first, *more) in sorted(grouped.items()):
         tensors = dict(first.tensors)
         for file in more:
             again = [name for name in file.tensors if name in tensors and name not in described]
             if again:
-                problems.append(f"{first.path} and {file.path}: both have {shorten(again)}")
+                facts = f"{shorten(again, 3)}; also in {file.path}"
+                text = f"{count(len(again), 'tensor')} in two files of one rank"
+                problems.append(Diagnostic("missing", text, facts=facts, where=first.path))
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
         stored = tuple(chain.from_iterable(file.files for file in (first, *more)))
@@ -522,14 +517,14 @@ def read_metadata(path: str) -> dict[str, _Parameter]:
     document = read_json_object(path, _MAX_BYTES)
     tensors, storage = (document.get(key) for key in ("state_dict_metadata", "storage_data"))
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
-        raise FormatError(path, None, "no objects state_dict_metadata and storage_data in it")
+        raise FormatError(path, None, "expected the objects state_dict_metadata and storage_data")
     errors: list[FormatError] = []
     stored: dict[str, dict[int, tuple[_StorageLocation, ...]]] = {name: {} for name in tensors}
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
             if name not in stored:
-                raise ValueError("is not in state_dict_metadata")
+                raise ValueError("not in state_dict_metadata")
             stored[name][number] = _parse_locations(entries)
         except ValueError as error:
             errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
@@ -560,7 +555,7 @@ def parse_key(key: str) -> tuple[str, int]:
     """
     match = _STORAGE_KEY.fullmatch(key)
     if match is None:
-        raise ValueError("is no name and slice number, such as \"('w', (0,))\"")
+        raise ValueError("not a name and a slice number, such as \"('w', (0,))\"")
     return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
 
 
@@ -568,21 +563,21 @@ def _unescape(match: re.Match[str]) -> str:
     """Return the character that an escape sequence stands for."""
     digits = match[1] or match[2] or match[3]
     if digits is None and match[4] not in _ESCAPED:
-        raise ValueError(f"has an unknown escape {match[0]}")
+        raise ValueError(f"unknown escape {match[0]}")
     return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
 def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
     """Return the locations of one slice; raise ValueError."""
     if not isinstance(entries, list):
-        raise ValueError("is no list")
+        raise ValueError("not a list")
     locations = []
     for entry in entries:
         file, rank = _require(entry, "file_name"), _require(entry, "storage_rank")
         if not isinstance(file, str) or BARE_NAME.fullmatch(file) is None:
-            raise ValueError(f"file_name {short(file)} is no file's name")
+            raise ValueError(f"file_name {short(file)} is not a file name")
         if type(rank) is not int or not 0 <= rank < MAX_RANKS:
-            raise ValueError(f"storage_rank {short(rank)} is no rank below {MAX_RANKS}")
+            raise ValueError(f"storage_rank {short(rank)} is not a rank below {MAX_RANKS}")
         locations.append(_StorageLocation(file, rank))
     return tuple(locations)
 
@@ -600,16 +595,16 @@ def _parse_parameter(
     word = _require(_require(entry, "properties"), "dtype")
     dtype = find_word(word) if isinstance(word, str) else None
     if dtype is None:
-        raise ValueError(f"dtype {short(word)} is none of MindSpore's")
+        raise ValueError(f"unknown dtype {short(word)}")
     slice_shape = tuple(size // n for size, n in zip(shape, counts, strict=True))
     numbers = _parse_slice_numbers(entry, slice_shape)
     total = math.prod(counts)
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
-        raise ValueError(f"chunk does not have the slices 0 to {total - 1} of {counts}: {wrong}")
+        raise ValueError(f"chunk: expected the slices 0 to {total - 1}; wrong or missing: {wrong}")
     beyond = [number for number in stored if number >= total]
     if beyond:
-        raise ValueError(f"storage_data has slice {beyond[0]}, its slices are 0 to {total - 1}")
+        raise ValueError(f"storage_data: slice {beyond[0]}, expected 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
     number_of = None if layout is None else _parse_layout(layout, counts)
     return _Parameter(TensorMeta(name, dtype.name, shape), counts, number_of, stored)
@@ -619,7 +614,7 @@ def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int
     """Return the numbers of the slices of a tensor, which have to be of one shape."""
     chunks = _require(entry, "chunk")
     if not isinstance(chunks, list):
-        raise ValueError(f"chunk {short(chunks)} is no list")
+        raise ValueError(f"chunk {short(chunks)} is not a list")
     numbers = set()
     for chunk in chunks:
         number = _parse_sizes(chunk, "global_offset")
@@ -627,8 +622,8 @@ def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int
             raise ValueError(f"global_offset {number} is not one slice number")
         if (local := _parse_sizes(chunk, "local_shape")) != slice_shape:
             raise ValueError(
-                f"slice {number[0]} has local_shape {local}, global_shape and axis_fragmentations "
-                f"make {slice_shape}"
+                f"slice {number[0]}: local_shape {local}, expected {slice_shape} by global_shape "
+                "and axis_fragmentations"
             )
         numbers.add(number[0])
     return numbers
@@ -638,18 +633,16 @@ def _parse_layout(spelled: object, counts: tuple[int, ...]) -> dict[int, int]:
     """Return the slice number of every rank of a layout, which has to match ``counts``."""
     matrix, ranks = _parse_sizes(spelled, "device_matrix"), _parse_sizes(spelled, "rank_list")
     if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
-        raise ValueError(
-            f"layout: rank_list of {len(ranks)} ranks for the device matrix {list(matrix)}"
-        )
+        raise ValueError(f"layout: {len(ranks)} ranks do not fit the device matrix {list(matrix)}")
     if max(ranks, default=0) >= MAX_RANKS:
-        raise ValueError(f"layout: rank_list has {short(max(ranks))}, no rank below {MAX_RANKS}")
+        raise ValueError(f"layout: rank {short(max(ranks))}, expected less than {MAX_RANKS}")
     tensor_map = _require(spelled, "tensor_map")
     if not isinstance(tensor_map, list):
-        raise ValueError(f"layout: tensor_map {short(tensor_map)} is no list")
+        raise ValueError(f"layout: tensor_map {short(tensor_map)} is not a list")
     layout = Layout(matrix, tuple(_parse_device_axes(axes) for axes in tensor_map))
     if layout.slice_counts != counts:
         raise ValueError(
-            f"the layout cuts into {layout.slice_counts}, axis_fragmentations are {counts}"
+            f"the layout makes {layout.slice_counts} slices, axis_fragmentations {counts}"
         )
     numbers = {}
     for local, rank in enumerate(ranks):
@@ -665,7 +658,7 @@ def _parse_device_axes(spelled: object) -> tuple[int, ...]:
     spellings = spelled if isinstance(spelled, list) else [spelled]
     axes = [axis for axis in spellings if type(axis) is int]
     if len(axes) < len(spellings):
-        raise ValueError(f"layout: tensor_map entry {short(spelled)} names no device axis")
+        raise ValueError(f"layout: {short(spelled)} in tensor_map is not a device axis")
     return tuple(axis for axis in axes if axis != -1)
 
 
@@ -684,7 +677,7 @@ def _parse_sizes(
     if value is None and default is not None:
         return default
     if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
-        raise ValueError(f"{key} {short(value)} is no list of sizes")
+        raise ValueError(f"{key} {short(value)} is not a list of sizes")
     return tuple(value)
 
 
@@ -704,39 +697,50 @@ def read_existing_files(
     return files
 
 
+class Fault(NamedTuple):
+    """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
+
+    path: str
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class Faults:
-    """Faults of files, as sentences, and the tensors that lack slices because of them.
+    """Faults of files, and the tensors that lack slices because of them.
 
-    A fault is harmless if other files have the same slices.  The empty fault stands for one that
-    is reported elsewhere.
+    A fault is harmless if other files have the same slices.
     """
 
-    missing: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    harmless: dict[str, None] = field(default_factory=dict)
+    missing: dict[Fault, list[str]] = field(default_factory=lambda: defaultdict(list))
+    harmless: dict[Fault, None] = field(default_factory=dict)
 
-    def add_missing(self, faults: Iterable[str], name: str) -> None:
+    def add_missing(self, faults: Iterable[Fault], name: str) -> None:
         """Record faults because of which a tensor lacks slices."""
         for fault in dict.fromkeys(faults):
             self.missing[fault].append(name)
 
-    def add_harmless(self, faults: Iterable[str]) -> None:
+    def add_harmless(self, faults: Iterable[Fault]) -> None:
         """Record faults of files whose slices other files have."""
         self.harmless |= dict.fromkeys(faults)
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Diagnostic]:
         """Yield a problem for every fault because of which slices are missing."""
         for fault, names in self.missing.items():
-            if fault:
-                lost = f"{count(len(names), 'parameter')}: {shorten(names)}"
-                yield f"{fault}, and no other file has these slices of {lost}"
+            lost = f"{count(len(names), 'parameter')} ({shorten(names, 3)})"
+            facts = f"no other file has these slices of {lost}"
+            yield from _describe_fault("missing", fault, facts, COPY_AGAIN)
 
     def notes(self) -> Iterator[Diagnostic]:
-        """Yield a note on the harmless faults, if there are any."""
-        harmless = [fault for fault in self.harmless if fault and fault not in self.missing]
-        if harmless:
-            text = f"{shorten(harmless, 3)}; other files have all of these slices"
-            yield Diagnostic("faulty_replica", text)
+        """Yield a note on each harmless fault."""
+        for fault in self.harmless:
+            if fault not in self.missing:
+                yield from _describe_fault("faulty_replica", fault, "other files have the slices")
+
+
+def _describe_fault(code: str, fault: Fault, facts: str, hint: str = "") -> Iterator[Diagnostic]:
+    path, reason = fault
+    if reason:
+        yield Diagnostic(code, reason, hint, facts=facts, path=path, where=path)
 
 
 # -------------------------------------------------------------------------- the slices in the files
@@ -764,7 +768,7 @@ class _Placement:
     unlocated: list[str] = field(default_factory=list)
     faults: Faults = field(default_factory=Faults)
     in_other_file: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
 
 
 def _place_slices(
@@ -789,7 +793,7 @@ def _place_slices(
             placement.unlocated.append(name)
             continue
         boxes: list[Box] = []
-        missing: list[str] = []
+        missing: list[Fault] = []
         for number in range(math.prod(parameter.slice_counts)):
             here, faults = _find_boxes(parameter, number, written)
             boxes += here
@@ -799,7 +803,7 @@ def _place_slices(
                 missing += faults
         if missing:
             placement.faults.add_missing(missing, name)
-            placement.problems += box_problems(parameter.meta, boxes)
+            placement.problems += Diagnostic.each("missing", box_problems(parameter.meta, boxes))
         else:
             _add_parameter(placement, parameter, boxes)
     placement.problems += placement.faults.problems()
@@ -812,44 +816,47 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
     if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.in_other_file.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
-    filled = wrong or fill_with_boxes(parameter.meta, boxes)
+    filled = [] if wrong else fill_with_boxes(parameter.meta, boxes)
     if isinstance(filled, BoxSlicing):
         placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
     else:
-        placement.problems += filled
+        placement.problems += wrong or Diagnostic.each("missing", filled)
 
 
-def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[str]:
+def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
     """Yield a problem for each box that a rank cannot have by its layout."""
     number_of = parameter.number_of or {}
     regions = {number: _region(parameter, number) for number in set(number_of.values())}
     for box in boxes:
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:
-            yield (
-                f"{parameter.meta.name}: metadata.json says that rank {box.rank} "
-                f"({box.tensor.file.path}) holds elements {box.region}, and by its layout there it "
-                f"holds {own}; which is right cannot be known"
+            name, path = parameter.meta.name, box.tensor.file.path
+            text = f"{name}: {_METADATA} contradicts itself on the slice of rank {box.rank}"
+            facts = f"{path}: elements {box.region} by storage_data, {own} by the layout"
+            yield Diagnostic(
+                "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
 
 
 def _find_boxes(
     parameter: _Parameter, number: int, written: _WrittenFiles
-) -> tuple[list[Box], list[str]]:
-    """Return the stored boxes of a slice, and its faults; "" for one reported elsewhere."""
+) -> tuple[list[Box], list[Fault]]:
+    """Return the stored boxes of a slice, and its faults."""
     region = _region(parameter, number)
-    boxes, faults = [], []
+    boxes: list[Box] = []
+    faults: list[Fault] = []
     for location in parameter.stored.get(number, ()):
+        path = f"{written.folder}/{location.file}"
         if location.file not in written.files:
-            faults.append(f"{written.folder}/{location.file} is not there")
+            faults.append(Fault(path, "file not found"))
         elif written.files[location.file] is None:
-            faults.append("")
+            faults.append(Fault(path))
         elif (tensor := written.find(parameter.meta.name, location)) is not None:
             boxes.append(Box(region, location.rank, tensor))
         else:
-            faults.append(f"{written.folder}/{location.file} does not hold what metadata.json says")
+            faults.append(Fault(path, f"lacks tensors that {_METADATA} lists"))
     if not boxes and not faults:
-        faults.append(f"{written.folder}/metadata.json names no file for some slices")
+        faults.append(Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices"))
     return boxes, faults
 
 

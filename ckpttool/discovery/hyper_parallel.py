@@ -52,7 +52,13 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
-from ckpttool.discovery.checkpoint2 import BARE_NAME, Faults, FilesByName, read_existing_files
+from ckpttool.discovery.checkpoint2 import (
+    BARE_NAME,
+    Fault,
+    Faults,
+    FilesByName,
+    read_existing_files,
+)
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
 from ckpttool.formats.local import (
@@ -78,7 +84,7 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.wording import count, format_shape, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
 _BYTES_PER_SECOND = 2_000_000  # of a metadata file, read by the slowest machine
@@ -113,17 +119,13 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
         return None
     if step is not None:
         raise PlanError(
-            [
-                Diagnostic(
-                    "source", f"{src}: has one save, so --step {step} has nothing to choose from"
-                )
-            ]
+            [Diagnostic("source", "it has one save and no steps", "omit --step", where=src)]
         )
     documents = tuple(identify_file(str(path)) for path in paths)
     tensors, objects = _read_all(documents)
     if objects:
-        text = f"passed over, being no tensors: {count(len(objects), 'object')}: "
-        diagnostics.add(Diagnostic("skipped", text + shorten(objects)))
+        text = f"{count(len(objects), 'object')} that are not tensors: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=shorten(objects, 3), where=src))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
     _note_unnamed(Path(src), named, diagnostics)
     errors: list[FormatError] = []
@@ -151,8 +153,9 @@ def _metadata_files(folder: Path, diagnostics: Diagnostics) -> list[Path]:
     if not _is_pickle(whole):
         return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
     if of_ranks:
-        names = shorten(sorted(path.name for path in of_ranks))
-        diagnostics.add(Diagnostic("skipped", f"{folder}: passed over beside .metadata: {names}"))
+        names = shorten(sorted(path.name for path in of_ranks), 3)
+        text = "metadata files of single ranks beside .metadata: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=names, where=str(folder)))
     return [whole]
 
 
@@ -168,15 +171,13 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
     """Return the tensors and objects of all metadata files; types and shapes have to agree."""
     tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
-    problems: list[str] = []
+    problems: list[Diagnostic] = []
     errors: list[CkptToolError] = []
     with Sandbox() as sandbox:
         for file in files:
             seconds = CPU_SECONDS + stat_file(file.path).nbytes / _BYTES_PER_SECOND
             try:
-                found, others = sandbox.run(
-                    read_metadata, file, "the unpickler", "a pickle", seconds
-                )
+                found, others = sandbox.run(read_metadata, file, "the unpickler", seconds)
             except CkptToolError as error:
                 errors.append(error)
                 continue
@@ -184,15 +185,15 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
             for name, tensor in found.items():
                 known = tensors.setdefault(name, tensor)
                 if known[:3] != tensor[:3]:
-                    problems.append(
-                        f"{name}: {file.path} has {tensor.dtype} {tensor.shape}, others have "
-                        f"{known.dtype} {known.shape}"
-                    )
+                    facts = f"{file.path}: {tensor.dtype} {format_shape(tensor.shape)}; "
+                    facts += f"others: {known.dtype} {format_shape(known.shape)}"
+                    text = f"{name}: the metadata files of ranks contradict each other"
+                    problems.append(Diagnostic("source", text, facts=facts, tensor=name))
                 elif known is not tensor:
                     stored = dict.fromkeys((*known.stored, *tensor.stored))
                     tensors[name] = known._replace(stored=tuple(stored))
     if problems:
-        errors.append(PlanError(Diagnostic.each("source", problems)))
+        errors.append(PlanError(problems))
     raise_all(errors)
     return tensors, tuple(objects)
 
@@ -206,8 +207,8 @@ def _note_unnamed(folder: Path, named: set[str], diagnostics: Diagnostics) -> No
         and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
     )
     if others:
-        text = f"{folder}: passed over, .metadata does not name them: {shorten(others)}"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = f"{count(len(others), 'file')} not in .metadata: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=shorten(others, 3), where=str(folder)))
 
 
 class _Folder(NamedTuple):
@@ -216,15 +217,15 @@ class _Folder(NamedTuple):
     path: Path
     files: FilesByName
 
-    def find(self, name: str, box: _StoredBox) -> Box | str:
-        """Return a box of a tensor, or why it is missing; "" if that is reported elsewhere."""
+    def find(self, name: str, box: _StoredBox) -> Box | Fault:
+        """Return a box of a tensor, or why it is missing."""
         file = self.files.get(box.file)
         if box.file not in self.files:
-            return f"{self.path / box.file} is not there"
+            return Fault(str(self.path / box.file), "file not found")
         if file is None:
-            return ""
+            return Fault(str(self.path / box.file))
         if box.key not in file.tensors:
-            return f"{file.path} does not hold what .metadata says"
+            return Fault(file.path, "lacks tensors that .metadata lists")
         region = Region(box.start, box.stop)
         return Box(region, _rank_of(box.file), _with_name(name, file.tensors[box.key]))
 
@@ -257,8 +258,9 @@ def _rank_of(file: str) -> int:
     """Return the rank that wrote a file, from its name."""
     match = _TENSOR_FILE.fullmatch(file)
     if match is None:
-        reason = "named by .metadata and not _rankN_.safetensors: which rank wrote it is not known"
-        raise PlanError([Diagnostic("source", f"{file}: {reason}")])
+        facts = "expected _rankN_.safetensors, which says which rank wrote it"
+        text = "the name, which .metadata lists, has no rank"
+        raise PlanError([Diagnostic("source", text, facts=facts, where=file)])
     return int(match[1])
 
 
@@ -267,12 +269,12 @@ def _place_boxes(
 ) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, Source] = {}
-    problems: list[str] = []
+    problems: list[Diagnostic] = []
     faults = Faults()
     for name, tensor in tensors.items():
         found = [folder.find(name, box) for box in tensor.stored]
         boxes = [box for box in found if isinstance(box, Box)]
-        reasons = [fault for fault in found if isinstance(fault, str)]
+        reasons = [fault for fault in found if isinstance(fault, Fault)]
         meta = TensorMeta(name, tensor.dtype, tensor.shape)
         wrong = box_problems(meta, boxes)
         filled = wrong or fill_with_boxes(meta, boxes)
@@ -280,7 +282,7 @@ def _place_boxes(
             placed[name] = Source(meta, filled, Listed())
             faults.add_harmless(reasons)
         else:
-            problems += wrong or ([] if reasons else filled)
+            problems += Diagnostic.each("missing", wrong or ([] if reasons else filled))
             faults.add_missing(reasons, name)
     problems += faults.problems()
     diagnostics.add(*faults.notes())
@@ -312,7 +314,7 @@ class _Sealed(type):
     """A class that a pickle cannot change."""
 
     def __setattr__(cls, name: str, value: object) -> None:
-        raise TypeError(f"a pickle that changes the class {cls.__name__}")
+        raise TypeError(f"the pickle changes the class {cls.__name__}")
 
 
 class _Object(metaclass=_Sealed):
@@ -348,9 +350,9 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         found = CLASSES.get((module, name))
         if found is None:
-            reason = f"the pickle names {module[:100]}.{name[:100]}, which is none of the classes "
-            reason += "of such a file; nothing of it is loaded"
-            raise UnsupportedError(self.path, None, reason)
+            facts = f"it names {module[:100]}.{name[:100]}; nothing was loaded"
+            reason = "a pickle that is not metadata of hyper-parallel"
+            raise UnsupportedError(self.path, None, reason, facts=facts)
         return found
 
 
@@ -360,7 +362,8 @@ def _load(file: StoredFile) -> object:
     with BufferedReader(open_source(file)) as opened:
         nbytes = os.fstat(opened.fileno()).st_size
         if nbytes > MAX_BYTES:
-            raise UnsupportedError(path, None, f"{nbytes} bytes, expected at most {MAX_BYTES}")
+            facts = f"{nbytes} bytes, expected at most {MAX_BYTES}"
+            raise UnsupportedError(path, None, "the metadata file is too large", facts=facts)
         unpickler = _Unpickler(opened)
         unpickler.path = path
         try:
@@ -368,8 +371,8 @@ def _load(file: StoredFile) -> object:
         except (CkptToolError, OSError):
             raise
         except Exception as error:  # a damaged pickle raises almost anything
-            reason = f"not a pickle that can be read: {type(error).__name__}: {str(error)[:200]}"
-            raise FormatError(path, None, reason) from error
+            facts = f"{type(error).__name__}: {str(error)[:200]}"
+            raise FormatError(path, None, "not a readable pickle", facts=facts) from error
 
 
 def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str, ...]]:
@@ -396,10 +399,9 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
     except ValueError as error:
         raise FormatError(path, None, str(error)) from error
     if version not in _VERSIONS:
-        known = " and ".join(_VERSIONS)
-        raise UnsupportedError(
-            path, None, f"a version of .metadata that is not known ({known} are)"
-        )
+        known = " or ".join(_VERSIONS)
+        facts = f"expected {known}, found {short(version)}"
+        raise UnsupportedError(path, None, "an unknown version of .metadata", facts=facts)
     errors: list[FormatError] = []
     tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
@@ -426,7 +428,7 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
             if name in regions:
                 stored[name][_parse_box(name, regions[name], index, info)] = None
             elif name not in objects and not errors:
-                raise ValueError("in storage_data only")
+                raise ValueError("in storage_data, but not in state_dict_metadata")
         except ValueError as error:
             errors.append(FormatError(path, None, f"{short(name)}: {error}"))
     raise_all(errors)
@@ -441,7 +443,7 @@ def _parse_tensor(name: str, entry: object) -> _HyperTensor:
     word = _parse_text(_attribute(properties, "TensorProperties", "dtype"), "dtype")
     dtype = find_word(word)
     if dtype is None:
-        raise ValueError(f"dtype {word[:40]!r} is not known")
+        raise ValueError(f"unknown dtype {word[:40]!r}")
     return _HyperTensor(name, dtype.name, shape)
 
 
@@ -451,14 +453,14 @@ def _parse_chunks(
     """Return the start of each box of a tensor, stored or not, and its stop; raise ValueError."""
     chunks = _attribute(entry, "TensorStorageMetadata", "chunks")
     if not isinstance(chunks, list) or len(chunks) > budget:
-        raise ValueError(f"no list of at most {budget} chunks")
+        raise ValueError(f"chunks is not a list of at most {budget}")
     regions: dict[tuple[int, ...], tuple[int, ...]] = {}
     for chunk in chunks:
         start = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "offsets"), "offsets")
         sizes = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "sizes"), "sizes")
         if not len(start) == len(sizes) == len(tensor.shape):
             raise ValueError(
-                f"a chunk of {len(sizes)} axes at {start}, the shape is {tensor.shape}"
+                f"a chunk of {len(sizes)} axes at {start}, expected {len(tensor.shape)}"
             )
         stop = tuple(a + n for a, n in zip(start, sizes, strict=True))
         if regions.setdefault(start, stop) != stop:
@@ -476,13 +478,13 @@ def _parse_box(
     """Return the location of a box; raise ValueError if it is wrong."""
     start = _parse_sizes(_attribute(index, "MetadataIndex", "offset"), "offset")
     if start not in regions:
-        raise ValueError(f"storage_data has a chunk at {start}, where the tensor has none")
+        raise ValueError(f"storage_data has a chunk at {start}, state_dict_metadata has none")
     file = _parse_text(_attribute(info, "StorageInfo", "relative_path"), "relative_path")
     if BARE_NAME.fullmatch(file) is None:
-        raise ValueError(f"relative_path {file[:100]!r} is no file's name")
+        raise ValueError(f"relative_path {file[:100]!r} is not a file name")
     span = _attribute(info, "StorageInfo", "offset"), _attribute(info, "StorageInfo", "length")
     if span != (0, -1):
-        raise ValueError(f"a tensor at byte {short(span[0])} of {file}, expected all of an entry")
+        raise ValueError(f"part of {file}, at byte {short(span[0])}; expected all of a tensor")
     key = _attribute(info, "StorageInfo", "tensor_key", None)
     return _StoredBox(
         start, regions[start], file, name if key is None else _parse_text(key, "tensor_key")
@@ -497,31 +499,31 @@ def _is_of_class(value: object, cls: str) -> bool:
 def _attribute(value: object, cls: str, name: str, *default: object) -> object:
     """Return an attribute of an object of a class; raise ValueError without it."""
     if not _is_of_class(value, cls):
-        raise ValueError(f"{type(value).__name__} where a {cls} is expected")
+        raise ValueError(f"expected a {cls}, found {type(value).__name__}")
     if name not in vars(value) and not default:
-        raise ValueError(f"a {cls} without {name}")
+        raise ValueError(f"a {cls} has no {name}")
     return vars(value).get(name, *default)
 
 
 def _parse_dict(value: object, what: str) -> dict[object, object]:
     """Return a dictionary; raise ValueError, with ``what`` in it, for anything else."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no dictionary")
+        raise ValueError(f"{what} is not a dictionary")
     return value
 
 
 def _parse_text(value: object, what: str) -> str:
     """Return a string; raise ValueError for anything else."""
     if not isinstance(value, str):
-        raise ValueError(f"{what} is no text")
+        raise ValueError(f"{what} is not a string")
     return value
 
 
 def _parse_sizes(value: object, what: str) -> tuple[int, ...]:
     """Return sizes, at most `MAX_AXES`; raise ValueError for anything else."""
     if not isinstance(value, tuple | list) or len(value) > MAX_AXES:
-        raise ValueError(f"{what} is no tuple of at most {MAX_AXES} numbers")
+        raise ValueError(f"{what} is not a tuple of at most {MAX_AXES} sizes")
     sizes = tuple(n for n in value if type(n) is int and 0 <= n < 1 << 62)
     if len(sizes) < len(value):
-        raise ValueError(f"{what} has what is no size")
+        raise ValueError(f"{what} has an element that is not a size")
     return sizes

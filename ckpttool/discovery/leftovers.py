@@ -56,9 +56,9 @@ def find_unfinished_save(path: Path) -> Path | None:
 
 def describe_unfinished_save(code: str, save: Path) -> Diagnostic:
     """Return the diagnostic of an emergency save that not all ranks finished."""
-    text = f"{save}: an emergency save that did not finish, so files may be missing or old"
-    hint = "if you know that they are all there, rename the folder (without _tmp)"
-    return Diagnostic(code, text, hint, path=str(save))
+    text = "an emergency save that did not finish: files may be missing or old"
+    hint = f"mv {save} {str(save).removesuffix('_tmp')}, if all files are there"
+    return Diagnostic(code, text, hint, path=str(save), where=str(save))
 
 
 def is_unfinished_name(path: Path) -> bool:
@@ -70,11 +70,9 @@ def note_special_save(name: str, diagnostics: Diagnostics) -> None:
     """Note a file whose name shows a save at a breakdown or for a restart."""
     step = step_of(name)
     if step is not None and step.is_breakpoint:
-        diagnostics.add(Diagnostic("step", f"step {step.label}: saved when training broke off"))
+        diagnostics.add(Diagnostic("step", f"step {step.label} was saved when training broke off"))
     if name == _BACKUP:
-        diagnostics.add(
-            Diagnostic("step", f"{name}: kept for a restart, and its name tells no step")
-        )
+        diagnostics.add(Diagnostic("step", f"{name} is a backup for a restart, of unknown step"))
 
 
 def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFile]:
@@ -83,8 +81,9 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
     others = [item for item in found if item.path.name != _BACKUP]
     if not backups or not others:
         return found
-    text = f"{format_ranks([item.rank for item in backups])}: {_BACKUP}, kept for a restart, passed"
-    diagnostics.add(Diagnostic("skipped", f"{text} over (--step backup takes it)"))
+    ranks = tuple(sorted({item.rank for item in backups}))
+    text = f"{format_ranks(ranks)}: {_BACKUP}, a backup for a restart, is ignored"
+    diagnostics.add(Diagnostic("skipped", text, "--step backup", ranks=ranks))
     return others
 
 
@@ -99,20 +98,22 @@ def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics
             if is_unfinished_name(path) and is_file(path) and not is_held(path):
                 unfinished.append(str(path.relative_to(root)))
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
-                failed.append(f"{path}: {_read_reason(path)}")
+                failed.append(path)
             elif is_link(path) and not exists(path):
                 broken_links.append(str(path.relative_to(root)))
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
                 special_files.append(str(path.relative_to(root)))
     for code, text, paths in (
-        ("absent", "links that lead nowhere", broken_links),
+        ("absent", "broken links", broken_links),
         ("absent", "pipes or devices, which are not read", special_files),
-        ("leftover", "left over from a save that did not finish", unfinished),
+        ("leftover", "files of a save that did not finish", unfinished),
     ):
         if paths:
-            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths)}", where=str(root)))
-    failures = (f"a conversion failed: {text}" for text in failed)
-    diagnostics.add(*Diagnostic.each("leftover", failures))
+            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths, 3)}", where=str(root)))
+    if failed:
+        text = "MindFormers could not convert files here"
+        facts = f"{shorten((path.name for path in failed), 3)}: {_read_reason(failed[0])}"
+        diagnostics.add(Diagnostic("leftover", text, facts=facts, where=str(root)))
     if EMERGENCY.fullmatch(root.absolute().name):
         save = find_unfinished_save(root)
         if save is not None:
@@ -130,11 +131,11 @@ def find_emergency_saves(folder: Path) -> list[Path]:
 def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note skipped emergency saves, and which of them are complete."""
     for save in saves:
-        text = f"{save}: an emergency save of fault-tolerant training, passed over"
         if find_unfinished_save(save):
-            diagnostics.add(Diagnostic("leftover", f"{text}; it did not finish"))
+            code, text, hint = "leftover", "an emergency save that did not finish: ignored", ""
         else:
-            diagnostics.add(Diagnostic("skipped", text, "name it as SRC to use it"))
+            code, text, hint = "skipped", "an emergency save: ignored", f"{save} as SRC"
+        diagnostics.add(Diagnostic(code, text, hint, path=str(save), where=str(save)))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:
@@ -156,7 +157,8 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:
-        diagnostics.add(Diagnostic("skipped", f"{root}: passed over {shorten(unknown)}"))
+        text = "other files or folders among the ranks: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=shorten(unknown, 3), where=str(root)))
 
 
 def _describe(path: Path) -> str:
@@ -177,4 +179,4 @@ def _read_reason(path: Path) -> str:
             text = file.read(_REASON_BYTES).decode(errors="replace")
     except OSError as error:
         return str(error)  # the note is a courtesy; the file is not needed
-    return " ".join(text.split()) or "no reason told"
+    return " ".join(text.split()) or "no reason is given"

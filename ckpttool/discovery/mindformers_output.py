@@ -32,7 +32,7 @@ from pathlib import Path
 
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
-from ckpttool.errors import CkptToolError, PlanError
+from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -44,6 +44,7 @@ CHECKPOINT_FOLDERS: Mapping[str, str] = {
     "checkpoint_network": "weights alone",
     "checkpoint_trainable": "what is trained alone",
 }
+_NO_SERVERS = "servers and devices are not shown"
 _CONVERSION = "merged_strategy"
 # rank_table_8pcs.json, hccl_8p_01234567_10.0.0.1.json, ranktable.json
 _TABLE_NAME = re.compile(r"(?:.*[_-])?(?:rank_?table|hccl)(?:[_.-].*)?\.json", re.IGNORECASE)
@@ -70,30 +71,26 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
     note_leftovers(root, (), diagnostics)
     note_emergencies(find_emergency_saves(root), diagnostics)
     if len(present) > 1 and present[0] != "checkpoint":
-        have = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present)
-        raise PlanError(
-            [Diagnostic("source", f"{root}: {have} found", "say which is meant: name one as SRC")]
-        )
+        facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present)
+        hint = " as SRC, or ".join(str(root / name) for name in present)
+        text = "two checkpoints of different content"
+        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
     if len(present) > 1:
-        others = " and ".join(f"{root / name} ({CHECKPOINT_FOLDERS[name]})" for name in present[1:])
-        text = f"{root / present[0]} taken, not {others}"
-        diagnostics.add(Diagnostic("skipped", text, "name that folder to use it"))
+        facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present[1:])
+        text = f"the folder {present[0]} is read, not {' and '.join(present[1:])}"
+        hint = f"{root / present[1]} as SRC, to read that one"
+        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(root)))
     nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
     if nested and not is_run_output(root):
-        others = shorten(map(str, [root / present[0], *nested]), 4)
-        raise PlanError(
-            [
-                Diagnostic(
-                    "source",
-                    f"{root}: several checkpoints ({others})",
-                    "say which is meant: name one",
-                )
-            ]
-        )
+        names = (path.name for path in (root / present[0], *nested))
+        text = f"not a checkpoint, but a folder of {len(nested) + 1} checkpoints"
+        hint = f"{root / present[0]} as SRC, or another of them"
+        facts = shorten(names, 3)
+        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
     if nested:
-        others = shorten(map(str, nested), 3)
-        text = f"{root / present[0]} taken, not {others} beside it"
-        diagnostics.add(Diagnostic("skipped", text, "name one of them to use it"))
+        text = f"the folder {present[0]} is read, not {shorten((p.name for p in nested), 3)}"
+        hint = f"{nested[0]} as SRC, to read that one"
+        diagnostics.add(Diagnostic("skipped", text, hint, where=str(root)))
     return root / present[0]
 
 
@@ -142,10 +139,8 @@ def find_strategies(
     taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
     others += _list_strategies(output / _CONVERSION)
     if others and not taken:
-        text = f"{shorten(map(str, others))}: perhaps not of this checkpoint"
-        diagnostics.add(
-            Diagnostic("strategy_file", f"{text}, so taken only if it is given with -s")
-        )
+        text = f"{shorten(map(str, others), 1)}: perhaps of another checkpoint, so ignored"
+        diagnostics.add(Diagnostic("strategy_file", text, f"-s {others[0]}"))
     return tuple(map(str, taken))
 
 
@@ -175,11 +170,13 @@ def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
         for path in _list_rank_tables(searched):
             try:
                 tables[path] = read_rank_table(str(path))
-            except (CkptToolError, OSError) as error:
-                diagnostics.add(Diagnostic("doubt", f"no servers shown: {error}"))
+            except (FormatError, OSError) as error:
+                facts = str(error.strerror if isinstance(error, OSError) else error.reason)
+                text = f"the rank table cannot be read: {_NO_SERVERS}"
+                diagnostics.add(Diagnostic("doubt", text, facts=facts, where=str(path)))
     if len({table.devices for table in tables.values()}) > 1:
-        text = f"no servers shown: rank tables that differ: {shorten(map(str, tables))}"
-        diagnostics.add(Diagnostic("doubt", text))
+        text = f"rank tables contradict each other: {_NO_SERVERS}"
+        diagnostics.add(Diagnostic("doubt", text, facts=shorten(map(str, tables), 3)))
         return {}
     devices = next((table.devices for table in tables.values()), ())
     return {device.rank: device for device in devices}

@@ -40,7 +40,6 @@ from ckpttool.errors import (
     StepError,
     UnfinishedError,
     UnreadableError,
-    UnsupportedError,
     raise_all,
 )
 from ckpttool.formats import format_of_suffix
@@ -55,7 +54,7 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.transaction.states import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -102,29 +101,33 @@ def list_rank_files(
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
     if indexed:
-        text = f"{shorten(map(str, indexed), 3)}: what one rank holds lies in several files, as an "
-        text += "index says"
-        hint = f"make them one first: ckpttool merge {indexed[0]} "
-        hint += f"--replicated -o ONE/{indexed[0].name}/net.safetensors, and so on"
-        problems.append(Diagnostic("source", text, hint))
+        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
+        text = "a rank has several files and an index; expected one file for each rank"
+        facts = shorten(map(str, indexed), 3)
+        problems.append(
+            Diagnostic("source", text, f"{hint}, for each", facts=facts, where=str(root))
+        )
     if not found:
         _refuse_unfinished(root)
         raise_all(errors.values())
-        where = shorten((str(folders[rank]) for rank in empty_ranks), 3)
-        text = f"{format_ranks(list(empty_ranks))}: no checkpoint file in {where}"
-        hint = _hint_at_pattern(root) or _hint_at_links(root, folders.values())
-        problems.append(Diagnostic("source", text, hint))
+        ranks = tuple(empty_ranks)
+        text = f"no checkpoint file in the folders of {format_ranks(ranks)}"
+        facts, hint = _suggest(root) or _suggest_links(root, folders.values())
+        facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
+        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
+        problems.append(Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root)))
     elif ambiguous_files:
-        named = shorten(ambiguous_files, 3)
-        text = f"{named}: the path names two ranks, and nothing says which counts"
-        hint = _hint_at_pattern(root) or _hint_at_links(root, folders.values())
-        problems.append(Diagnostic("source", text, hint))
+        text = "paths name two ranks, and nothing shows which one is right"
+        facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
+        _, hint = _suggest(root) or _suggest_links(root, folders.values())
+        problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
     if strategies:
-        text = f"{root}: passed over {shorten(strategies, 3)}: strategy files"
-        diagnostics.add(Diagnostic("skipped", text, "-s takes them"))
+        text = f"{count(len(strategies), 'strategy file')} among the ranks: ignored"
+        facts = shorten(strategies, 3)
+        diagnostics.add(Diagnostic("skipped", text, "-s FILE", facts=facts, where=str(root)))
     return found
 
 
@@ -171,8 +174,10 @@ def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     )
     if names:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        text = f"{root}: passed over {shorten(names, 3)}, which are of another checkpoint"
-        diagnostics.add(Diagnostic("skipped", f"{text} (--pattern '{pattern}' takes them)"))
+        text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
+        hint = f"--pattern '{pattern}'"
+        facts = shorten(names, 3)
+        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(root)))
 
 
 def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
@@ -220,6 +225,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[Diagnostic] = []
+    twice: dict[int, str] = {}
     others: list[str] = []
     for path in list_folder(root):
         match = RANK_FOLDER.fullmatch(path.name) if is_folder(path) else None
@@ -229,14 +235,19 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
         words.setdefault(match[1], path.name)
         rank = int(match[2])
         if rank in folders and len(words) == 1:
-            text = f"rank {rank}: two folders, {folders[rank]} and {path}"
-            problems.append(Diagnostic("source", text))
+            twice.setdefault(rank, f"{folders[rank].name} and {path.name}")
         folders[rank] = path
+    if twice:
+        ranks, facts = tuple(twice), shorten(twice.values(), 3)
+        text = f"two folders for {format_ranks(ranks)}"
+        hint = "move one of the two folders away"
+        problems = [Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root))]
     if len(words) > 1:
-        kinds = f"{root}: rank folders of several kinds ({', '.join(words.values())})"
-        patterns = [shlex.quote(pattern) for pattern, _ in _suggest_patterns(root)]
-        which = f": {' or '.join(patterns)}" if patterns else ""
-        problems = [Diagnostic("source", kinds, f"say which with --pattern{which}")]
+        patterns = [f"--pattern {shlex.quote(pattern)}" for pattern, _ in _suggest_patterns(root)]
+        hint = ", or ".join(patterns[:2]) or "--pattern with the form of one of them"
+        text = "rank folders of several kinds"
+        facts = shorten(words.values(), 3)
+        problems = [Diagnostic("source", text, hint, facts=facts, where=str(root))]
     return folders, others, problems
 
 
@@ -304,25 +315,35 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
-        hint = f"to use one file, name it: {files[0]}" if len(files) == 1 else ""
-        if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
-            one = f", or its file: {files[0]}" if files else ""
-            hint = f"this is the folder of one rank, name the one above: {root.parent}{one}"
-        hint = hint or "; ".join(
-            filter(None, ("say where they are with --pattern", _hint_at_pattern(root)))
-        )
-        nested = find_nested_checkpoints(root)
-        if nested:
-            hint = f"a checkpoint lies in {shorten(map(str, nested), 3)}: name one as SRC"
-        finished = [str(save) for save in saves if find_unfinished_save(save) is None]
-        if finished:
-            hint = f"an emergency save may do, name it as SRC: {shorten(finished, 3)}"
-        text = (
-            f"{root}: no rank folders (rank_0, rank_1, ...) and no checkpoint files with "
-            f"rank_N in their names"
-        )
-        raise PlanError((Diagnostic("source", text, hint), *explain_missing_files(diagnostics)))
+        problem = _describe_contents(root, files, saves)
+        raise PlanError((problem, *explain_missing_files(diagnostics)))
     return found
+
+
+def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:
+    """Return the problem of a folder without files of ranks: what is in it, and what to name."""
+
+    def problem(text: str, hint: str, facts: str = "") -> Diagnostic:
+        return Diagnostic("source", text, hint, facts=facts, where=str(root), path=str(root))
+
+    finished = [str(save) for save in saves if find_unfinished_save(save) is None]
+    if finished:
+        text = "no ranks in it, but an emergency save of fault-tolerant training"
+        return problem(text, f"{finished[0]} as SRC", shorten(finished, 3))
+    if nested := find_nested_checkpoints(root):
+        text = f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}"
+        return problem(text, f"{nested[0]} as SRC", shorten((path.name for path in nested), 3))
+    if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
+        hint = f"{root.parent} as SRC" + (f", or the file {files[0]}" if files else "")
+        return problem("the folder of one rank, not of all ranks", hint)
+    if len(files) == 1:
+        return problem("no ranks in it, but one file", f"{files[0]} as SRC")
+    text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
+    if suggested := _suggest(root):
+        return problem(text, suggested[1], suggested[0])
+    inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
+    hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
+    return problem(text, hint, f"it holds {shorten(inside, 3)}" if inside else "it is empty")
 
 
 def _refuse_unfinished(root: Path) -> None:
@@ -333,12 +354,10 @@ def _refuse_unfinished(root: Path) -> None:
 
 
 def _refuse_pytorch(root: Path) -> None:
-    """Raise `UnsupportedError` if a folder has files of PyTorch."""
+    """Raise the error of a folder with files of PyTorch."""
     names = [path.name for path in list_folder(root) if is_file(path) and _is_pytorch_file(path)]
     if names:
-        kind = FOREIGN_KINDS["pytorch"]
-        reason = f"{kind.noun} ({shorten(names, 3)}), {kind.remedy}"
-        raise UnsupportedError(str(root), None, reason)
+        raise FOREIGN_KINDS["pytorch"].error(str(root), shorten(names, 3))
 
 
 def _is_pytorch_file(path: Path) -> bool:
@@ -361,15 +380,16 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
         raise PlanError(
             [
                 Diagnostic(
-                    "source", f"the pattern {pattern} does not say where {{rank}} is in the path"
+                    "source", f"--pattern {pattern} lacks {{rank}}", "--pattern 'rank_{rank}/*'"
                 )
             ]
         )
     found = list(_match_pattern(root, Path(pattern).parts, None, empty_ranks))
     if not found:
         raise_all(filter(None, empty_ranks.values()))
-        text = f"{root}: no file matches the pattern {pattern}"
-        raise PlanError([Diagnostic("source", text, _hint_at_pattern(root))])
+        text = f"no file matches --pattern {shlex.quote(pattern)}"
+        facts, hint = _suggest(root) or ("", "")
+        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
     return found
 
 
@@ -405,8 +425,8 @@ def _match_pattern(
 # -------------------------------------------------------------------------------- hints in messages
 
 
-def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
-    """Return a hint at files in nested rank folders, as of several hosts."""
+def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
+    """Return files in nested rank folders, as of several hosts, and a hint; else ("", "")."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
         str(path.relative_to(root))
@@ -414,16 +434,16 @@ def _hint_at_links(root: Path, folders: Iterable[Path]) -> str:
         if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
     ]
     if not found:
-        return ""
-    text = f"found {shorten(found, 3)}, and no pattern tells their ranks: link each folder as "
-    return text + "rank_N into one folder (ln -s), with the rank that its device has in the job"
+        return "", ""
+    facts = f"found {shorten(found, 3)}; no pattern shows their ranks"
+    return facts, "a folder with a link rank_N to each of these folders (ln -s)"
 
 
-def _hint_at_pattern(root: Path) -> str:
-    """Return a hint at a file and a pattern; "" if no pattern fits."""
+def _suggest(root: Path) -> tuple[str, str] | None:
+    """Return a file below a folder and the pattern that finds it; None if no pattern fits."""
     for pattern, first in _suggest_patterns(root):
-        return f"found {first}: --pattern {shlex.quote(pattern)}, if that is its rank"
-    return ""
+        return f"found {first}", f"--pattern {shlex.quote(pattern)}"
+    return None
 
 
 def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:

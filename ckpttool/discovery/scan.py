@@ -130,7 +130,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     """Return the catalog, with what is wrong with its files in ``Catalog.diagnostics``."""
     url = why_not_a_path(src)
     if url is not None:
-        raise PlanError([Diagnostic("source", f"{src}: {url}")])
+        raise PlanError([Diagnostic("source", url, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     merged = _scan_merged(root, src, key) if pattern is None else None
@@ -186,7 +186,7 @@ def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) ->
         return ""
     ((rank, path),) = chosen.items()
     if missing:
-        return f"it is of rank {rank}, and {format_ranks(missing)} should be there, too"
+        return f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
     return _rank_evidence(path)
 
 
@@ -251,16 +251,11 @@ def _gaps(ranks: Collection[int]) -> Iterator[int]:
 def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     """Return the catalog of one file."""
     if exists(path) and not is_file(path):
-        raise PlanError([Diagnostic("source", f"{path}: neither a file nor a folder")])
+        raise PlanError([Diagnostic("source", "neither a file nor a folder", where=str(path))])
     label = label_of(path.name)
     if step is not None and label is not None and not matches_step(path.name, {0: path}, step):
-        raise PlanError(
-            [
-                Diagnostic(
-                    "source", f"{path}: a file of step {label}, as its name says, and not of {step}"
-                )
-            ]
-        )
+        text = f"a file of step {label} by its name, not of step {step}"
+        raise PlanError([Diagnostic("source", text, "omit --step", where=str(path))])
     raise_all(_refusals(path))
     diagnostics = Diagnostics()
     diagnostics.add(*_problems(path))
@@ -281,24 +276,26 @@ def _rank_evidence(path: Path) -> str:
     for candidate in dict.fromkeys((path.absolute(), path.resolve())):
         folder, others = sibling_rank_folders(candidate)
         if others:
-            return f"beside {folder} lie {shorten(others, 3)}"
+            return f"{folder} lies beside {shorten(others, 3)}"
         match = RANK_IN_NAME.search(candidate.name) or RANK_IN_NAME.fullmatch(candidate.parent.name)
         if match is not None and (match.string == candidate.name or int(match[1])):
-            return f"{match.string} says that it is rank {int(match[1])}"
+            return f"{match.string} is a name of rank {int(match[1])}"
         numbered = MINDFORMERS_FILE.fullmatch(candidate.name)
         if numbered is not None and int(numbered["total"]) > 1:
-            return f"{candidate.name} says that it is one of {int(numbered['total'])} files"
+            return f"{candidate.name} is a name of one of {int(numbered['total'])} files"
     return ""
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:
     """Yield the error of a file whose name marks it as incomplete."""
     if is_unfinished_name(path):
-        reason = "a save that did not finish; if you know that it is all there, rename it"
+        reason, facts = "a file of a save that did not finish", ""
+        hint = "rename it to .ckpt, if the file is complete"
         if path.suffix == PARTIAL:
-            reason = "the temporary file of a run of ckpttool that did not end: of full size, and "
-            reason += "zeros where nothing was written; the same command with --resume finishes it"
-        yield UnsupportedError(str(path), None, reason)
+            reason = "a temporary file of a run of ckpttool that did not end"
+            facts = "zeros stand where nothing was written"
+            hint = "the same command with --resume"
+        yield UnsupportedError(str(path), None, reason, hint, facts)
 
 
 def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
@@ -315,14 +312,15 @@ def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Ite
     """Yield notes on an unused key, on plain files, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
     if key is not None and files and not encrypted:
-        yield Diagnostic("encryption", "no file is encrypted, so the key was not needed")
+        yield Diagnostic("encryption", "no file is encrypted: the key is not needed")
     plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
     if encrypted and plain:
-        text = f"{format_ranks(plain)}: not encrypted, though others are; are they of this run?"
-        yield Diagnostic("mixed_encryption", text)
+        text = f"{format_ranks(plain)}: not encrypted, unlike {format_ranks(tuple(encrypted))}"
+        facts = "one run encrypts all files or none"
+        hint = "compare their dates; `ckpttool help mixed_encryption` explains"
+        yield Diagnostic("mixed_encryption", text, hint, facts=facts, ranks=tuple(plain))
     zero_checksum = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if zero_checksum:
-        text = f"{format_ranks(zero_checksum)}: encrypted and saved with crc_check, for which "
-        text += "MindSpore stores the checksum 0 and cannot read the file; read here, without a "
-        text += "checksum"
-        yield Diagnostic("encryption", text)
+        text = f"{format_ranks(zero_checksum)}: encrypted with a checksum of 0, which is ignored"
+        facts = "MindSpore writes this with crc_check and cannot read it"
+        yield Diagnostic("encryption", text, facts=facts, ranks=tuple(zero_checksum))

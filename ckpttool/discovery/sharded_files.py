@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.rank_folders import RANK_FOLDER
 from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
+    MAP_NAME,
     WeightIndex,
     is_index_name,
     is_inside,
@@ -68,24 +70,23 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
-            reason = f"{src}: {names}: parts of a checkpoint, and no index that says whether they "
-            reason += "are all (param_name_map.json or model.safetensors.index.json); was the run "
-            lost = Diagnostic("missing", reason + "that wrote them cut short?")
+            text = "parts of a checkpoint without their index, so some may be missing"
+            facts = f"{names}; expected {MAP_NAME} or model.safetensors.index.json"
+            hint = "copy the index again, or write the parts again"
+            lost = Diagnostic("missing", text, hint, facts=facts, where=src)
             read, damaged = _read_headers([str(path) for path in files], key)
             return MergedCatalog(src, read, damaged=damaged, diagnostics=(lost,))
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
-        text = f"{src}: an index ({named}) and rank folders ({shorten(ranks, 3)}): two checkpoints"
-        raise PlanError([Diagnostic("source", text, "name the index, or say with --pattern")])
+        hint = f"{indexes[0].path} as SRC, or --pattern '{NUMBER.sub('{rank}', ranks[0])}/*'"
+        text = "two checkpoints: an index and rank folders"
+        facts = f"{named}; {shorten(ranks, 3)}"
+        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=src)])
     if any(index.files != indexes[0].files for index in indexes):
-        raise PlanError(
-            [
-                Diagnostic(
-                    "source", f"{src}: {named} do not say the same", "name the one that is meant"
-                )
-            ]
-        )
+        text = "index files that contradict each other"
+        hint = f"{indexes[0].path} as SRC, or another of them"
+        raise PlanError([Diagnostic("source", text, hint, facts=named, where=src)])
     return _read_catalog(src, root, indexes, key)
 
 
@@ -97,8 +98,10 @@ def note_index(path: Path, diagnostics: Diagnostics) -> None:
         return  # the note is a courtesy; a folder need not be readable
     indexes = [name for name in names if is_index_name(name)]
     if indexes:
-        text = f"{path}: one file, taken for the whole, though beside it lies {indexes[0]}"
-        diagnostics.add(Diagnostic("skipped", text))
+        text = "read as a checkpoint of one file"
+        facts = f"{indexes[0]} beside it lists other files, too"
+        hint = f"{path.parent / indexes[0]} as SRC, to read them all"
+        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(path)))
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -108,7 +111,12 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     for name, file in index.files.items():
         named[file].append(name)
     findings = [
-        Diagnostic("damaged", f"{index.path}: {file!r} is not below the folder of the index")
+        Diagnostic(
+            "damaged",
+            f"{file!r} is not below the folder of the index",
+            path=index.path,
+            where=index.path,
+        )
         for file in named
         if not is_inside(file)
     ]
@@ -118,10 +126,8 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     inside = sorted(filter(is_inside, named), key=_sort_key)
     there = [file for file in inside if is_file(root / file)]
     for file in (file for file in inside if file not in there):
-        text = (
-            f"{root / file}: not there, and {index.path} says it has {_format_tensors(named[file])}"
-        )
-        findings.append(Diagnostic("missing", text))
+        facts = f"{index.path} lists {_format_tensors(named[file])} in it"
+        findings.append(_of_file(root / file, "missing", "the file is missing", facts))
     files, damaged = _read_headers([str(root / file) for file in there], key)
     by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
     findings += _contradictions(index, named, by_name)
@@ -166,19 +172,25 @@ def _contradictions(
     for at, file in by_name.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
-            text = f"{file.path}: lacks {_format_tensors(lost)} that {index.path} says are in it"
-            yield Diagnostic("missing", text)
+            facts = f"{_format_tensors(lost)}; listed in {index.path}"
+            yield _of_file(file.path, "missing", "the file lacks tensors", facts)
         twice = [name for name in file.tensors if index.files.get(name, at) != at]
         if twice:
             there = shorten(sorted({index.files[name] for name in twice}), 3)
-            text = (
-                f"{file.path}: holds {_format_tensors(twice)} that {index.path} says are in {there}"
-            )
-            yield Diagnostic("damaged", text)
+            text = "the file holds tensors that the index lists in other files"
+            facts = f"{_format_tensors(twice)}; by {index.path} in {there}"
+            yield _of_file(file.path, "damaged", text, facts)
         unknown = [name for name in file.tensors if name not in index.files]
         if unknown and Path(at).stem != COMMON_STEM:
-            text = f"{file.path}: holds {_format_tensors(unknown)} that {index.path} does not name"
-            yield Diagnostic("damaged", text)
+            text = "the file holds tensors that are not in the index"
+            facts = f"{_format_tensors(unknown)}; the index is {index.path}"
+            yield _of_file(file.path, "damaged", text, facts)
+
+
+def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:
+    """Return the problem of a file that contradicts its index."""
+    hint = "copy the file again, or write the checkpoint again"
+    return Diagnostic(code, text, hint, facts=facts, path=str(path), where=str(path))
 
 
 def _format_tensors(names: list[str]) -> str:
@@ -200,10 +212,11 @@ def _index_notes(
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
     if others:
-        yield Diagnostic("skipped", f"{root}: passed over {shorten(others)}, not in the index")
+        text = f"{count(len(others), 'file')} not in the index: ignored"
+        yield Diagnostic("skipped", text, facts=shorten(others, 3), where=str(root))
     tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
     for index in indexes:
         total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)
         if index.total_size not in (None, total) and not is_partial:
-            text = f"{index.path}: total_size is {index.total_size}, and the tensors that it names "
-            yield Diagnostic("doubt", text + f"have {total} bytes; each of them is complete")
+            facts = f"expected {total} bytes, found {index.total_size}; every tensor is complete"
+            yield Diagnostic("doubt", "total_size is wrong", facts=facts, where=index.path)

@@ -42,17 +42,12 @@ def choose_step(
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
         shown = _by_step(keys or groups)
         names = list(dict.fromkeys(_display_name(key, groups[key]) for key in shown))
-        have = shorten(names, 8)
-        if keys:
-            text = f"{src}: --step {wanted} is ambiguous: {have}"
-            hint = f"give epoch and step, such as --step {names[-1]}"
-            raise PlanError([Diagnostic("source", text, hint)])
-        are = f"is only {have}" if len(groups) == 1 else f"are {have}"
-        has_steps = any(map(step_of, groups))
-        text = f"{src}: no file of step {wanted}; there {are}"
-        text += "" if has_steps else ", of which no name tells a step"
-        hint = "" if has_steps else "leave --step away"
-        raise PlanError([Diagnostic("source", text, hint)])
+        facts = f"found {shorten(names, 3)}"
+        text = f"--step {wanted} is ambiguous" if keys else f"no file of step {wanted}"
+        hint = f"--step {names[-1]}"
+        if not any(map(step_of, groups)):
+            facts, hint = f"{facts}; these names have no step", "omit --step"
+        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=src)])
     complete = [key for key in keys if len(groups[key]) == len(ranks)]
     if not complete:
         raise StepError([_incomplete_problem(src, groups, keys, ranks)])
@@ -88,17 +83,20 @@ def _incomplete_problem(
     src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]
 ) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
+    steps = _by_step(keys)
     absent = [
-        f"{key} is not in {format_ranks([rank for rank in ranks if rank not in groups[key]])}"
-        for key in _by_step(keys)
+        f"{'step ' if step_of(key) else ''}{_display_name(key, groups[key])} is not on "
+        f"{format_ranks([rank for rank in ranks if rank not in groups[key]])}"
+        for key in reversed(steps)
     ]
+    text, facts = absent[0], ""
+    if len(absent) > 1:
+        text, facts = "no step is on every rank", shorten(absent, 3)
     everywhere = [key for key in _by_step(groups) if len(groups[key]) == len(ranks)]
-    text = f"{src}: {shorten(absent)}; "
+    hint = "copy the missing files; `ckpttool help mixed_steps` explains"
     if everywhere:
-        return Diagnostic("mixed_steps", f"{text}every rank has {shorten(everywhere)}")
-    hint = "put back what is lacking, or move the folders of these ranks away: replicas stand in "
-    hint += "for ranks that are missing, if there are any"
-    return Diagnostic("mixed_steps", f"{text}no step is in every rank", hint)
+        hint = f"--step {_display_name(everywhere[-1], groups[everywhere[-1]])}"
+    return Diagnostic("mixed_steps", text, hint, facts=facts, where=src)
 
 
 def _is_recorded(files: Mapping[int, Path], records: Mapping[int, _LastSave]) -> bool:
@@ -114,12 +112,11 @@ def _record_notes(
 ) -> Iterator[Diagnostic]:
     """Yield notes on the choice by records, and on skipped files."""
     last = min(record.step for record in records.values())
-    text = f"step {label_of(best)}, the newest that meta.json records and every rank has"
-    if _step_order(best) != last:
-        text = f"step {label_of(best)}, the newest that every rank has up to step {last.label}, "
-        text += "which meta.json records"
     if len(chosen) > 1:
-        yield Diagnostic("step", f"{text}, of {len(chosen)}")
+        facts = f"the newest of {len(chosen)} steps that meta.json records and every rank has"
+        if _step_order(best) != last:
+            facts += f"; meta.json records {last.label}"
+        yield Diagnostic("step", f"step {label_of(best)} is read", facts=facts)
     series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
     newer = []
     others = []
@@ -130,11 +127,11 @@ def _record_notes(
         elif _step_order(key) > last:
             newer.append(str(label_of(key)))
     if newer:
-        text = f"step {shorten(newer)}: newer than meta.json records, so unfinished or left from"
-        yield Diagnostic("leftover", f"{text} another run; passed over (--step takes it)")
+        text = f"step {shorten(newer, 3)} is newer than meta.json records: ignored"
+        yield Diagnostic("leftover", text, f"--step {newer[-1]}", facts="perhaps unfinished")
     if others:
-        text = f"{shorten(others)}: of another run than meta.json records; passed over"
-        yield Diagnostic("skipped", f"{text} (--step takes it)")
+        text = f"{shorten(others, 3)}: of another run than meta.json records: ignored"
+        yield Diagnostic("skipped", text, f"--step {others[-1]}")
 
 
 def _check_rivals(src: str, chosen: Groups, best: str) -> None:
@@ -151,11 +148,12 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         files = (
             chosen[key].get(first, next(iter(chosen[key].values()))) for key in (best, *rivals)
         )
-        named = shorten(path.name for path in files)
-        of_ranks = format_ranks(sorted(chosen[rivals[0]]))
-        text = f"{src}: several files for {of_ranks}, and nothing says which is meant: "
-        hint = "choose with --pattern or --step, which takes a name, too"
-        raise PlanError([Diagnostic("source", text + named, hint)])
+        names = [path.name for path in files]
+        ranks = tuple(sorted(chosen[rivals[0]]))
+        text = f"several checkpoints in the folders of {format_ranks(ranks)}"
+        hint = f"--step {names[0]}, or another of these names"
+        facts = shorten(names, 3)
+        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks, where=src)])
 
 
 def _choice_notes(
@@ -164,15 +162,16 @@ def _choice_notes(
     """Yield notes on the choice among several steps, and on records that contradict it."""
     newest = max(chosen, key=_step_order)
     if newest != best:
-        without = format_ranks([rank for rank in ranks if rank not in chosen[newest]])
-        text = f"step {label_of(best)}, the newest that every rank has "
-        yield Diagnostic("older_step", f"{text}(step {label_of(newest)} is not in {without})")
+        without = tuple(rank for rank in ranks if rank not in chosen[newest])
+        text = f"step {label_of(best)} is read, the newest that every rank has"
+        facts = f"step {label_of(newest)} is not on {format_ranks(without)}"
+        yield Diagnostic("older_step", text, facts=facts, ranks=without)
     elif len(chosen) > 1:
-        yield Diagnostic("step", f"step {label_of(best)}, the newest of {len(chosen)}")
+        yield Diagnostic("step", f"step {label_of(best)} is read, the newest of {len(chosen)}")
     if records:
         last = min(record.step for record in records.values()).label
-        text = f"step {label_of(best)}: meta.json records step {last}, which not every rank has"
-        yield Diagnostic("leftover", text)
+        text = f"not every rank has step {last}, which meta.json records"
+        yield Diagnostic("leftover", text, facts=f"step {label_of(best)} is read")
 
 
 def _group_by_name(found: list[RankFile], count: int) -> Groups:
@@ -183,17 +182,20 @@ def _group_by_name(found: list[RankFile], count: int) -> Groups:
     """
     groups: dict[str, dict[int, Path]] = {}
     plain: dict[str, dict[int, Path]] = {}
-    problems = []
+    twice: dict[int, str] = {}
     for item in found:
         plain.setdefault(item.path.name, {})[item.rank] = item.path
     for item in found:
         shared = len(plain[item.path.name]) == count
         group = groups.setdefault(item.path.name if shared else item.key, {})
         if item.rank in group:
-            problems.append(f"rank {item.rank}: two files, {group[item.rank]} and {item.path}")
+            twice.setdefault(item.rank, f"{group[item.rank]} and {item.path}")
         group[item.rank] = item.path
-    if problems:
-        raise PlanError(Diagnostic.each("source", problems))
+    if twice:
+        ranks, facts = tuple(sorted(twice)), twice[min(twice)]
+        text = f"two files of one step for {format_ranks(ranks)}"
+        hint = "a --pattern that matches one file of each rank"
+        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
     return groups
 
 
@@ -227,8 +229,10 @@ def _read_last_saves(
         except FormatError as error:
             broken[rank] = error
     if broken:
-        text = f"{format_ranks(tuple(broken))}: no record of the step saved last"
-        diagnostics.add(Diagnostic("doubt", f"{text}: {next(iter(broken.values()))}"))
+        ranks, (first, *_) = tuple(broken), broken.values()
+        text = f"{format_ranks(ranks)}: meta.json does not say which step was saved last"
+        facts = f"{first.path}: {first.reason}"
+        diagnostics.add(Diagnostic("doubt", text, facts=facts, ranks=ranks, path=first.path))
     return records
 
 
@@ -238,9 +242,9 @@ def _read_last_save(path: Path) -> _LastSave:
     epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
     name = entries.get("last_ckpt_file")
     if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:
-        reason = "expected the numbers last_epoch and last_step and the name last_ckpt_file"
+        reason = "expected the numbers last_epoch, last_step and the name last_ckpt_file"
         raise FormatError(str(path), None, reason)
     recorded = step_of(name)
     if recorded is None or recorded[:2] != (epoch, step):
-        raise FormatError(str(path), None, f"says step {epoch}_{step} and names the file {name}")
+        raise FormatError(str(path), None, f"lists step {epoch}_{step} and the file {name}")
     return _LastSave(recorded, name)

@@ -18,7 +18,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
-from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import describe_os_error, identify_file, open_file
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
@@ -195,17 +195,19 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
 def _with_foreign_kind(error: FormatError) -> FormatError:
     """Return the error of a file; name the kind of the file if it is a foreign one."""
     kind = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
-    if kind is None:
-        return error
-    return UnsupportedError(error.path, None, kind.refusal)
+    return error if kind is None else kind.error(error.path)
 
 
 def _find_format(path: str) -> str:
     """Return the format of a file, by content, suffix or first byte; raise FormatError if none."""
     name = format_of_content(path) or format_of_suffix(path)
-    if name is None:
-        with open_file(path) as file:
-            if file.read(1) != b"\n":
-                reason = "no .ckpt, .safetensors or HDF5 file, by content or by name"
-                raise FormatError(path, 0, reason)
+    if name == "ckpt":
+        return name
+    with open_file(path) as file:
+        first = file.read(1)
+    if not first:
+        raise FormatError(path, None, "empty (0 bytes)")
+    if name is None and first != b"\n":
+        reason = "not a .ckpt, .safetensors or HDF5 file, by content and by name"
+        raise FormatError(path, None, reason, FOREIGN_KINDS["text"].hint)
     return name or "ckpt"

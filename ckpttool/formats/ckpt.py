@@ -89,6 +89,7 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -135,9 +136,11 @@ class Ckpt:
     def __init__(self, cache: HeaderCache | None = None) -> None:
         self._cache = cache
 
-    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each map parameter that is not whole; the rest is allowed."""
-        yield from map_problems(tensors)
+    def refusals(
+        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+    ) -> Iterator[Diagnostic]:
+        """Yield a diagnostic for each incomplete map parameter; the rest is allowed."""
+        yield from Diagnostic.each("destination", map_problems(tensors))
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
@@ -154,7 +157,7 @@ class Ckpt:
             file = replace(file, cipher=cipher)
             hidden = _read_encrypted(file, cipher)
             for name in hidden.keys() & tensors.keys():
-                raise FormatError(file.path, stop, f"{name}: stored twice, in clear and encrypted")
+                raise FormatError(file.path, stop, f"{name}: stored twice, plain and encrypted")
             tensors = {**tensors, **hidden}
         return FileIndex((file,), self.name, nbytes, tensors, attrs)
 
@@ -274,12 +277,8 @@ def _read_tensors(
             tensors |= _finish_all(reader, current, file)
         for name in dict.fromkeys((record.tag, *(tensor.name for tensor in record.tensors))):
             if name in starts:
-                raise FormatError(
-                    reader.path,
-                    start,
-                    f"{name}: stored twice, the first time at byte {starts[name]}; "
-                    "which one counts cannot be known",
-                )
+                facts = f"first at byte {starts[name]}; nothing shows which one is valid"
+                raise FormatError(reader.path, start, f"{name}: stored twice", facts=facts)
             starts[name] = start
         current = record
     if current is not None:
@@ -308,9 +307,7 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
         return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
-        raise FormatError(
-            reader.path, tensor.start, f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
-        )
+        raise _unknown_type(reader, tensor)
     shape = tuple(tensor.dims)
     if nbytes == dtype.itemsize and shape == (0,):
         shape = ()  # as MindSpore 1.x and 2.0 write a scalar
@@ -319,11 +316,12 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
     needed = math.prod(shape) * dtype.itemsize
     if nbytes != needed:
         if needed and nbytes and nbytes % needed == 0 and len(tensor.extents) == nbytes // needed:
-            reason = f"stored {nbytes // needed} times in a row; which one counts cannot be known"
+            facts = f"{nbytes // needed} times in a row; nothing shows which one is valid"
+            reason = f"{tensor.name}: stored more than once"
         else:
-            reason = f"dims {list(shape)} of {dtype.name} need {needed} bytes, "
-            reason += f"tensor_content has {nbytes}"
-        raise FormatError(reader.path, tensor.start, f"{tensor.name}: {reason}")
+            facts = f"dims {list(shape)} of {dtype.name} need {needed} bytes, found {nbytes}"
+            reason = f"{tensor.name}: its shape does not fit its bytes"
+        raise FormatError(reader.path, tensor.start, reason, facts=facts)
     extents = tuple(extent for extent in tensor.extents if extent.nbytes)
     return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), file, extents)
 
@@ -331,28 +329,23 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
 def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
     """Return the string of ``nbytes`` bytes in a tensor of type ``str``."""
     if tensor.dims not in ([0], []) or nbytes < 4 or nbytes % 4:
+        facts = "expected dims [0] and four bytes for each character, found "
+        facts += f"dims {tensor.dims} and {nbytes} bytes"
         raise FormatError(
-            reader.path,
-            tensor.start,
-            f"{tensor.name}: a string has dims [0] and four bytes a character, "
-            f"found dims {tensor.dims} and {nbytes} bytes",
+            reader.path, tensor.start, f"{tensor.name}: not a valid string", facts=facts
         )
     if nbytes > MAX_TEXT_BYTES:
-        raise UnsupportedError(
-            reader.path,
-            tensor.start,
-            f"{tensor.name}: a string of {nbytes} bytes; "
-            f"{MAX_TEXT_BYTES} are the most that is read",
-        )
+        facts = f"{nbytes} bytes; at most {MAX_TEXT_BYTES} are read"
+        reason = f"{tensor.name}: the string is too long"
+        raise UnsupportedError(reader.path, tensor.start, reason, facts=facts)
     data = b"".join(reader.read(e.offset, e.offset + e.nbytes) for e in tensor.extents)
     if data == bytes(4):
         return ""
     try:
         return data.decode("utf-32-le")
     except UnicodeDecodeError as error:
-        raise FormatError(
-            reader.path, tensor.start, f"{tensor.name}: a string that is not UTF-32: {error}"
-        ) from error
+        reason = f"{tensor.name}: the string is not UTF-32"
+        raise FormatError(reader.path, tensor.start, reason, facts=str(error)) from error
 
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:
@@ -394,12 +387,9 @@ class _Record:
         """Append the next record's contents; a map parameter gets more entries along axis 0."""
         for mine, its in zip(self.tensors, other.tensors, strict=True):
             if (mine.dtype, mine.dims[self.is_map :]) != (its.dtype, its.dims[self.is_map :]):
-                raise FormatError(
-                    path,
-                    other.start,
-                    f"{mine.name}: consecutive records say {mine.dtype} {mine.dims} and "
-                    f"{its.dtype} {its.dims}",
-                )
+                facts = f"{mine.dtype} {mine.dims}, then {its.dtype} {its.dims}"
+                reason = f"{mine.name}: consecutive records differ in type or shape"
+                raise FormatError(path, other.start, reason, facts=facts)
             mine.extents += its.extents
             mine.meta = None
             if self.is_map:
@@ -409,12 +399,8 @@ class _Record:
 def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
     """Return the record that begins at byte ``start``, from its headers alone."""
     if record.wire_type != LENGTH:
-        raise FormatError(
-            reader.path,
-            start,
-            f"no .ckpt: expected a record, found the number {record.value}; is it a strategy "
-            "file? Then give the checkpoint as SRC, and this with -s or -d",
-        )
+        facts = f"expected a record, found the number {record.value}"
+        raise FormatError(reader.path, start, "not a .ckpt file", facts=facts)
     name: str | None = None
     body: Field | None = None
     for subfield in reader.fields(record.start, record.stop):
@@ -424,7 +410,7 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
             body = subfield
     if name is None or body is None or body.wire_type != LENGTH:
         missing = "tag" if name is None else "tensor"
-        raise FormatError(reader.path, start, f"a record without a {missing}")
+        raise FormatError(reader.path, start, f"a record has no {missing}")
     if body.number == 2:
         return _Record(name, start, [_read_tensor(reader, body, start, name)])
     components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
@@ -446,12 +432,12 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
         elif subfield.number == 3:
             content = subfield
     if dtype is None:
-        raise FormatError(reader.path, start, f"{name}: a record without a tensor_type")
+        raise FormatError(reader.path, start, f"{name}: the record has no tensor_type")
     if len(dims) > MAX_AXES:
-        reason = f"{name}: {len(dims)} axes; {MAX_AXES} are the most"
+        reason = f"{name}: expected at most {MAX_AXES} axes, found {len(dims)}"
         raise FormatError(reader.path, start, reason)
     if any(size < 0 for size in dims):
-        raise FormatError(reader.path, start, f"{name}: dims {dims} with a negative size")
+        raise FormatError(reader.path, start, f"{name}: a size in dims {dims} is negative")
     tensor = _RecordTensor(name, start, dtype, dims)
     if content is not None:
         if content.wire_type != LENGTH:
@@ -464,7 +450,7 @@ def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[F
     """Return the messages of the three tensors of a ``maptensor``."""
     tensors = [one for one in reader.fields(body.start, body.stop) if one.number == 1]
     if len(tensors) != len(map_component_names(tag)) or any(t.wire_type != LENGTH for t in tensors):
-        reason = f"{tag}: a map parameter has keys, values and statuses, found {len(tensors)}"
+        reason = f"{tag}: expected keys, values and statuses, found {len(tensors)} tensors"
         raise FormatError(reader.path, start, reason)
     return tensors
 
@@ -474,17 +460,23 @@ def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTe
     for tensor in tensors:
         dtype = _find_map_dtype(tensor.dtype)
         if dtype is None:
-            reason = f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
-            raise FormatError(reader.path, start, reason)
+            raise _unknown_type(reader, tensor)
         tensor.dtype = dtype.name
         nbytes = sum(extent.nbytes for extent in tensor.extents)
         needed = math.prod(tensor.dims) * dtype.itemsize
         if not tensor.dims or nbytes != needed:
-            reason = f"{tensor.name}: dims {tensor.dims} need {needed} bytes, content has {nbytes}"
-            raise FormatError(reader.path, start, reason)
+            facts = f"dims {tensor.dims} need {needed} bytes, found {nbytes}"
+            reason = f"{tensor.name}: its shape does not fit its bytes"
+            raise FormatError(reader.path, start, reason, facts=facts)
     if len({tensor.dims[0] for tensor in tensors}) > 1:
         counts = ", ".join(str(tensor.dims[0]) for tensor in tensors)
-        raise FormatError(reader.path, start, f"{tag}: keys, values and statuses are {counts}")
+        reason = f"{tag}: keys, values and statuses differ in number"
+        raise FormatError(reader.path, start, reason, facts=counts)
+
+
+def _unknown_type(reader: WireReader, tensor: _RecordTensor) -> FormatError:
+    reason = f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
+    return FormatError(reader.path, tensor.start, reason)
 
 
 def _find_map_dtype(name: str) -> DType | None:

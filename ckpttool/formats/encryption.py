@@ -55,7 +55,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.concurrency import check_cancelled
 from ckpttool.errors import AuthenticityError, FormatError, LibraryError, UnsupportedError
 from ckpttool.formats.local import open_source
+from ckpttool.model.diagnostics import COPY_AGAIN
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
+from ckpttool.model.wording import shorten
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ MODES = {
     b"\xd9\x5e\x3a\x7f": "AES-CBC",
     b"\xda\x5e\x3a\x7f": "SM4-CBC",
 }
+_RIGHT_KEY = "--dec-key-file with the key of the training run"
+_CUT_SHORT = "the file ends inside an encrypted block"
 _KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}
 MAX_BLOCKS = 1 << 16  # 4 TiB in MindSpore's blocks; stops files that are only block headers
 PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
@@ -114,12 +118,12 @@ def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) 
         headers = _find_blocks(fd, path, start, end)
         mode = MODES[headers[0].magic]
         if key is None:
-            reason = f"encrypted with {mode}, and no key is given: --dec-key-file FILE"
-            raise UnsupportedError(path, start, reason)
+            reason = f"encrypted with {mode}, and there is no key"
+            raise UnsupportedError(path, start, reason, "--dec-key-file FILE")
         if len(key) not in _KEY_BYTES[mode]:
             sizes = ", ".join(map(str, _KEY_BYTES[mode]))
-            reason = f"encrypted with {mode}, whose keys have {sizes} bytes; the one given has"
-            raise AuthenticityError(path, start, f"{reason} {len(key)}")
+            facts = f"expected {sizes} bytes, found {len(key)}"
+            raise AuthenticityError(path, start, f"not a key of {mode}", _RIGHT_KEY, facts)
         return _decipher(fd, path, headers, mode, key)
 
 
@@ -142,11 +146,11 @@ def _find_blocks(fd: int, path: str, start: int, end: int) -> list[_BlockHeader]
         header = _parse_block_header(path, at, end, os.pread(fd, _WITH_TAG.size, at))
         magic = headers[0].magic if headers else header.magic
         if header.magic != magic:
-            reason = f"a block of {MODES[header.magic]} behind blocks of {MODES[magic]}"
+            reason = f"a block of {MODES[header.magic]} follows blocks of {MODES[magic]}"
             raise FormatError(path, at, reason)
         if len(headers) == MAX_BLOCKS:
-            reason = f"more than {MAX_BLOCKS} encrypted blocks; MindSpore's have 64 MiB each"
-            raise UnsupportedError(path, at, reason)
+            facts = f"at most {MAX_BLOCKS} are read; MindSpore's have 64 MiB each"
+            raise UnsupportedError(path, at, "too many encrypted blocks", facts=facts)
         headers.append(header)
         at = header.offset + header.nbytes
     return headers
@@ -154,29 +158,28 @@ def _find_blocks(fd: int, path: str, start: int, end: int) -> list[_BlockHeader]
 
 def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHeader:
     """Return the header that ``head`` begins with, of the block at byte ``at`` of the file."""
+
+    def wrong(reason: str, facts: str) -> FormatError:
+        return FormatError(path, at, reason, facts=facts)
+
     mode = mode_of(head)
     if mode is None:
-        reason = f"expected an encrypted block, found the bytes {head[:4].hex(' ')} (damaged?)"
-        raise FormatError(path, at, reason)
+        raise wrong("not an encrypted block", f"it begins with {head[:4].hex(' ')}")
     form = _WITH_TAG if mode == "AES-GCM" else _WITHOUT_TAG
     rest_bytes = end - at - form.size
     if rest_bytes < 0:
-        reason = f"the header of an encrypted block has {form.size} bytes, {end - at} are left"
-        raise FormatError(path, at, f"{reason} (file cut short?)")
+        raise wrong(_CUT_SHORT, f"its header needs {form.size} bytes, {end - at} are left")
     magic, tag, rest, iv_bytes, iv, nbytes = form.unpack(head[: form.size])
     if iv_bytes != UNIT:
-        raise FormatError(
-            path, at, f"an encrypted block with an IV of {iv_bytes} bytes, not {UNIT}"
-        )
+        raise wrong("an encrypted block has a wrong IV", f"{iv_bytes} bytes, expected {UNIT}")
     if rest != nbytes + 24:
-        reason = f"an encrypted block of {rest} bytes with {nbytes} bytes of ciphertext, not"
-        raise FormatError(path, at, f"{reason} {rest - 24}")
+        facts = f"{nbytes} bytes of ciphertext, expected {rest - 24}"
+        raise wrong("an encrypted block has a wrong length", facts)
     if nbytes > rest_bytes:
-        reason = f"an encrypted block needs {nbytes} bytes, {rest_bytes} are left (file cut short?)"
-        raise FormatError(path, at, reason)
+        raise wrong(_CUT_SHORT, f"its ciphertext needs {nbytes} bytes, {rest_bytes} are left")
     if not nbytes or (mode != "AES-GCM" and nbytes % UNIT):
-        reason = f"{nbytes} bytes of ciphertext, which {mode} never makes"
-        raise FormatError(path, at, reason)
+        facts = f"{nbytes} bytes, which {mode} never makes"
+        raise wrong("an encrypted block has a wrong length", facts)
     return _BlockHeader(at, magic, tag, iv, at + form.size, nbytes)
 
 
@@ -194,15 +197,13 @@ def _decipher(
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
-        reason = f"encrypted with {mode}, and this is the wrong key, or the file is damaged at its "
-        reason += f"beginning: encrypted block 1 of {len(headers)} decrypts to no record"
-        raise AuthenticityError(path, headers[0].start, reason)
+        facts = "decrypted with it, the file does not begin with a record"
+        reason = f"the wrong key ({mode}), or the file is damaged"
+        raise AuthenticityError(path, headers[0].start, reason, _RIGHT_KEY, facts)
     if None in paddings:
         number = paddings.index(None)
-        reason = (
-            f"encrypted block {number + 1} of {len(headers)} does not end in a padding: damaged"
-        )
-        raise FormatError(path, headers[number].start, reason)
+        facts = f"encrypted block {number + 1} of {len(headers)} does not end in a padding"
+        raise FormatError(path, headers[number].start, "an encrypted block is damaged", facts=facts)
     return cipher
 
 
@@ -296,8 +297,8 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
-        reason = f"encrypted with {cipher.mode}, for which the package cryptography is needed: "
-        raise LibraryError(path, 0, f"{reason}pip install 'ckpttool[crypto]'") from error
+        reason = f"encrypted with {cipher.mode}, and the package cryptography is missing"
+        raise LibraryError(path, None, reason, "pip install 'ckpttool[crypto]'") from error
     key = cipher.key.reveal()
     try:
         if cipher.mode == "SM4-CBC":
@@ -307,9 +308,8 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
         mode = modes.GCM(iv, tag) if tag else modes.CTR(iv)
         return Cipher(algorithms.AES(key), mode).decryptor()
     except (AttributeError, UnsupportedAlgorithm) as error:
-        reason = f"encrypted with {cipher.mode}, which the installed cryptography or its OpenSSL "
-        reason += "does not have; pip install -U 'ckpttool[crypto]' brings one that does"
-        raise UnsupportedError(path, 0, reason) from error
+        reason = f"encrypted with {cipher.mode}, which the installed cryptography lacks"
+        raise UnsupportedError(path, None, reason, "pip install -U 'ckpttool[crypto]'") from error
 
 
 def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
@@ -319,8 +319,7 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
     while len(data) < nbytes:
         more = os.pread(fd, nbytes - len(data), offset + len(data))
         if not more:
-            reason = "the file ends here; it has changed while read"
-            raise FormatError(path, offset + len(data), reason)
+            raise FormatError(path, offset + len(data), "the file became shorter while it was read")
         data += more
     return data
 
@@ -354,11 +353,10 @@ def find_forged(file: StoredFile, cipher: Ciphertext, first: int, stop: int) -> 
 
 def forged_blocks_error(path: str, cipher: Ciphertext, numbers: Sequence[int]) -> AuthenticityError:
     """Return the error for blocks that do not match their tags."""
-    named = ", ".join(str(number + 1) for number in numbers[:10])
-    more = ", ..." if len(numbers) > 10 else ""
-    reason = f"encrypted block {named}{more} of {len(cipher.blocks)} does not match its tag"
-    reason += ": the file is damaged, or somebody has changed it"
-    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason)
+    named = shorten((str(number + 1) for number in numbers), 3)
+    facts = f"encrypted block {named} of {len(cipher.blocks)} does not match its tag"
+    reason = "the file is damaged, or was changed after it was encrypted"
+    return AuthenticityError(path, cipher.blocks[numbers[0]].offset, reason, COPY_AGAIN, facts)
 
 
 def explain_error(error: FormatError, file: StoredFile, cipher: Ciphertext) -> FormatError:
@@ -366,6 +364,7 @@ def explain_error(error: FormatError, file: StoredFile, cipher: Ciphertext) -> F
     forged = find_forged(file, cipher, 0, len(cipher.blocks))
     if forged:
         return forged_blocks_error(error.path, cipher, forged)
-    doubt = "" if cipher.has_tags else "; damaged, or by chance the wrong key looks right"
-    reason = f"{error.reason} (bytes are counted in what the file decrypts to{doubt})"
-    return type(error)(error.path, error.offset, reason)
+    where = "bytes are counted in the plaintext"
+    facts = "; ".join(filter(None, (error.facts, where)))
+    hint = error.hint if cipher.has_tags else f"{COPY_AGAIN}, or {_RIGHT_KEY}"
+    return type(error)(error.path, error.offset, error.reason, hint, facts)

@@ -2,9 +2,12 @@
 
 Kinds
 -----
-The keys of a JSON document show its kind.  Archives, gzip and pickles of PyTorch before 1.6 begin
-with fixed bytes.  A later file of PyTorch is an archive whose first file is ``NAME/data.pkl``.  The
-other kinds are protobuf messages without a magic number; their first fields differ::
+The keys of a JSON document show its kind.  Compressed files, archives, NumPy arrays, web pages, Git
+LFS pointers and pickles of PyTorch before 1.6 begin with fixed bytes; a tar archive has them at
+byte 257.  The name of the first file of a ZIP archive shows the program: ``NAME/data.pkl`` PyTorch,
+``*.npy`` NumPy, ``metadata.json`` Keras.  Other files of printable UTF-8 are text; a line that
+begins with ``import``, ``from``, ``def`` or ``class`` makes it Python.  The other kinds are
+protobuf messages without a magic number; their first fields differ::
 
     graph       1 a number, then 4 a message     ``{prefix}-graph.meta``, anf_ir ``ModelProto``
     strategy    1 a number, then 2 and 3         ``ParallelStrategyMap``
@@ -57,11 +60,13 @@ MindSpore 2.10 ``train/anf_ir.proto``, ``train/mind_ir.proto``, ``utils/node_str
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
@@ -72,9 +77,20 @@ _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
 _MAX_VERSION_BYTES = 40
 _MAX_TABLE_BYTES = 16 << 20  # of a rank table; a device takes a hundred bytes
 
-_ARCHIVE = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
-_GZIP = b"\x1f\x8b"
-_OLD_PYTORCH = bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e")  # a pickled number
+_ZIP = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
+_IN_ZIP = (("/data.pkl", "pytorch"), (".npy", "numpy"), ("metadata.json", "keras"))
+_MAGIC: tuple[tuple[int, bytes, str], ...] = (  # offset, bytes, kind
+    (0, b"\x1f\x8b", "gzip"),
+    (0, b"BZh", "bzip2"),
+    (0, b"\xfd7zXZ\0", "xz"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd"),
+    (257, b"ustar", "tar"),
+    (0, b"\x93NUMPY", "numpy"),
+    (0, bytes.fromhex("80 02 8a 0a 6c fc 9c 46 f9 20 6a a8 50 19 2e"), "pytorch"),
+    (0, b"version https://git-lfs", "lfs"),
+)
+_PAGE = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
+_PYTHON = re.compile(r"^(import|from|def|class) [A-Za-z_]", re.MULTILINE)
 _VERSION = re.compile(rb"\d+(\.\d+)+")
 _HANDWRITTEN = re.compile(rb"^[\"']?ckpttool_strategy[\"']?\s*:", re.MULTILINE)
 _JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it has one of these keys
@@ -97,42 +113,55 @@ class ForeignKind:
         A word for programs.
     noun
         Name of the kind in messages.
-    remedy
-        The thing to do for a user who named the file as a checkpoint.
+    hint
+        What to do for a user who named the file as a checkpoint.
     """
 
     kind: str
     noun: str
-    remedy: str
+    hint: str
 
-    @property
-    def refusal(self) -> str:
-        """The reason why the file is not read, and the remedy."""
-        return f"{self.noun}, {self.remedy}"
+    def error(self, path: str, facts: str = "") -> UnsupportedError:
+        """Return the error of a file or a folder of this kind."""
+        return UnsupportedError(path, None, f"{self.noun}, {_NOT_OURS}", self.hint, facts)
 
 
-_NOT_CHECKPOINT = "not a checkpoint; name the checkpoint"
-_CONVERT = "not a checkpoint; of another program, save it there as safetensors"
-_PYTORCH = (
-    "not read; load it with PyTorch and save it as safetensors (safetensors.torch.save_file, or "
-    "save_pretrained of Transformers)"
-)
+_NOT_OURS = "not a MindSpore checkpoint"
+_NAME_CHECKPOINT = "the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
+_INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
 FOREIGN_KINDS = {
     kind.kind: kind
     for kind in (
-        ForeignKind("graph", "a graph that MindSpore dumped beside a checkpoint", _NOT_CHECKPOINT),
+        ForeignKind("graph", "a graph that MindSpore dumped", _NAME_CHECKPOINT),
         ForeignKind(
-            "mindir", "an exported model (MindIR)", f"{_NOT_CHECKPOINT} that it was made from"
+            "mindir", "an exported model (MindIR)", "the checkpoint that it was made from as SRC"
         ),
+        ForeignKind("strategy", "a strategy file", "the checkpoint as SRC, and this file with -s"),
+        ForeignKind("group_info", "group information", _INSPECT),
+        ForeignKind("rank_table", "a rank table", _INSPECT),
+        ForeignKind("index", "an index of checkpoint files", "the folder of the index as SRC"),
         ForeignKind(
-            "strategy", "a strategy file", f"{_NOT_CHECKPOINT}, and give this with -s or -d"
+            "pytorch",
+            "a PyTorch checkpoint",
+            "load it with PyTorch and save it with safetensors.torch.save_file",
         ),
-        ForeignKind("group_info", "group information", f"{_NOT_CHECKPOINT}; inspect shows this"),
-        ForeignKind("rank_table", "a rank table", f"{_NOT_CHECKPOINT}; inspect shows this"),
-        ForeignKind("index", "an index of checkpoint files", "not a checkpoint; name its folder"),
-        ForeignKind("pytorch", "a checkpoint of PyTorch", _PYTORCH),
-        ForeignKind("archive", "a ZIP archive, as NumPy writes them", _CONVERT),
-        ForeignKind("gzip", "compressed with gzip", "not a checkpoint; unpack it with gunzip"),
+        ForeignKind("numpy", "a file of NumPy arrays", "save it with safetensors.numpy.save_file"),
+        ForeignKind("keras", "a Keras model", "save its weights with safetensors.numpy.save_file"),
+        ForeignKind("zip", "a ZIP archive", "unzip FILE, then the checkpoint in it as SRC"),
+        ForeignKind("tar", "a tar archive", "tar -xf FILE, then the checkpoint in it as SRC"),
+        *(
+            ForeignKind(tool, f"a file compressed with {tool}", f"{tool} -dc FILE > NEW.ckpt")
+            for tool in ("gzip", "bzip2", "xz", "zstd")
+        ),
+        ForeignKind("lfs", "a Git LFS pointer", "git lfs pull, which downloads the file itself"),
+        ForeignKind(
+            "page",
+            "an HTML or XML page",
+            "download the file again; the server sent this page instead",
+        ),
+        ForeignKind("json", "a JSON document", _NAME_CHECKPOINT),
+        ForeignKind("python", "Python source", _NAME_CHECKPOINT),
+        ForeignKind("text", "a text file", _NAME_CHECKPOINT),
     )
 }
 
@@ -141,31 +170,46 @@ def identify_foreign(path: str) -> ForeignKind | None:
     """Return the kind of a file that is not a readable checkpoint; None if not identified."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
-        if head.lstrip()[:1] == b"{":
-            return FOREIGN_KINDS.get(_json_kind(head + file.read(_MAX_JSON_BYTES)))
-    if head.startswith(_ARCHIVE):
-        name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-        return FOREIGN_KINDS["pytorch" if name.endswith(b"/data.pkl") else "archive"]
-    if head.startswith(_GZIP):
-        return FOREIGN_KINDS["gzip"]
-    if head.startswith(_OLD_PYTORCH):
-        return FOREIGN_KINDS["pytorch"]
+        rest = file.read(_MAX_JSON_BYTES) if head.lstrip()[:1] == b"{" else b""
+    kind = _kind_of_bytes(head)
+    if not kind and head.lstrip()[:1] == b"{":
+        kind = _json_kind(head + rest)
+    with suppress(FormatError):
+        kind = kind or _message_kind(path)
+    return FOREIGN_KINDS.get(kind or _text_kind(head))
+
+
+def _kind_of_bytes(head: bytes) -> str:
+    """Return the kind that the first bytes of a file show; "" if they show none."""
+    if head.startswith(_ZIP):
+        name = head[30 : 30 + int.from_bytes(head[26:28], "little")].decode(errors="replace")
+        return next((kind for end, kind in _IN_ZIP if name.endswith(end)), "zip")
+    if _PAGE.match(head):
+        return "page"
     if _HANDWRITTEN.search(head):
-        return FOREIGN_KINDS["strategy"]
+        return "strategy"
+    return next((kind for at, magic, kind in _MAGIC if head[at:].startswith(magic)), "")
+
+
+def _text_kind(head: bytes) -> str:
+    """Return the kind of a file that begins with printable text; "" for other bytes."""
     try:
-        return FOREIGN_KINDS.get(_message_kind(path))
-    except FormatError:
-        return None
+        text = getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
+    except UnicodeDecodeError:
+        return ""
+    if not text.strip() or not "".join(text.split()).isprintable():
+        return ""
+    return "python" if _PYTHON.search(text) else "text"
 
 
 def _json_kind(data: bytes) -> str:
-    """Return the kind of a JSON document, from its keys; "" for other keys."""
+    """Return the kind of a JSON document, from its keys; "" for what is not JSON."""
     try:
         document = parse_json(data)
     except ValueError:
         return ""
     keys = set(document) if isinstance(document, dict) else set()
-    return next((kind for kind, marks in _JSON_KEYS.items() if keys & marks), "")
+    return next((kind for kind, marks in _JSON_KEYS.items() if keys & marks), "json")
 
 
 def _message_kind(path: str) -> str:
@@ -227,7 +271,7 @@ def read_group_info(path: str) -> GroupInfo:
             elif field.number == 2 and field.wire_type == LENGTH:
                 restore = _read_ranks(reader, field)
             else:
-                raise FormatError(path, field.start, f"field {field.number}: no group information")
+                raise FormatError(path, field.start, f"field {field.number} in group information")
     if restore is None:
         raise FormatError(path, None, "group information without ckpt_restore_rank_list")
     return GroupInfo(tuple(groups), restore)
@@ -243,7 +287,7 @@ def _read_group(reader: WireReader, group: Field) -> tuple[str, tuple[int, ...]]
         elif field.number == 2 and field.wire_type == LENGTH:
             ranks = _read_ranks(reader, field)
         else:
-            raise FormatError(reader.path, field.start, f"field {field.number} of a group")
+            raise FormatError(reader.path, field.start, f"unknown field {field.number} in a group")
     if name is None or ranks is None:
         raise FormatError(reader.path, group.start, "a group without name or ranks")
     return name, ranks
@@ -253,7 +297,7 @@ def _read_ranks(reader: WireReader, message: Field) -> tuple[int, ...]:
     ranks: list[int] = []
     for field in reader.fields(message.start, message.stop):
         if field.number != 1:
-            raise FormatError(reader.path, field.start, f"field {field.number} among ranks")
+            raise FormatError(reader.path, field.start, f"unknown field {field.number} among ranks")
         ranks += reader.numbers(field)
     return tuple(ranks)
 
@@ -293,9 +337,9 @@ def read_rank_table(path: str) -> RankTable:
     try:
         devices = sorted(_table_devices(table), key=lambda device: device.rank)
     except ValueError as error:
-        raise FormatError(path, None, f"a rank table: {error}") from error
+        raise FormatError(path, None, f"not a rank table: {error}") from error
     if len({device.rank for device in devices}) < len(devices):
-        raise FormatError(path, None, "a rank table in which a rank comes twice")
+        raise FormatError(path, None, "a rank table that lists a rank twice")
     version = table.get("version")
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 

@@ -48,8 +48,10 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
+from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, refuse
+from ckpttool.formats.foreign import FOREIGN_KINDS
 from ckpttool.formats.local import demand_same
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
@@ -65,8 +67,11 @@ MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object h
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
 _SIGNATURE_BYTES = 8
 _DTYPE_ATTRIBUTE = "dtype"
-_NEVER_WRITTEN = "never written (no storage is allocated); write its values or leave it out"
-_CHUNKED = "chunked, compressed, compact or virtual; rewrite the file with `h5repack -l CONTI`"
+_OTHER_FORMAT = "--format ckpt, or --format safetensors"
+_REPACK = "h5repack -l CONTI FILE NEW.h5"
+_WRITE_AGAIN = "write the dataset again, or leave it out"
+_NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
+_CHUNKED = ("the dataset is not contiguous", _REPACK, "chunked, compressed, compact or virtual")
 _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
@@ -84,38 +89,14 @@ class Hdf5:
     def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
         self._on_object = on_object
 
-    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each name, string and shape that HDF5 cannot hold."""
+    def refusals(
+        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+    ) -> Iterator[Diagnostic]:
+        """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
         if "crc_num" in attrs:
-            yield "HDF5 has no place for MindSpore's checksum; write --format ckpt or safetensors"
-        names = {meta.name for meta in tensors}
-        for meta in tensors:
-            parts = meta.name.split("/")
-            groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
-            clash = next((group for group in groups if group in names), None)
-            if clash is not None:
-                yield (
-                    f"{meta.name}: HDF5 cannot hold it beside {clash}, which would have to be "
-                    "dataset and group at once; write --format ckpt or safetensors instead"
-                )
-            elif (
-                any(
-                    part in ("", ".") or len(part.encode()) > MAX_PATH_COMPONENT_BYTES
-                    for part in parts
-                )
-                or "\0" in meta.name
-            ):
-                yield (
-                    f"{meta.name!r}: no exact path in HDF5; "
-                    "write --format ckpt or safetensors instead"
-                )
-            if meta.text is not None and "\0" in meta.text:
-                yield f"{meta.name}: an HDF5 string cannot hold NUL; write --format ckpt instead"
-            if len(meta.shape) > MAX_AXES:
-                yield (
-                    f"{meta.name}: {len(meta.shape)} axes, HDF5 can have {MAX_AXES}; "
-                    "write --format ckpt or safetensors instead"
-                )
+            reason = "HDF5 has no place for MindSpore's checksum"
+            yield Diagnostic("destination", reason, _OTHER_FORMAT)
+        yield from refuse(_refused(tensors))
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -146,6 +127,29 @@ class Hdf5:
 
     def seal(self, fd: int, crc: int | None = None) -> None:
         """Do nothing: the file is complete when its contents are."""
+
+
+def _refused(tensors: Sequence[TensorMeta]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, reason and hint of the tensors that HDF5 cannot hold."""
+    names = {meta.name for meta in tensors}
+    for meta in tensors:
+        parts = meta.name.split("/")
+        groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
+        clash = next((group for group in groups if group in names), None)
+        if clash is not None:
+            yield meta.name, f"HDF5 cannot hold it beside a tensor {clash}", _OTHER_FORMAT
+        elif "\0" in meta.name or not all(map(_is_component, parts)):
+            yield meta.name, "HDF5 cannot keep this name exactly", _OTHER_FORMAT
+        if meta.text is not None and "\0" in meta.text:
+            yield meta.name, "an HDF5 string cannot hold NUL", "--format ckpt"
+        if len(meta.shape) > MAX_AXES:
+            reason = f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}"
+            yield meta.name, reason, _OTHER_FORMAT
+
+
+def _is_component(part: str) -> bool:
+    """Return whether a part of a name can be the name of an HDF5 link."""
+    return part not in ("", ".") and len(part.encode()) <= MAX_PATH_COMPONENT_BYTES
 
 
 # -------------------------------------------------------------------------------------------- types
@@ -243,20 +247,20 @@ def _read_provenance(root: h5g.GroupID) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _unsupported_type_reason(kind: h5t.TypeID) -> str:
-    """Return why a type cannot be read, and the remedy."""
+def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedError:
+    """Return the error of a type that cannot be read."""
     if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
-        return "stored big-endian; write the dataset again in little-endian order"
+        hint = "write the dataset again in little-endian order"
+        return UnsupportedError(path, None, f"{name}: stored big-endian", hint)
     word = {
         h5t.INTEGER: "integer",
         h5t.FLOAT: "float",
         h5t.COMPOUND: "compound",
         h5t.ENUM: "enumeration",
     }.get(kind.get_class(), "other type")
-    return (
-        f"HDF5 {word} of {kind.get_size()} bytes, which is no element type of MindSpore; "
-        "write the dataset again with one that is, or leave it out"
-    )
+    reason = f"{name}: MindSpore has no such element type"
+    facts = f"HDF5 {word} of {kind.get_size()} bytes"
+    return UnsupportedError(path, None, reason, _WRITE_AGAIN, facts)
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -286,6 +290,8 @@ def _read_file(file: StoredFile, on_object: Callable[[], None]) -> FileIndex:
         stamp = demand_same(file, opened.id.get_vfd_handle())
         base = opened.userblock_size
         contents = []
+        if h5a.exists(root, b"keras_version"):
+            raise FOREIGN_KINDS["keras"].error(path)
         places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
         attrs = _read_provenance(root)
         for name, dataset in _walk_file(path, root):
@@ -325,16 +331,17 @@ def _walk_group(
     """Yield name and object of each dataset and group in one group."""
     address = h5o.get_info(group).addr
     if address in seen:
-        raise UnsupportedError(path, None, f"{prefix}: the same group under two names")
+        reason = f"{prefix}: the same group has two names"
+        raise UnsupportedError(path, None, reason, _WRITE_AGAIN)
     seen.add(address)
     for link, kind in _links(group):
         try:
             name = prefix + link.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(path, None, f"{link!r}: a name that is not UTF-8") from error
+            raise FormatError(path, None, f"{link!r}: the name is not UTF-8") from error
         if kind != h5l.TYPE_HARD:
-            reason = "a soft or external link; `h5repack --merge` puts the data in place"
-            raise UnsupportedError(path, None, f"{name}: {reason}")
+            reason = f"{name}: a soft or external link"
+            raise UnsupportedError(path, None, reason, "h5repack --merge FILE NEW.h5")
         item = h5o.open(group, link)
         if isinstance(item, h5d.DatasetID | h5g.GroupID):
             yield name, item
@@ -357,51 +364,48 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
     path = file.path
     offset = dataset.get_offset()  # None unless contiguous, allocated and in this file
     if offset is None:
-        reason = _unplaced_reason(dataset)
-        if reason is not None:
-            raise UnsupportedError(path, None, f"{name}: {reason}")
+        _refuse_unplaced(path, name, dataset)
     kind = dataset.get_type()
     if isinstance(kind, h5t.TypeStringID):
         return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
     dtype = _find_dtype(kind, dataset)
     if dtype is None:
-        raise UnsupportedError(path, None, f"{name}: {_unsupported_type_reason(kind)}")
+        raise _unsupported_type(path, name, kind)
     meta = TensorMeta(intern(name), dtype, tuple(int(n) for n in dataset.shape))
     nbytes = meta.nbytes
     if not nbytes:
         return StoredTensor(meta, file, ())
     if offset is None:
         is_contiguous = dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS
-        raise UnsupportedError(
-            path, None, f"{name}: {_NEVER_WRITTEN if is_contiguous else _CHUNKED}"
-        )
+        raise _unread(path, name, *(_NEVER_WRITTEN if is_contiguous else _CHUNKED))
     if offset + nbytes > size:
-        raise FormatError(
-            path,
-            offset,
-            f"{name}: {nbytes} bytes from here on, the file has {size} (file cut short?)",
-        )
+        reason = f"{name}: the file ends before its last byte"
+        facts = f"{offset + nbytes} bytes expected, the file has {size}"
+        raise FormatError(path, offset, reason, facts=facts)
     return StoredTensor(meta, file, (Extent(offset, nbytes),))
 
 
-def _unplaced_reason(dataset: h5d.DatasetID) -> str | None:
-    """Return why a dataset cannot have bytes in the file, or None."""
+def _unread(path: str, name: str, reason: str, hint: str, facts: str = "") -> UnsupportedError:
+    return UnsupportedError(path, None, f"{name}: {reason}", hint, facts)
+
+
+def _refuse_unplaced(path: str, name: str, dataset: h5d.DatasetID) -> None:
+    """Raise UnsupportedError if a dataset cannot have bytes in the file."""
     if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        return "a dataset without a dataspace (H5S_NULL); write a value or leave it out"
+        raise _unread(path, name, "the dataset has no dataspace (H5S_NULL)", _WRITE_AGAIN)
     if dataset.get_create_plist().get_external_count():
-        return "its data lie in an external file; `h5repack -l CONTI` brings them in"
-    return None
+        raise _unread(path, name, "its data are in an external file", _REPACK)
 
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:
     """Return the string in a dataset."""
     if dataset.shape != ():
-        reason = "an array of strings; write every string as a dataset of its own"
-        raise UnsupportedError(path, None, f"{name}: {reason}")
+        raise _unread(path, name, "an array of strings", "write each string as its own dataset")
     if dataset.get_space_status() == h5d.SPACE_STATUS_NOT_ALLOCATED:
-        raise UnsupportedError(path, None, f"{name}: {_NEVER_WRITTEN}")
+        raise _unread(path, name, *_NEVER_WRITTEN)
     if dataset.get_type().get_size() > MAX_TEXT_BYTES:
-        raise UnsupportedError(path, None, f"{name}: a string of more than {MAX_TEXT_BYTES} bytes")
+        facts = f"at most {MAX_TEXT_BYTES} bytes are read"
+        raise _unread(path, name, "the string is too long", _WRITE_AGAIN, facts)
     text = h5py.Dataset(dataset).asstr()[()]
     return str(text).rstrip("\0")
 
@@ -485,7 +489,9 @@ def _as_format_error(path: str) -> Iterator[None]:
         number = _find_errno(error)
         if number is not None:
             raise OSError(number, os.strerror(number), path) from error
-        raise FormatError(path, None, f"not readable as HDF5: {error}") from error
+        raise FormatError(
+            path, None, "not a readable HDF5 file", facts=f"libhdf5: {error}"
+        ) from error
 
 
 @contextmanager

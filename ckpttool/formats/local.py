@@ -249,14 +249,21 @@ def demand_same(file: StoredFile, fd: int) -> FileStamp:
         raise _replaced(file)
     stamp = as_stamp(found)
     if file.stamp not in (None, stamp):
-        reason = "was written to, or the path leads to another file than when its header was read"
-        raise PlanError([Diagnostic("changed", f"{file.path}: {reason}", "run again")])
+        facts = "it was written to, or the path leads to another file than when its header was read"
+        raise _changed(file, "the file changed during this run", facts)
     return stamp
 
 
 def _replaced(file: StoredFile) -> PlanError:
-    reason = "a link or another file has taken the place of what this run writes"
-    return PlanError([Diagnostic("changed", f"{file.path}: {reason}", "run again")])
+    facts = "a link or another file has taken the place of what this run writes"
+    return _changed(file, "not the file that this run created", facts)
+
+
+def _changed(file: StoredFile, text: str, facts: str) -> PlanError:
+    hint = "the same command again, when nothing else writes there"
+    return PlanError(
+        [Diagnostic("changed", text, hint, facts=facts, path=file.path, where=file.path)]
+    )
 
 
 MEANINGS = {  # of system errors whose message says too little

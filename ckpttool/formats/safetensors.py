@@ -47,14 +47,16 @@ from io import BufferedReader, FileIO
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import ChecksumInput
+from ckpttool.formats.base import ChecksumInput, refuse
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
+_NO_HEADER = "not a safetensors file: it has no valid header"
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
@@ -73,18 +75,11 @@ class Safetensors:
 
     name = "safetensors"
 
-    def refusals(self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()) -> Iterator[str]:
-        """Yield a message for each tensor that the format cannot hold."""
-        for meta in tensors:
-            if meta.name == "crc_num" and "crc_num" in attrs:
-                yield f"{meta.name}: a safetensors file with a checksum uses this name itself"
-            if meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
-                yield (
-                    f"{meta.name}: safetensors cannot hold {meta.dtype}; "
-                    "write --format hdf5 or ckpt instead"
-                )
-            elif meta.name == METADATA:
-                yield f"{meta.name}: a safetensors header uses this name itself"
+    def refusals(
+        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+    ) -> Iterator[Diagnostic]:
+        """Yield a diagnostic for tensors that the format cannot hold."""
+        yield from refuse(_refused(tensors, "crc_num" in attrs))
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -94,13 +89,10 @@ class Safetensors:
             length = opened.read(8)
             nbytes = int.from_bytes(length, "little")
             if len(length) < 8 or nbytes > min(size - 8, MAX_HEADER_BYTES):
-                raise FormatError(
-                    path,
-                    0,
-                    f"a header of {nbytes} bytes does not fit into a file of {size} bytes"
-                    if len(length) == 8 and nbytes <= MAX_HEADER_BYTES
-                    else f"no safetensors header: {size} bytes, header length {nbytes}",
-                )
+                is_possible = len(length) == 8 and nbytes <= MAX_HEADER_BYTES
+                reason = "the file is shorter than its header" if is_possible else _NO_HEADER
+                facts = f"header of {nbytes} bytes, file of {size} bytes"
+                raise FormatError(path, 0, reason, facts=facts)
             header = _parse_header(path, opened.read(nbytes))
         attrs = _parse_metadata(path, header.pop(METADATA, {}))
         tensors = {
@@ -124,8 +116,9 @@ class Safetensors:
         ordered = _ordered(tensors)
         text = _make_header(ordered, attrs)
         if len(text) > MAX_HEADER_BYTES:
+            facts = f"{len(text)} bytes; a safetensors header has at most {MAX_HEADER_BYTES}"
             raise UnsupportedError(
-                file.path, 0, f"a header of {len(text)} bytes for so many tensors"
+                file.path, None, "too many tensors for one file", "--max-shard-size 10G", facts
             )
         with os.fdopen(fd, "wb", closefd=False) as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
@@ -161,6 +154,16 @@ class Safetensors:
             header[METADATA]["crc_num"] = str(crc)
             file.seek(8)
             file.write(_to_json(header).ljust(nbytes))
+
+
+def _refused(tensors: Sequence[TensorMeta], has_checksum: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield name, reason and hint of the tensors that the format cannot hold."""
+    for meta in tensors:
+        if meta.name == METADATA or (meta.name == "crc_num" and has_checksum):
+            yield meta.name, "safetensors reserves this name", "--format ckpt, or --format hdf5"
+        elif meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
+            reason = f"safetensors cannot hold {meta.dtype}"
+            yield meta.name, reason, "--format ckpt, or --format hdf5"
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
@@ -215,9 +218,9 @@ def _parse_header(path: str, text: bytes) -> dict[str, object]:
     try:
         header = parse_json(text)
     except ValueError as error:
-        raise FormatError(path, 8, f"in the header: {error}") from error
+        raise FormatError(path, 8, "the header cannot be parsed", facts=str(error)) from error
     if not isinstance(header, dict):
-        raise FormatError(path, 8, "the header is no JSON object")
+        raise FormatError(path, 8, "the header is not a JSON object")
     return header
 
 
@@ -235,11 +238,11 @@ def _parse_entry(
 ) -> StoredTensor:
     """Return the tensor of a header entry; contents begin at byte ``data_start``."""
 
-    def bad(reason: str) -> FormatError:
-        return FormatError(file.path, 8, f"{name}: {reason}")
+    def bad(reason: str, facts: str = "") -> FormatError:
+        return FormatError(file.path, 8, f"{name}: {reason}", facts=facts)
 
     if not isinstance(entry, dict):
-        raise bad("its header entry is no JSON object")
+        raise bad("its header entry is not a JSON object")
     word = entry.get("dtype")
     dtype = _BY_WORD.get(word) if isinstance(word, str) else None
     if dtype is None:
@@ -248,14 +251,17 @@ def _parse_entry(
         dtype = DTYPES["Int4"]
     shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
     if shape is None or any(size >> 63 for size in shape):
-        raise bad(f"shape {entry.get('shape')!r} is no list of sizes")
+        raise bad("shape is not a list of sizes", f"{entry.get('shape')!r:.80}")
     if len(shape) > MAX_AXES:
-        raise bad(f"{len(shape)} axes; {MAX_AXES} are the most")
+        raise bad(f"expected at most {MAX_AXES} axes, found {len(shape)}")
     if span is None or len(span) != 2 or span[0] > span[1]:
-        raise bad(f"data_offsets {entry.get('data_offsets')!r} are no begin and end")
+        raise bad("data_offsets are not a begin and an end", f"{entry.get('data_offsets')!r:.80}")
     need = math.prod(shape) * dtype.itemsize
     if span[1] - span[0] != need:
-        raise bad(f"shape {shape} of {word} needs {need} bytes, data_offsets are {list(span)}")
+        raise bad(
+            "its shape does not fit its data_offsets",
+            f"{list(shape)} of {word} needs {need} bytes, data_offsets are {list(span)}",
+        )
     extents = (Extent(data_start + span[0], need),) if need else ()
     return StoredTensor(TensorMeta(intern(name), dtype.name, shape), file, extents)
 
@@ -275,11 +281,10 @@ def _check_coverage(
     extents = [(e.offset, e.nbytes, name) for name, t in tensors.items() for e in t.extents]
     for offset, nbytes, name in sorted(extents):
         if offset != at:
-            kind = "overlaps the tensor before it" if offset < at else "leaves a gap before it"
-            raise FormatError(path, offset, f"{name}: {kind}")
+            problem = "its bytes overlap others" if offset < at else "a gap lies before its bytes"
+            raise FormatError(path, offset, f"{name}: {problem}")
         at += nbytes
     if at != size:
-        hint = " (file cut short?)" if at > size else ""
-        raise FormatError(
-            path, min(at, size), f"the header speaks of {at} bytes, the file has {size}{hint}"
-        )
+        reason = f"the file is {'shorter' if at > size else 'longer'} than its header says"
+        facts = f"{at} bytes by the header, {size} in the file"
+        raise FormatError(path, min(at, size), reason, facts=facts)

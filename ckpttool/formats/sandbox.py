@@ -96,7 +96,7 @@ class Sandbox:
         OSError
             The file cannot be opened or read.
         """
-        nbytes, attrs, rows = self.run(read_hdf5, file, "libhdf5", "HDF5")
+        nbytes, attrs, rows = self.run(read_hdf5, file, "libhdf5")
         tensors = {
             name: StoredTensor(
                 TensorMeta(name, dtype, shape, text),
@@ -112,7 +112,6 @@ class Sandbox:
         function: Callable[[StoredFile], T],
         file: StoredFile,
         library: str,
-        format: str,
         cpu_seconds: float = CPU_SECONDS,
     ) -> T:
         """Return ``function(file)`` as computed by the process.
@@ -123,8 +122,8 @@ class Sandbox:
             A function of a module; its result has to be picklable.
         file
             The file.
-        library, format
-            Names, for the error after the process has died.
+        library
+            Name of the reader, for the error after the process has died.
         cpu_seconds
             Processor time until the first `set_cpu_limit` of ``function``.
 
@@ -145,8 +144,7 @@ class Sandbox:
                 child.connection.send_bytes(call)
                 answer: T | CkptToolError | OSError = child.connection.recv()
             except (EOFError, ConnectionError) as error:
-                reason = f"not readable as {format}: {self._end(library)}"
-                raise FormatError(file.path, None, reason) from error
+                raise FormatError(file.path, None, self._end(library)) from error
         if isinstance(answer, CkptToolError | OSError):
             raise answer
         return answer
@@ -170,10 +168,10 @@ class Sandbox:
         child.connection.close()
         code = child.process.wait()
         if code == -signal.SIGPROF:
-            return f"{library} does not come to an end on it (damaged?)"
+            return f"{library} does not finish reading it"
         if code < 0:
-            return f"{library} crashed on it ({signal.Signals(-code).name}; damaged?)"
-        return f"the process that reads it ended ({code})"
+            return f"{library} crashed while reading it ({signal.Signals(-code).name})"
+        return f"the process that read it ended with code {code}"
 
 
 def _start() -> _Child:

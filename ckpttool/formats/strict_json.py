@@ -36,7 +36,7 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
     >>> parse_json(b'{"a": 1, "a": 2}')
     Traceback (most recent call last):
     ...
-    ValueError: a: stored twice; which one counts cannot be known
+    ValueError: a: stored twice; nothing shows which one is valid
     """
     try:
         document: object = json.loads(data.decode(), object_pairs_hook=_object)
@@ -66,7 +66,7 @@ def read_json_object(path: str, max_bytes: int) -> dict[str, object]:
     with open_file(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise FormatError(path, None, f"more than {max_bytes} bytes, which is all that is read")
+        raise FormatError(path, None, f"too large: at most {max_bytes} bytes are read")
     try:
         document = parse_json(data)
     except ValueError as error:
@@ -83,6 +83,6 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise ValueError(f"{name}: stored twice; which one counts cannot be known")
+                raise ValueError(f"{name}: stored twice; nothing shows which one is valid")
             seen.add(name)
     return entries

@@ -108,7 +108,7 @@ def read_index_file(path: str) -> WeightIndex:
     document = read_json_object(path, MAX_INDEX_BYTES)
     files = document.get("weight_map", document if Path(path).name == MAP_NAME else None)
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-        raise FormatError(path, None, "no index: weight_map does not map names to files")
+        raise FormatError(path, None, "not an index: weight_map does not map names to files")
     metadata = document.get("metadata")
     recorded = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = int(recorded) if isinstance(recorded, int | float) and math.isfinite(recorded) else None

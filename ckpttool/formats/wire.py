@@ -24,10 +24,12 @@ from typing import NamedTuple, Protocol
 from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_source
 from ckpttool.model.tensors import StoredFile
+from ckpttool.model.wording import count
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
+_NOT_PROTOBUF = "not a valid protobuf message"
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 
 
@@ -132,9 +134,8 @@ class WireReader:
             at = 0
         data = self._window[at : at + stop - start]
         if len(data) < stop - start:
-            raise FormatError(
-                self.path, start, f"expected {stop - start} more bytes, found {len(data)}"
-            )
+            facts = f"expected {stop - start} bytes, found {len(data)}"
+            raise FormatError(self.path, start, "the file is cut short", facts=facts)
         return data
 
     def has(self, starts: Iterable[int], parts: Sequence[bytes]) -> bool:
@@ -166,8 +167,8 @@ class WireReader:
             if byte < 0x80:
                 return value, start + at + 1
             shift += 7
-        found = "it ends inside it" if len(data) < 10 else "it has more than 10 bytes"
-        raise FormatError(self.path, start, f"expected a varint, {found}")
+        facts = "its end is missing" if len(data) < 10 else "more than 10 bytes"
+        raise FormatError(self.path, start, "a number is not valid", facts=facts)
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
         """Yield the fields of the message from byte ``start`` to byte ``stop``, in file order."""
@@ -176,7 +177,8 @@ class WireReader:
             key, behind = self.varint(at, stop)
             number, wire_type = key >> 3, key & 7
             if not 0 < number < 1 << 29:
-                raise FormatError(self.path, at, f"field number {number} is not possible")
+                facts = f"field {number}; expected 1 to {(1 << 29) - 1}"
+                raise FormatError(self.path, at, _NOT_PROTOBUF, facts=facts)
             value = 0
             first = behind
             if wire_type == LENGTH:
@@ -187,25 +189,22 @@ class WireReader:
             elif wire_type in (FIXED64, FIXED32):
                 last = first + (8 if wire_type == FIXED64 else 4)
             else:
-                raise FormatError(self.path, at, f"wire type {wire_type} of field {number}")
+                facts = f"field {number} has the wire type {wire_type}"
+                raise FormatError(self.path, at, _NOT_PROTOBUF, facts=facts)
             if last > stop:
-                raise FormatError(
-                    self.path,
-                    at,
-                    f"field {number} has {last - first} bytes, {stop - first} are left"
-                    + (" (file cut short?)" if stop == self.size else ""),
+                what = "file" if stop == self.size else "record"
+                reason = f"the {what} is cut short or damaged"
+                facts = (
+                    f"{count(last - stop, 'byte')} missing: field {number} needs {last - first}, "
                 )
+                raise FormatError(self.path, at, reason, facts=f"{facts}{stop - first} are left")
             yield Field(number, wire_type, value, first, last)
             at = last
 
     def number(self, field: Field) -> int:
         """Return the signed 64-bit value of an integer field that is not repeated."""
         if field.wire_type != VARINT:
-            raise FormatError(
-                self.path,
-                field.start,
-                f"field {field.number} has wire type {field.wire_type}, expected {VARINT}",
-            )
+            raise self._wrong_type(field, VARINT)
         return _signed(field.value)
 
     def numbers(self, field: Field) -> list[int]:
@@ -223,26 +222,23 @@ class WireReader:
         """Return the UTF-8 string of a field of at most `MAX_NAME_BYTES` bytes."""
         start = self._payload(field)
         if field.stop - start > MAX_NAME_BYTES:
-            raise FormatError(
-                self.path,
-                start,
-                f"a name of {field.stop - start} bytes; {MAX_NAME_BYTES} are the most",
-            )
+            facts = f"{field.stop - start} bytes; expected at most {MAX_NAME_BYTES}"
+            raise FormatError(self.path, start, "a name is too long", facts=facts)
         data = self.read(start, field.stop)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(self.path, start, f"a name that is not UTF-8: {error}") from error
+            raise FormatError(self.path, start, "a name is not UTF-8", facts=str(error)) from error
 
     def _payload(self, field: Field) -> int:
         """Return the start of a length-delimited field's payload."""
         if field.wire_type != LENGTH:
-            raise FormatError(
-                self.path,
-                field.start,
-                f"field {field.number} has wire type {field.wire_type}, expected {LENGTH}",
-            )
+            raise self._wrong_type(field, LENGTH)
         return field.start
+
+    def _wrong_type(self, field: Field, expected: int) -> FormatError:
+        facts = f"field {field.number}: expected wire type {expected}, found {field.wire_type}"
+        return FormatError(self.path, field.start, _NOT_PROTOBUF, facts=facts)
 
 
 def _signed(value: int) -> int:

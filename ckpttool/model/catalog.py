@@ -156,6 +156,11 @@ class RankCatalog(Catalog):
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for rank, error in self.damaged.items():
+            error.rank = rank
+
     def is_expected(self, rank: int) -> bool:
         """Return whether the checkpoint should have a file for ``rank``."""
         return self.expected_ranks is None or rank in self.expected_ranks

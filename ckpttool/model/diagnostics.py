@@ -9,8 +9,9 @@ else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, TypeAlias, cast
 
 from ckpttool.errors import (
@@ -24,6 +25,7 @@ from ckpttool.errors import (
     VerifyError,
     raise_all,
 )
+from ckpttool.model.wording import format_ranks, shorten
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
@@ -204,6 +206,8 @@ CODES: Mapping[str, Code] = {
     "internal": Code("a mistake in ckpttool", "error"),
 }
 
+COPY_AGAIN = "copy the file again from where it was saved"
+
 # Option that a hint can name -> the commands that have it.
 OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
@@ -376,7 +380,7 @@ class Diagnostics:
         self._found: dict[tuple[object, ...], Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        return iter(self._found.values())
+        return iter(join_files(self._found.values()))
 
     def __len__(self) -> int:
         return len(self._found)
@@ -473,18 +477,56 @@ def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
     return [describe_diagnostic(one, "error") for one in found]
 
 
+def join_files(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Join the facts that say the same of several files to one, which names the first file.
+
+    Examples
+    --------
+    >>> one = Diagnostic("unsupported", "a gzip archive", where="a", path="a", ranks=(0,))
+    >>> [one.lines for one in join_files([one, replace(one, where="b", path="b", ranks=(1,))])]
+    [('a and 1 more: a gzip archive', 'ranks 0, 1')]
+    """
+    groups: dict[object, list[Diagnostic]] = {}
+    for one in found:
+        side = one.where.removesuffix(one.path or "")
+        equal = (one.code, one.message, one.hint, one.tensor, side)
+        groups.setdefault(one if one.path is None else equal, []).append(one)
+    return tuple(chain.from_iterable(map(_join, groups.values())))
+
+
+def _join(files: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+    """Join facts that differ in path, ranks, offset and facts at most, unless of one file."""
+    first = files[0]
+    others = list(dict.fromkeys(str(one.path) for one in files if one.path != first.path))
+    if not others:
+        return tuple(dict.fromkeys(files))
+    ranks = tuple(sorted({rank for one in files for rank in one.ranks}))
+    facts = first.facts
+    if any(one.facts != facts for one in files):
+        facts = f"the first: {facts}"
+    which = format_ranks(ranks) if ranks else f"also {shorten(others, 3)}"
+    joined = replace(
+        first,
+        where=f"{first.where or first.path} and {len(others)} more",
+        facts="; ".join(filter(None, (which, facts))),
+        ranks=ranks,
+        offset=None,
+    )
+    return (joined,)
+
+
 def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
     """Return the problems of an error.
 
     Examples
     --------
-    >>> [one.text for one in diagnose(FormatError("a.ckpt", 118, "the file ends here"))]
-    ['a.ckpt: byte 118: the file ends here']
+    >>> [one.lines for one in diagnose(FormatError("a.ckpt", 118, "the file ends here", "copy it"))]
+    [('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')]
     """
     code = error.code
     match error:
         case CombinedError():
-            return tuple(one for part in error.errors for one in diagnose(part))
+            return join_files(one for part in error.errors for one in diagnose(part))
         case PlanError():
             return cast("tuple[Diagnostic, ...]", error.diagnostics)
         case VerifyError(path=path, hint=hint):
@@ -492,8 +534,19 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
             )
         case FormatError(path=path, offset=offset):
-            message = error.reason if offset is None else f"byte {offset}: {error.reason}"
-            return (Diagnostic(code, message, error.hint, where=path, path=path, offset=offset),)
+            at = f"byte {offset}" if offset else ""
+            return (
+                Diagnostic(
+                    code,
+                    error.reason,
+                    error.hint or (COPY_AGAIN if code == "damaged" else ""),
+                    facts=": ".join(filter(None, (at, error.facts))),
+                    ranks=() if error.rank is None else (error.rank,),
+                    path=path,
+                    offset=offset,
+                    where=path,
+                ),
+            )
         case StrategyError():
             return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=error.where),)
         case EngineError():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Protocol
 
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
@@ -333,7 +334,7 @@ class Description:
     broken
         Names of the tensors with missing or wrong slices.
     problems
-        A message for each missing or wrong slice.
+        What is wrong, for each missing or wrong slice.
     values
         Further values for people, such as the number of the step.
     """
@@ -341,7 +342,7 @@ class Description:
     files: tuple[str, ...]
     tensors: Mapping[str, Source]
     broken: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
 
 

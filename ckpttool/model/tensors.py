@@ -256,7 +256,7 @@ def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> No
     end, last = 0, ""
     for start, stop, what in sorted(places):
         if start < end:
-            raise FormatError(path, start, f"{last} and {what} have bytes in common (damaged?)")
+            raise FormatError(path, start, "two tensors overlap", facts=f"{last} and {what}")
         end, last = stop, what
 
 
@@ -314,7 +314,7 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
         missing = [name for name in map_component_names(tag) if name not in components]
         counts = [meta.shape[:1] for meta in components.values()]
         if missing:
-            yield f"{tag}: a map parameter without {' and '.join(missing)}"
+            yield f"{tag}: the map parameter lacks {' and '.join(missing)}"
         elif (
             () in counts
             or len(set(counts)) > 1
@@ -323,7 +323,7 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
             shapes = ", ".join(
                 f"{name} {components[name].shape}" for name in map_component_names(tag)
             )
-            yield f"{tag}: parts of a map parameter that do not belong together: {shapes}"
+            yield f"{tag}: keys, values and statuses differ in number: {shapes}"
 
 
 @dataclass(frozen=True, slots=True)

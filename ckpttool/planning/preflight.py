@@ -32,7 +32,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     """Check the limits of the output format, and the disk space for outputs not ``kept``."""
     found = Diagnostics()
     format = get_format(plan.target.format)
-    refused: dict[str, None] = {}
+    refused: dict[Diagnostic, None] = {}
     dtypes: set[str] = set()
     need: dict[Path, int] = defaultdict(int)
     sizes: dict[int, int] = {}
@@ -51,7 +51,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
-    found.add(*Diagnostic.each("destination", refused))
+    found.add(*refused)
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"

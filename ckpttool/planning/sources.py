@@ -741,7 +741,7 @@ def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
     """Compare the ranks and names on disk with those of the strategy or description."""
     presence = Presence(is_deduplicated(catalog, sharding))
     if isinstance(catalog, SelfDescribedCatalog):
-        presence.problems += [Diagnostic("missing", text) for text in catalog.description.problems]
+        presence.problems += catalog.description.problems
     elif isinstance(sharding, Strategy):
         _compare_with_strategy(catalog, sharding, presence)
     elif presence.is_deduplicated:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError
+from ckpttool.errors import CkptToolError, CombinedError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -286,7 +286,7 @@ def describe_inspection(inspected: Inspection) -> Json:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
     document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
-    of_files = (one for error in found.failures for one in diagnose(error))
+    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
     document["problems"] = describe_errors((*of_files, *found.errors))
     document["summary"] = _describe_summary(summary)
     return document

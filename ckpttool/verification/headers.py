@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
@@ -17,13 +17,10 @@ from ckpttool.planning.unlisted import find_partly_held, odd_states_problem
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """Yield files that cannot be read, unless ``found`` lists them as damaged replicas."""
-    replaced = {one.path for one in found if one.code == "damaged_replica"}
-    for rank, error in catalog.damaged.items():
-        (one,) = diagnose(error)
-        if not isinstance(catalog, RankCatalog):  # files are numbered, without ranks
-            yield one
-        elif error.path not in replaced:
-            yield replace(one.on_side(f"rank {rank}"), ranks=(rank,))
+    replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
+    for error in catalog.damaged.values():
+        if error.rank not in replaced:
+            yield from diagnose(error)
 
 
 def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:

@@ -375,11 +375,8 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            rank = ranks[error.path]
             (one,) = diagnose(error)
-            one = replace(one, code="checksum", ranks=(rank,))
-            is_merged = isinstance(self.catalog, MergedCatalog)
-            self.found.add(one if is_merged else one.on_side(f"rank {rank}"))
+            self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
         self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]

@@ -49,7 +49,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
     assert scan(str(ranks)).step == "1_1"
     (text,) = notes_of(ranks, "leftover")
     left = "rank_0/net-2_1.h5.partial, rank_3/net-2_1.tmp, rank_6/net-2_1.tmp"
-    assert text == f"{ranks}: left over from a save that did not finish: {left}"
+    assert text == f"{ranks}: files of a save that did not finish: {left}"
     result = run_well("merge", ranks, *STRATEGY, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "mp2_dp4")
     assert "did not finish" in message(result)
@@ -58,7 +58,7 @@ def test_what_is_left_of_a_save_is_named_and_not_taken(ranks, tmp_path):
 def test_a_rank_with_nothing_but_a_leftover_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-1_1.tmp")
     left, absent = notes_of(ranks, "leftover", "missing_rank")
-    assert left.endswith("left over from a save that did not finish: rank_3/net-1_1.tmp")
+    assert left.endswith("files of a save that did not finish: rank_3/net-1_1.tmp")
     assert absent == f"rank 3: no checkpoint file found in {ranks}"
 
 
@@ -66,7 +66,7 @@ def test_a_step_that_a_rank_did_not_finish_is_explained(ranks):
     (ranks / "rank_3" / "net-1_1.ckpt").rename(ranks / "rank_3" / "net-2_1.ckpt")
     (ranks / "rank_3" / "net-1_1.tmp").touch()
     first, second = problems_of(ranks)
-    assert "no step is in every rank" in first
+    assert "no step is on every rank" in first
     assert "rank_3/net-1_1.tmp" in second
 
 
@@ -80,10 +80,10 @@ def test_leftovers_of_flat_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("net-1_1.tmp", ("a save that did not finish", "rename it")),
+        ("net-1_1.tmp", ("a save that did not finish", "Try: rename it to .ckpt, if")),
         (
             "net.ckpt.partial",
-            ("the temporary file of a run of ckpttool", "zeros where nothing"),
+            ("a temporary file of a run of ckpttool", "with --resume"),
         ),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_all_there_is_refused(command, name, said, tmp_path):
     result = run(command, tmp_path / name, *out)
     assert result.exit_code == 3
     assert not mentions(message(result), f"{name}: ", *said)
-    assert ("rename it" in message(result)) == ("rename it" in said)
+    assert ("rename it" in message(result)) == (name == "net-1_1.tmp")
     with pytest.raises(UnsupportedError):
         scan(str(tmp_path / name))
 
@@ -104,8 +104,8 @@ def test_a_pattern_does_not_lead_to_files_that_are_not_all_there(ranks):
         shutil.copyfile(ranks / "rank_0" / "net-1_1.ckpt", ranks / f"rank_{rank}" / "net-2_1.tmp")
     result = run("inspect", ranks, "--pattern", "rank_{rank}/net-2_1.tmp")
     assert result.exit_code == 3
-    told = [rf"rank_{rank}/net-2_1\.tmp: a save that did not finish" for rank in (2, 5)]
-    assert not mentions(message(result), *told)
+    told = r"rank_2/net-2_1\.tmp and 1 more: a file of a save that did not finish also .*rank_5/net"
+    assert not mentions(message(result), told)
 
 
 # --------------------------------------------------------------------------- emergency saves
@@ -116,7 +116,9 @@ def test_an_emergency_save_is_merged_when_it_is_named(tmp_path):
     result = run_well("merge", folder, *STRATEGY, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "mp2_dp4")
     phrase = "ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training"
-    assert not mentions(message(result), phrase, "step 2_7", "cur_rank: not in .*: dropped")
+    assert not mentions(
+        message(result), phrase, "step 2_7", "cur_rank: dropped not in the strategy"
+    )
 
 
 def test_the_number_of_each_rank_is_kept_if_it_is_asked_for(tmp_path):
@@ -138,7 +140,10 @@ def test_an_unfinished_emergency_save_is_shown_and_not_converted(tmp_path):
     folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7_tmp")
     phrase = "an emergency save that did not finish"
     for words in ([folder], [folder, *STRATEGY]):
-        assert message(run_well("inspect", *words)).count(f"warning: {folder}: {phrase}") == 1
+        assert (
+            message(run_well("inspect", *words)).count(f"warning[unfinished]: {folder}: {phrase}")
+            == 1
+        )
         result = run_well("inspect", *words)
         assert result.stderr.count("did not finish") == 1
         assert not mentions(result.stdout, r"complete +(no|not known).*did not finish")
@@ -149,7 +154,7 @@ def test_an_unfinished_emergency_save_is_shown_and_not_converted(tmp_path):
     for command in (["merge", folder], ["reshard", folder, "-d", STRATEGY[1]]):
         result = run(*command, *STRATEGY, "-o", tmp_path / "out")
         assert result.exit_code == 5
-        assert not mentions(message(result), "save that did not finish", "rename the folder")
+        assert not mentions(message(result), "save that did not finish", f"Try: mv {folder} ")
     assert not (tmp_path / "out").exists()
 
 
@@ -159,7 +164,7 @@ def test_a_file_in_an_unfinished_emergency_save_is_not_converted_either(tmp_path
     run_well("inspect", path)
     result = run("merge", path, "-o", tmp_path / "out.h5")
     assert result.exit_code == 5
-    assert not mentions(message(result), "save that did not finish", "rename the folder")
+    assert not mentions(message(result), "save that did not finish", f"Try: mv {folder} ")
 
 
 @pytest.mark.parametrize("below", ["", "rank_3"])
@@ -171,21 +176,21 @@ def test_a_pattern_does_not_lead_into_an_unfinished_emergency_save(below, tmp_pa
     result = run("merge", *words, *STRATEGY, "-o", tmp_path / "out.h5")
     assert result.exit_code == 5
     told = f"{folder}: an emergency save that did not finish"
-    assert not mentions(message(result), told, "rename the folder")
+    assert not mentions(message(result), told, f"Try: mv {folder} ")
 
 
 def test_an_unfinished_emergency_save_is_never_offered(tmp_path):
     unfinished = emergency(tmp_path, "ttp_saved_checkpoints-step_9_tmp")
-    told = f"{unfinished}: an emergency save of .*, passed over; it did not finish"
+    told = f"{unfinished}: an emergency save that did not finish: ignored"
     for command in ("inspect", "merge"):
         out = ["-o", tmp_path / "out.h5"] if command == "merge" else []
         result = run(command, tmp_path, *STRATEGY, *out)
         assert result.exit_code == 5
         assert not mentions(message(result), "no rank folders", told)
-        assert not re.search("as SRC|name one of these", message(result))
+        assert not re.search("step_9_tmp as SRC", message(result))
     emergency(tmp_path, "ttp_saved_checkpoints-step_7")
     first, second = problems_of(tmp_path)
-    assert first.endswith(f"name it as SRC: {tmp_path}/ttp_saved_checkpoints-step_7")
+    assert first.endswith(f"Try: {tmp_path}/ttp_saved_checkpoints-step_7 as SRC")
     assert not mentions(second, told)
 
 
@@ -204,8 +209,8 @@ def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
     assert scan(str(ranks)).step == "1_1"
     (text,) = notes_of(ranks, "skipped")
     assert text == (
-        f"{ranks}/ttp_saved_checkpoints-step_7: an emergency save of fault-tolerant training, "
-        "passed over; name it as SRC to use it"
+        f"{ranks}/ttp_saved_checkpoints-step_7: an emergency save: ignored\n"
+        f"  Try: {ranks}/ttp_saved_checkpoints-step_7 as SRC"
     )
     assert "step_9_tmp: an emergency save" in notes_of(ranks, "leftover")[0]
 
@@ -213,7 +218,8 @@ def test_emergency_saves_beside_the_ranks_are_named_and_not_taken(ranks):
 def test_if_there_is_nothing_but_an_emergency_save_the_error_names_it(tmp_path):
     folder = emergency(tmp_path, "ttp_saved_checkpoints-step_7")
     (problem,) = problems_of(tmp_path)
-    assert f"an emergency save may do, name it as SRC: {folder}" in problem
+    assert "an emergency save of fault-tolerant training" in problem
+    assert problem.endswith(f"Try: {folder} as SRC")
 
 
 def test_emergency_saves_in_the_output_of_a_run_are_named(tmp_path):
@@ -234,9 +240,8 @@ def test_a_backup_is_passed_over_unless_it_is_asked_for(ranks):
         (ranks / f"rank_{rank}" / "backup.ckpt").write_bytes(record("backup"))
     assert scan(str(ranks)).step == "1_1"
     (text,) = notes_of(ranks, "skipped")
-    assert (
-        text == "ranks 0-7: backup.ckpt, kept for a restart, passed over (--step backup takes it)"
-    )
+    told = "ranks 0-7: backup.ckpt, a backup for a restart, is ignored"
+    assert text == f"{told}\n  Try: --step backup"
     assert list(scan(str(ranks), SourceOptions(step="backup")).files[5].tensors) == ["backup"]
 
 
@@ -247,7 +252,7 @@ def test_a_backup_alone_is_taken(tmp_path):
         path.write_bytes(record())
     assert list(scan(str(tmp_path)).files) == [0, 1]
     assert notes_of(tmp_path, "skipped") == []
-    told = ["backup.ckpt: kept for a restart, and its name tells no step"]
+    told = ["backup.ckpt is a backup for a restart, of unknown step"]
     assert (
         notes_of(tmp_path, "step") == notes_of(tmp_path / "rank_1" / "backup.ckpt", "step") == told
     )
@@ -257,8 +262,8 @@ def test_a_save_on_a_breakdown_is_called_so(ranks):
     for folder in ranks.iterdir():
         shutil.copyfile(folder / "net-1_1.ckpt", folder / "net-2_4_breakpoint.ckpt")
     assert scan(str(ranks)).step == "2_4_breakpoint"
-    told = "step 2_4_breakpoint: saved when training broke off"
-    assert notes_of(ranks, "step") == ["step 2_4_breakpoint, the newest of 2", told]
+    told = "step 2_4_breakpoint was saved when training broke off"
+    assert notes_of(ranks, "step") == ["step 2_4_breakpoint is read, the newest of 2", told]
     assert notes_of(ranks / "rank_2" / "net-2_4_breakpoint.ckpt", "step") == [told]
 
 
@@ -277,7 +282,7 @@ def test_a_conversion_that_failed_is_pointed_out_with_its_reason(folder, ranks):
     reason = "For 'transform_checkpoints',\n the checkpoint of rank_3 is missing"
     (ranks / folder / "transform_failed_rank_4.txt").write_text(reason)
     (text,) = notes_of(ranks, "leftover")
-    assert text.startswith("a conversion failed: ")
+    assert text.startswith(f"{ranks}: MindFormers could not convert files here\n")
     assert text.endswith(
         "transform_failed_rank_4.txt: For 'transform_checkpoints', the checkpoint of rank_3 is "
         "missing"
@@ -285,7 +290,7 @@ def test_a_conversion_that_failed_is_pointed_out_with_its_reason(folder, ranks):
     (ranks / folder / "transform_failed_rank_4.txt").write_bytes(b"\xff" * 1000)
     assert len(notes_of(ranks, "leftover")[0]) < 500
     (ranks / folder / "transform_failed_rank_4.txt").write_text("")
-    assert notes_of(ranks, "leftover")[0].endswith("rank_4.txt: no reason told")
+    assert notes_of(ranks, "leftover")[0].endswith("rank_4.txt: no reason is given")
 
 
 def test_a_folder_called_like_the_marker_of_a_failure_is_none(ranks):
@@ -300,8 +305,9 @@ def test_files_of_known_kinds_beside_the_ranks_are_called_what_they_are(ranks):
     (ranks / "other.json").write_text("{}")
     (text,) = notes_of(ranks, "skipped")
     assert text == (
-        f"{ranks}: passed over group_info.pb (group information), net-graph.meta (a graph that "
-        "MindSpore dumped beside a checkpoint), notes.txt, other.json"
+        f"{ranks}: other files or folders among the ranks: ignored\n"
+        "  group_info.pb (group information), net-graph.meta (a graph that MindSpore dumped), "
+        "notes.txt and 1 more"
     )
 
 
@@ -314,7 +320,7 @@ def test_the_notes_are_in_the_document(ranks):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("link", "links that lead nowhere: rank_1/net.ckpt"),
+        ("link", "broken links: rank_1/net.ckpt"),
         ("pipe", "pipes or devices, which are not read: rank_1/net.ckpt"),
         ("device", "pipes or devices, which are not read: rank_1/net.ckpt"),
     ],
@@ -333,4 +339,6 @@ def test_a_rank_with_what_is_no_file_is_explained(tmp_path, what, said):
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": item}))
     result = run("merge", tmp_path, "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5")
     assert result.exit_code == 5
-    assert f"ranks 0, 1: no checkpoint file found in {tmp_path} ({said})" in message(result)
+    text = message(result)
+    assert f"ranks 0, 1: no checkpoint file found in {tmp_path}" in text
+    assert f"; {said} Try: restore the files" in text

@@ -103,7 +103,7 @@ def test_outputs_do_not_go_among_the_inputs(output):
     words = ["-d", output / "strategy", "-o", output / "checkpoint"]
     result = run("reshard", output, *words)
     assert result.exit_code == 5
-    assert not mentions(message(result), "is the source folder; write to another")
+    assert not mentions(message(result), "is the source folder Try: write to another")
 
 
 @pytest.mark.parametrize("named", [".", "checkpoint"])
@@ -130,7 +130,7 @@ def test_weights_alone_are_taken_when_named_and_never_mixed(output, tmp_path):
     assert "strategy: 8 files" in message(result)
     result = run_well("merge", output, "-o", tmp_path / "all.h5")
     assert_merged(tmp_path / "all.h5", "pp2_opt")
-    phrase = r"output/checkpoint taken, not .*output/checkpoint_network \(weights alone\)"
+    phrase = "the folder checkpoint is read, not checkpoint_network checkpoint_network: weights"
     assert not mentions(message(result), phrase)
 
 
@@ -149,8 +149,8 @@ def test_other_checkpoints_beside_it_are_named_and_not_taken(output, tmp_path):
     assert not notes_of(output, "skipped")
     for folder in ("old", "ttp_saved_checkpoints-step_3"):
         shutil.copytree(output / "checkpoint" / "rank_0", output / folder / "rank_0")
-    said = f"{output / 'checkpoint'} taken, not {output / 'old'} beside it; name one of them to use"
-    assert f"note: {said} it" in message(run_well("inspect", output))
+    said = f"the folder checkpoint is read, not old Try: {output / 'old'} as SRC, to read that one"
+    assert f"note: {output}: {said}" in message(run_well("inspect", output))
 
 
 def test_a_folder_called_checkpoint_beside_others_is_a_question_if_no_run_made_it(tmp_path):
@@ -160,14 +160,16 @@ def test_a_folder_called_checkpoint_beside_others_is_a_question_if_no_run_made_i
     for name in ("inspect", "verify"):
         result = run(name, tmp_path)
         assert result.exit_code == 5
-        both = f"{tmp_path / 'checkpoint'}, {tmp_path / 'new'}"
-        assert f"several checkpoints ({both}); say which is meant: name one" in message(result)
+        said = "not a checkpoint, but a folder of 2 checkpoints checkpoint, new Try: "
+        assert f"{said}{tmp_path / 'checkpoint'} as SRC" in message(result)
 
 
 def test_two_folders_without_the_first_are_a_question(tmp_path):
     for folder in ("checkpoint_trainable", "checkpoint_network"):
         save(tmp_path, "pp2_opt", "2_3", folder=folder)
-    with pytest.raises(PlanError, match=r"network \(weights alone\) and .* is meant: name one"):
+    with pytest.raises(
+        PlanError, match=r"network: weights alone; [\s\S]*Try: .*network as SRC, or .*trainable"
+    ):
         scan(str(tmp_path))
 
 
@@ -299,7 +301,7 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
         words = (
             "8 ranks and no strategy",
             "-s STRATEGY",
-            r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt, .*: perhaps not of this",
+            r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt and 7 more: perhaps of another",
         )
         assert not mentions(message(result), *words)
     assert scan(str(output)).strategy_files == ()
@@ -316,7 +318,9 @@ def test_strategies_of_other_names_are_named_and_not_taken(output):
     )
     result = run("merge", output, "-o", output / "full.h5")
     assert result.exit_code == 2
-    assert not mentions(message(result), r"no strategy.*output/strategy/s\.ckpt: perhaps not of")
+    assert not mentions(
+        message(result), r"no strategy.*output/strategy/s\.ckpt: perhaps of another"
+    )
 
 
 def test_inspect_shows_the_ranks_though_the_strategy_is_broken(output):
@@ -359,10 +363,10 @@ def test_the_oldest_record_of_all_ranks_counts(output):
     record(output, "1_5", ranks=[2])
     assert scan(str(output)).step == "1_5"
     assert notes_of(output, "step") == [
-        "step 1_5, the newest that meta.json records and every rank has, of 3"
+        "step 1_5 is read\n  the newest of 3 steps that meta.json records and every rank has"
     ]
     (text,) = notes_of(output, "leftover")
-    assert "step 1_10, 2_3: newer than meta.json records" in text
+    assert "step 1_10, 2_3 is newer than meta.json records: ignored" in text
 
 
 def test_steps_of_records_are_compared_as_numbers(output):
@@ -375,22 +379,23 @@ def test_a_newer_step_that_no_record_knows_is_passed_over_with_a_note(output, tm
     run_well("merge", output, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "pp2_opt")
     (text,) = notes_of(output, "leftover")
-    assert text.startswith("step 3_1: newer than meta.json records")
+    assert text.startswith("step 3_1 is newer than meta.json records: ignored")
     assert scan(str(output), SourceOptions(step="3_1")).step == "3_1"
 
 
 def test_a_recorded_step_that_a_rank_lost_makes_way_for_the_one_before(output):
     (output / "checkpoint" / "rank_6" / "llama_7b_rank_6-2_3.ckpt").unlink()
     assert scan(str(output)).step == "1_10"
-    phrase = "step 1_10, the newest that every rank has up to step 2_3, which meta.json records"
-    assert notes_of(output, "step") == [f"{phrase}, of 3"]
+    (text,) = notes_of(output, "step")
+    assert text.startswith("step 1_10 is read\n  the newest of 3 steps")
+    assert text.endswith("; meta.json records 2_3")
 
 
 def test_a_step_newer_than_all_records_is_taken_if_it_is_all_there_is(output):
     record(output, "1_2")
     assert scan(str(output)).step == "2_3"
     (text,) = notes_of(output, "leftover")
-    assert text == "step 2_3: meta.json records step 1_2, which not every rank has"
+    assert text == "not every rank has step 1_2, which meta.json records\n  step 2_3 is read"
 
 
 def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
@@ -415,7 +420,7 @@ def test_without_records_series_are_not_compared(output):
     save(output, "pp2_opt", "1_1", prefix=OTHER)
     for path in output.rglob("meta.json"):
         path.unlink()
-    with pytest.raises(PlanError, match="nothing says which is meant"):
+    with pytest.raises(PlanError, match="several checkpoints in the folders of ranks 0-7"):
         scan(str(output))
 
 
@@ -428,10 +433,10 @@ def test_a_save_on_a_breakdown_is_not_recorded_and_passed_over(output):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
-        ("[1]", "no JSON object"),
-        ("{}", "expected the numbers last_epoch and last_step"),
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[1]", "not a JSON object"),
+        ("{}", "expected the numbers last_epoch, last_step and"),
         (
             '{"last_epoch": true, "last_step": 3, "last_ckpt_file": "a_rank_4-2_3.ckpt"}',
             "expected the numbers",
@@ -442,10 +447,10 @@ def test_a_save_on_a_breakdown_is_not_recorded_and_passed_over(output):
         ),
         (
             '{"last_epoch": 2, "last_step": 3, "last_ckpt_file": "a_rank_4-2_4.ckpt"}',
-            "says step 2_3 and names the file a_rank_4-2_4.ckpt",
+            "lists step 2_3 and the file a_rank_4-2_4.ckpt",
         ),
         ('{"last_epoch": 2, "last_epoch": 3}', "stored twice"),
-        (" " * (1 << 17), "more than 65536 bytes"),
+        (" " * (1 << 17), "at most 65536 bytes"),
     ],
 )
 def test_a_broken_record_is_a_note_and_the_others_count(text, reason, output):
@@ -453,7 +458,7 @@ def test_a_broken_record_is_a_note_and_the_others_count(text, reason, output):
     record(output, "1_10", ranks=[1])
     assert scan(str(output)).step == "1_10"
     (note,) = notes_of(output, "doubt")
-    assert note.startswith("rank 4: no record of the step saved last: ")
+    assert note.startswith("rank 4: meta.json does not say which step was saved last\n")
     assert f"{output}/checkpoint/rank_4/meta.json" in note
     assert reason in note
 
@@ -463,7 +468,7 @@ def test_if_all_records_are_broken_the_names_tell(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
     assert scan(str(output)).step == "3_1"
-    assert notes_of(output, "doubt")[0].startswith("ranks 0-7: no record")
+    assert notes_of(output, "doubt")[0].startswith("ranks 0-7: meta.json does not say")
 
 
 def test_records_of_one_format_choose_among_two(output):
@@ -505,10 +510,10 @@ def test_links_are_followed_and_those_that_lead_nowhere_named(output, tmp_path):
     (output / "checkpoint" / "rank_3" / "llama_7b_rank_3-2_3.ckpt").unlink()
     catalog = scan(str(linked))
     assert catalog.missing_ranks == (3,)
-    (text,) = (note.text for note in catalog.diagnostics if "nowhere" in note.text)
-    assert text.endswith("links that lead nowhere: rank_3/llama_7b_rank_3-2_3.ckpt")
+    (text,) = (note.text for note in catalog.diagnostics if "broken link" in note.text)
+    assert text.endswith("broken links: rank_3/llama_7b_rank_3-2_3.ckpt")
     shutil.rmtree(output)
-    with pytest.raises(PlanError, match=r"lead nowhere: rank_0/llama_7b_rank_0-2_3\.ckpt, rank_1"):
+    with pytest.raises(PlanError, match=r"broken links: rank_0/llama_7b_rank_0-2_3\.ckpt, rank_1"):
         scan(str(linked))
 
 
@@ -516,15 +521,18 @@ def test_checkpoints_further_down_are_pointed_out(output):
     below = output / "transformed_checkpoint"
     below.mkdir()
     (output / "checkpoint").rename(below / "llama_7b")
-    with pytest.raises(PlanError, match=r"lies in .*/transformed_checkpoint/llama_7b: name one"):
+    with pytest.raises(PlanError, match=r"Try: .*/transformed_checkpoint/llama_7b as SRC"):
         scan(str(below))
     (output / "unified_checkpoint").mkdir()
     (output / "unified_checkpoint" / "param_name_map.json").touch()
-    with pytest.raises(PlanError, match=r"a checkpoint lies in [^ ]*/unified_checkpoint: name one"):
+    with pytest.raises(PlanError, match=r"Try: [^ ]*/unified_checkpoint as SRC"):
         scan(str(output))
 
 
 def test_strategies_given_as_a_checkpoint_are_called_that(output, tmp_path):
     result = run("merge", output / "strategy", "-o", tmp_path / "full.h5")
     assert result.exit_code == 2
-    assert "ckpt_strategy_rank_0.ckpt: a strategy file, not a checkpoint" in message(result)
+    assert (
+        "ckpt_strategy_rank_0.ckpt and 7 more: a strategy file, not a MindSpore checkpoint"
+        in message(result)
+    )

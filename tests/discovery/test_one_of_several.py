@@ -67,17 +67,17 @@ def folder_of_one_named_file(tmp_path: Path) -> Path:
 
 
 SINGLE = {
-    in_rank_folder: "beside rank_0 lie rank_1, rank_2, rank_3 and 4 more",
-    of_other_words: "beside device1 lie device0",
-    named_by_rank: "net_rank_3-2_10.ckpt says that it is rank 3",
-    linked: "beside rank_0 lie rank_1",
-    of_a_rank_that_is_not_the_first: "rank_3 says that it is rank 3",
-    in_nested_folders: "beside device0 lie device1",
-    numbered: "model-0000003-0000008.safetensors says that it is one of 8 files",
+    in_rank_folder: "rank_0 lies beside rank_1, rank_2, rank_3 and 4 more",
+    of_other_words: "device1 lies beside device0",
+    named_by_rank: "net_rank_3-2_10.ckpt is a name of rank 3",
+    linked: "rank_0 lies beside rank_1",
+    of_a_rank_that_is_not_the_first: "rank_3 is a name of rank 3",
+    in_nested_folders: "device0 lies beside device1",
+    numbered: "model-0000003-0000008.safetensors is a name of one of 8 files",
 }
 FOLDERS = {
-    folder_of_one_rank: "it is of rank 3, and ranks 0-2 should be there, too",
-    folder_of_one_named_file: "net_rank_0-2_10.ckpt says that it is rank 0",
+    folder_of_one_rank: "it is of rank 3; ranks 0-2 are expected, too",
+    folder_of_one_named_file: "net_rank_0-2_10.ckpt is a name of rank 0",
 }
 
 
@@ -87,7 +87,7 @@ def test_a_folder_of_another_kind_is_no_sibling(tmp_path):
     run_well("merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "full.h5")
     (tmp_path / "ckpt_2").mkdir()
     words = ["merge", tmp_path / "ckpt_1" / FILE, "-o", tmp_path / "again.h5"]
-    assert "beside ckpt_1 lie ckpt_2)" in message(run(*words))
+    assert "ckpt_1 lies beside ckpt_2)" in message(run(*words))
 
 
 @pytest.mark.parametrize(("make", "why"), SINGLE.items())
@@ -127,7 +127,7 @@ def test_verify_and_inspect_say_that_it_is_one_rank(make, why, tmp_path):
     path = make(tmp_path)
     for command in ("verify", "inspect"):
         result = run_well(command, path, "-q")
-        assert f"warning: {path}: one rank of several ({why}" in result.stderr
+        assert f"warning[one_of_several]: {path}: one rank of several ({why}" in result.stderr
         notes = json.loads(run_well(command, path, "--json").stdout)["notes"]
         assert [note for note in notes if "one rank of several" in note["text"]]
     assert ": nothing is wrong (" not in run_well("verify", path).stdout
@@ -170,4 +170,4 @@ def test_a_rank_folder_that_looks_like_a_full_checkpoint_is_none(tmp_path):
     for rank in (0, 1):
         write_file(tmp_path / f"rank_{rank}" / "model.safetensors", entries, "safetensors")
     result = run("split", tmp_path / "rank_1", "-d", DST, "-o", tmp_path / "new")
-    assert (result.exit_code, "beside rank_1 lie rank_0" in message(result)) == (5, True)
+    assert (result.exit_code, "rank_1 lies beside rank_0" in message(result)) == (5, True)

@@ -1,5 +1,7 @@
 """Which step is read where ranks have files of several steps."""
 
+import re
+
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
@@ -20,7 +22,7 @@ def test_steps_are_compared_as_numbers(make_run):
     src = steps(make_run, "9_5", "10_2", "10_10", "2_99")
     assert found(src)[1] == "rank_1/CKP-10_10.ckpt"
     assert scan(src).step == "10_10"
-    assert notes_of(src) == ["step 10_10, the newest of 4"]
+    assert notes_of(src) == ["step 10_10 is read, the newest of 4"]
 
 
 def test_a_single_step_needs_no_note(make_run):
@@ -37,7 +39,7 @@ def test_the_newest_step_that_every_rank_has_is_taken_and_newer_ones_are_noted(m
     make_run("rank_0/CKP-11_1.ckpt", "rank_0/CKP-12_1.ckpt")
     assert scan(src).step == "10_2"
     assert notes_of(src) == [
-        "step 10_2, the newest that every rank has (step 12_1 is not in rank 1)"
+        "step 10_2 is read, the newest that every rank has\n  step 12_1 is not on rank 1"
     ]
 
 
@@ -68,7 +70,7 @@ def test_a_step_is_chosen_in_several_spellings(make_run, wanted, taken, suffix):
 def test_a_number_that_several_steps_have_is_an_error(make_run):
     fails(
         steps(make_run, "1_1", "10_1", "1_10"),
-        "1_1, 1_10, 10_1; give epoch and step, such as --step 10_1",
+        "--step 1 is ambiguous\n  found 1_1, 1_10, 10_1\n  Try: --step 10_1",
         step="1",
     )
 
@@ -76,13 +78,15 @@ def test_a_number_that_several_steps_have_is_an_error(make_run):
 def test_steps_of_different_training_runs_are_not_compared(make_run):
     names = ("actor-9_1", "critic-12_1")
     src = make_run(*(f"rank_{rank}/{name}.ckpt" for rank in range(2) for name in names))
-    fails(src, "nothing says which is meant", "actor-9_1.ckpt", "critic-12_1.ckpt")
+    fails(
+        src, "several checkpoints in the folders", "critic-12_1.ckpt, actor-9_1.ckpt\n  Try: --step"
+    )
     assert scan(src, SourceOptions(step="9_1")).step == "9_1"
 
 
 def test_of_rivals_the_files_of_one_rank_are_named(make_run):
     src = make_run("rank_0/net_rank_0-1_1.ckpt", *(f"rank_1/net_rank_{r}-1_1.ckpt" for r in (1, 2)))
-    fails(src, "several files for rank 1,", "meant: net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt;")
+    fails(src, "the folders of rank 1\n  net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt\n")
 
 
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
@@ -93,29 +97,29 @@ def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
 
 
 def test_a_step_that_is_not_there_names_those_that_are(make_run):
-    fails(steps(make_run, "9_5", "10_2"), "no file of step 3_3; there are 9_5, 10_2", step="3_3")
+    text = "no file of step 3_3\n  found 9_5, 10_2\n  Try: --step 10_2"
+    fails(steps(make_run, "9_5", "10_2"), text, step="3_3")
 
 
 @pytest.mark.parametrize("step", ["9" * 5000, f"1_{'9' * 5000}"])
 def test_a_step_of_more_digits_than_python_reads_is_not_there(make_run, step):
     src = steps(make_run, "9_5", "10_2")
-    fails(src, f"no file of step {step}; there are 9_5, 10_2", step=step)
+    fails(src, f"no file of step {step}\n  found 9_5, 10_2", step=step)
 
 
 def test_no_step_that_every_rank_has_names_the_ranks(make_run):
     src = make_run("rank_0/CKP-1_1.ckpt", "rank_1/CKP-2_1.ckpt", "rank_2/CKP-2_1.ckpt")
     fails(
         src,
-        "CKP-1_1.ckpt is not in ranks 1, 2",
-        "CKP-2_1.ckpt is not in rank 0",
-        "no step is in every rank",
+        "no step is on every rank\n  step 2_1 is not on rank 0, step 1_1 is not on ranks 1, 2",
+        "help mixed_steps",
     )
 
 
 def test_a_chosen_step_that_a_rank_lacks_is_an_error(make_run):
     src = steps(make_run, "9_5")
     make_run("rank_0/CKP-10_2.ckpt")
-    fails(src, "CKP-10_2.ckpt is not in rank 1; every rank has CKP-9_5.ckpt", step="10_2")
+    fails(src, "step 10_2 is not on rank 1\n  Try: --step 9_5", step="10_2")
 
 
 @pytest.mark.parametrize(
@@ -129,10 +133,10 @@ def test_a_chosen_step_that_a_rank_lacks_is_an_error(make_run):
 )
 def test_several_files_of_a_rank_without_an_order_are_an_error(make_run, names):
     src = make_run(*(f"rank_{rank}/{name}" for rank in range(2) for name in names))
-    problems = fails(src, "several files for ranks 0, 1", "--pattern or --step", *names)
-    assert len(problems) == 1
-    chosen = found(src, step=names[1]) if names[1].endswith(".ckpt") else found(src, step=names[0])
-    assert len(chosen) == 2 or names[0].startswith("CKP-1_1")
+    (problem,) = fails(src, "several checkpoints in the folders of ranks 0, 1", *names)
+    (advised,) = re.findall("Try: --step ([^,]+),", problem)
+    assert advised in names
+    assert set(found(src, step=advised).values()) == {f"rank_{rank}/{advised}" for rank in (0, 1)}
 
 
 def test_a_chosen_step_is_not_disturbed_by_files_without_one(make_run):

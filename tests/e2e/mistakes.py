@@ -323,6 +323,19 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.run("inspect zipped.ckpt")
     for name in ("zipped.ckpt", "text.ckpt", "python.ckpt", "train.py", "nothing.ckpt"):
         shell.run(f"merge C -s {name} -o x.ckpt")
+    shell.remark("every rank is compressed, cut short, a Git LFS pointer")
+    contents: tuple[Callable[[bytes, int], bytes], ...] = (
+        lambda data, rank: gzip.compress(data, mtime=0),
+        lambda data, rank: data[: -100 * (rank + 1)],
+        lambda data, rank: files["lfs.ckpt"],
+    )
+    for content in contents:
+        prepare(shell)
+        for rank in range(8):
+            path = Path(f"C/rank_{rank}/{FILE}")
+            path.write_bytes(content(path.read_bytes(), rank))
+        for command in ("merge C -s S.ckpt -o x.ckpt", "inspect C -s S.ckpt", "verify C -s S.ckpt"):
+            shell.run(command)
 
 
 def encrypt(shell: Transcript, patch: pytest.MonkeyPatch) -> None:

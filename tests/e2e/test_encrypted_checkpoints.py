@@ -100,7 +100,9 @@ def test_the_file_that_mindspore_cannot_read_is_read_with_a_note(tmp_path, key_f
     path = SAMPLES / "files" / "enc_and_crc_unreadable.ckpt"
     for words in (["inspect", path], ["merge", path, "--crc", "-o", tmp_path / "out.ckpt"]):
         result = run_well(*words, "--dec-key-file", key_file)
-        assert "MindSpore stores the checksum 0 and cannot read the file" in message(result)
+        assert "encrypted with a checksum of 0, which is ignored MindSpore writes this" in message(
+            result
+        )
         assert "not verified" not in message(result)
     assert (tmp_path / "out.ckpt").read_bytes()[:-17] == path.with_name("plain.ckpt").read_bytes()
 
@@ -117,9 +119,11 @@ def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_fil
     result = run("reshard", source, *STRATEGIES, *words, "--trust-strategy")
     assert result.exit_code == 3
     assert not (tmp_path / "out").exists()
-    lines = [line for line in result.stderr.splitlines() if "does not match its tag" in line]
-    assert [line.split("rank_")[1][0] for line in lines] == ["2", "5"]
-    assert "the file is damaged, or somebody has changed it" in lines[0]
+    problem, facts = result.stderr.splitlines()[:2]
+    reason = "the file is damaged, or was changed after it was encrypted"
+    assert problem.endswith(f"rank_2/checkpoint-2_10.ckpt and 1 more: {reason}")
+    assert "rank_5/checkpoint-2_10.ckpt" in facts or "ranks 2, 5" in facts
+    assert "does not match its tag" in facts
 
 
 @pytest.mark.parametrize("command", ["merge", "inspect", "verify"])
@@ -127,7 +131,7 @@ def test_all_forged_blocks_are_reported_and_nothing_is_written(tmp_path, key_fil
     ("change", "reason"),
     [
         (lambda data: flipped(data, 52), "encrypted block 1 of .* does not match its tag"),
-        (lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"), "this is the wrong key"),
+        (lambda data: encrypt(PLAIN, "AES-GCM", b"another key here"), "the wrong key"),
     ],
     ids=["forged", "other key"],
 )
@@ -153,9 +157,9 @@ def test_a_plain_rank_among_encrypted_ones_is_pointed_out(tmp_path, key_file):
     words = ["merge", source, *STRATEGIES[:2], "--dec-key-file", key_file, "-o", tmp_path / "o.h5"]
     refused = run(*words, "--strict")
     assert refused.exit_code == 5
-    assert "--strict: rank 3: not encrypted, though others are" in message(refused)
+    assert "--strict: rank 3: not encrypted, unlike ranks 0-2, 4-7" in message(refused)
     result = run_well(*words, "-q")
-    assert "warning: rank 3: not encrypted, though others are" in message(result)
+    assert "warning[mixed_encryption]: rank 3: not encrypted, unlike ranks" in message(result)
 
 
 def test_inspect_reads_tags_if_asked(tmp_path, key_file):
@@ -167,7 +171,7 @@ def test_inspect_reads_tags_if_asked(tmp_path, key_file):
     run_well(*words)
     result = run(*words, "--crc")
     assert result.exit_code == 3
-    assert "net.ckpt: byte 48: encrypted block 1 of 1 does not match its tag" in message(result)
+    assert "byte 48: encrypted block 1 of 1 does not match its tag" in message(result)
     assert "right" not in message(result)
 
 
@@ -191,16 +195,16 @@ def test_a_wrong_key_a_missing_one_and_a_cut_file_have_messages_of_their_own(mod
         assert result.exit_code == 3
         assert not (tmp_path / "out.h5").exists()
         messages[name] = message(result)
-    assert f"encrypted with {mode}, and no key is given: --dec-key-file FILE" in messages["missing"]
-    assert "this is the wrong key" in messages["wrong"]
-    assert "8 problems" in messages["wrong"]
-    assert "file cut short?" in messages["short"]
+    told = f"encrypted with {mode}, and there is no key ranks 0-7 Try: --dec-key-file FILE"
+    assert told in messages["missing"]
+    assert f"and 7 more: the wrong key ({mode}), or the file is damaged ranks" in messages["wrong"]
+    assert "the file ends inside an encrypted block" in messages["short"]
 
 
 def test_a_key_that_is_not_needed_is_no_error(tmp_path, key_file):
     source = SAMPLES / "files" / "plain.ckpt"
     result = run_well("merge", source, "-o", tmp_path / "m.h5", "--dec-key-file", key_file)
-    assert result.stderr == "note: no file is encrypted, so the key was not needed\n"
+    assert result.stderr == "note: no file is encrypted: the key is not needed\n"
 
 
 def test_a_key_is_not_needed_for_a_checkpoint_that_describes_itself(tmp_path, key_file):
@@ -208,7 +212,7 @@ def test_a_key_is_not_needed_for_a_checkpoint_that_describes_itself(tmp_path, ke
     layouts = {"w": (OracleLayout((2, 2), ((1,), ())),)}
     Save(entries, layouts, 4).write_root(tmp_path / "checkpoint", 5)
     result = run_well("inspect", tmp_path / "checkpoint", "--dec-key-file", key_file)
-    assert "no file is encrypted, so the key was not needed" in message(result)
+    assert "no file is encrypted: the key is not needed" in message(result)
 
 
 def test_without_cryptography_the_way_to_it_is_told(tmp_path, key_file, monkeypatch):
@@ -224,7 +228,7 @@ def test_without_cryptography_the_way_to_it_is_told(tmp_path, key_file, monkeypa
     monkeypatch.setattr(builtins, "__import__", refuse)
     result = run("inspect", SAMPLES / "files" / "aes_gcm128.ckpt", "--dec-key-file", key_file)
     assert result.exit_code == 8
-    assert "encrypted with AES-GCM, for which the package cryptography is needed" in message(result)
+    assert "encrypted with AES-GCM, and the package cryptography is missing" in message(result)
     assert "pip install 'ckpttool[crypto]'" in message(result)
 
 
@@ -242,7 +246,7 @@ def test_a_library_without_sm4_is_told(is_old, tmp_path, key_file, monkeypatch):
         monkeypatch.setattr(algorithms, "SM4", refuse)
     result = run("inspect", SAMPLES / "files" / "sm4_cbc.ckpt", "--dec-key-file", key_file)
     assert result.exit_code == 3
-    assert "encrypted with SM4-CBC, which the installed cryptography or its" in message(result)
+    assert "encrypted with SM4-CBC, which the installed cryptography lacks" in message(result)
 
 
 # ------------------------------------------------------------------------ key files

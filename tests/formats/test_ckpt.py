@@ -183,7 +183,7 @@ def test_dims_zero_mean_a_scalar_only_if_there_is_one_element(write):
     )
     assert [tensor.meta.shape for tensor in index.tensors.values()] == [(), (0,), (0, 3)]
     assert index.tensors["empty"].extents == ()
-    with pytest.raises(FormatError, match=r"dims \[0\] of Float32 need 0 bytes, .* has 8"):
+    with pytest.raises(FormatError, match=r"dims \[0\] of Float32 need 0 bytes, found 8"):
         read(write(record("w", "Float32", (0,), bytes(8))))
 
 
@@ -235,7 +235,7 @@ def test_strings_are_as_numpy_keeps_them(write, text):
 
 @pytest.mark.parametrize("dims", [(2,), (0, 0), (1,)])
 def test_strings_have_no_shape(write, dims):
-    with pytest.raises(FormatError, match="a string has dims"):
+    with pytest.raises(FormatError, match="s: not a valid string; expected dims"):
         read(write(record("s", "str", dims, bytes(8))))
 
 
@@ -247,7 +247,7 @@ def test_strings_are_utf_32(write, content):
 
 def test_strings_have_a_limit(write, monkeypatch):
     monkeypatch.setattr(ckpt, "MAX_TEXT_BYTES", 100)
-    with pytest.raises(UnsupportedError, match="100 are the most"):
+    with pytest.raises(UnsupportedError, match="the string is too long; 104 bytes; at most 100"):
         read(write(record("s", "str", (0,), bytes(104))))
 
 
@@ -278,33 +278,51 @@ def test_a_checksum_is_recognised_with_and_without_records(write):
     ],
 )
 def test_encrypted_files_are_named_so(name, cipher):
-    with pytest.raises(UnsupportedError, match=f"encrypted with {cipher}, and no key is given"):
+    with pytest.raises(UnsupportedError, match=f"encrypted with {cipher}, and there is no key"):
         read(FILES / f"{name}.ckpt")
 
 
 TENSOR = number(1, 2) + message(2, b"Float32") + message(3, bytes(8))
 REFUSED = {
-    "negative size": (record(dims=(-2,)), r"w: dims \[-2\] with a negative size"),
-    "too short": (record(dims=(3,)), "need 12 bytes, tensor_content has 8"),
-    "too long": (record(dims=(1,)), "need 4 bytes, tensor_content has 8|stored"),
-    "huge dims": (record(dims=(2**62, 2**62)), "tensor_content has 8"),
+    "negative size": (record(dims=(-2,)), r"w: a size in dims \[-2\] is negative"),
+    "too short": (
+        record(dims=(3,)),
+        "w: its shape does not fit its bytes; .* need 12 bytes, found 8",
+    ),
+    "too long": (record(dims=(1,)), "need 4 bytes, found 8"),
+    "huge dims": (record(dims=(2**62, 2**62)), "bytes, found 8"),
     "unknown type": (record(dtype="Float7"), "unknown tensor_type 'Float7'"),
-    "stored again later": (record("w") + record("v") + record("w"), "w: stored twice, the first"),
-    "stored again at once": (record("w") + record("w"), "w: stored 2 times in a row"),
-    "another shape at once": (record("w") + record("w", dims=(2, 1)), "consecutive records say"),
-    "another type at once": (record("w") + record("w", "Int32"), "consecutive records say"),
-    "no name": (message(1, message(2, TENSOR)), "a record without a tag"),
-    "no tensor": (message(1, message(1, b"w")), "a record without a tensor"),
-    "no type": (message(1, message(1, b"w"), message(2, number(1, 2))), "without a tensor_type"),
-    "no fields": (message(1), "a record without a tag"),
-    "tensor a number": (message(1, message(1, b"w"), number(2, 5)), "a record without a tensor"),
+    "stored again later": (
+        record("w") + record("v") + record("w"),
+        "w: stored twice; first at byte",
+    ),
+    "stored again at once": (record("w") + record("w"), "w: stored more than once; 2 times"),
+    "another shape at once": (
+        record("w") + record("w", dims=(2, 1)),
+        "consecutive records differ in type",
+    ),
+    "another type at once": (
+        record("w") + record("w", "Int32"),
+        "consecutive records differ in type",
+    ),
+    "no name": (message(1, message(2, TENSOR)), "a record has no tag"),
+    "no tensor": (message(1, message(1, b"w")), "a record has no tensor"),
+    "no type": (
+        message(1, message(1, b"w"), message(2, number(1, 2))),
+        "the record has no tensor_type",
+    ),
+    "no fields": (message(1), "a record has no tag"),
+    "tensor a number": (message(1, message(1, b"w"), number(2, 5)), "a record has no tensor"),
     "content a number": (
         message(1, message(1, b"w"), message(2, number(1, 2), message(2, b"Int8"), number(3, 5))),
         "tensor_content is not bytes",
     ),
-    "name a number": (message(1, number(1, 5), message(2, TENSOR)), "wire type 0, expected 2"),
+    "name a number": (
+        message(1, number(1, 5), message(2, TENSOR)),
+        "expected wire type 2, found 0",
+    ),
     "name not UTF-8": (message(1, message(1, b"\xff"), message(2, TENSOR)), "not UTF-8"),
-    "length 2**63": (b"\x0a" + varint(2**63) + bytes(50), "9223372036854775808 bytes, 50 are left"),
+    "length 2**63": (b"\x0a" + varint(2**63) + bytes(50), "9223372036854775808, 50 are left"),
     "endless varint": (b"\x0a" + b"\xff" * 50, "more than 10 bytes"),
     "group": (b"\x0b\x0c", "wire type 3"),
     "random state of two axes": (record("r", "random_op", (2, 3)), "need 6 bytes"),
@@ -320,7 +338,7 @@ def test_records_that_make_no_sense_are_errors(write, data, reason):
 def test_names_have_a_limit(write, monkeypatch):
     monkeypatch.setattr("ckpttool.formats.wire.MAX_NAME_BYTES", 5000)
     assert list(read(write(record("n" * 5000))).tensors) == ["n" * 5000]
-    with pytest.raises(FormatError, match="a name of 5001 bytes; 5000 are the most"):
+    with pytest.raises(FormatError, match="a name is too long; 5001 bytes; expected at most 5000"):
         read(write(record("n" * 5001)))
 
 
@@ -332,7 +350,9 @@ def test_an_error_says_at_which_byte_its_record_begins(write):
 
 
 def test_a_strategy_file_is_told_to_be_one(write):
-    with pytest.raises(FormatError, match=r"byte 0: .*is it a strategy file\?"):
+    with pytest.raises(
+        FormatError, match=r"byte 0: not a .ckpt file; expected a record, found the number"
+    ):
         read(write(strategy(operator(0))))
 
 

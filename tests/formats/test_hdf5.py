@@ -258,9 +258,11 @@ def test_contents_are_not_read(tmp_path):
 @pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", ".", "a/./b", "a\0b"])
 def test_names_that_are_no_path_are_refused(name):
     (refusal,) = FORMAT.refusals([TensorMeta(name, "Int8", (1,))])
-    assert refusal == (
-        f"{name!r}: no exact path in HDF5; write --format ckpt or safetensors instead"
+    assert refusal.lines == (
+        f"{name or repr('')}: HDF5 cannot keep this name exactly",
+        "Try: --format ckpt, or --format safetensors",
     )
+    assert refusal.tensor == name
 
 
 def test_names_beyond_the_limit_are_refused():
@@ -271,15 +273,22 @@ def test_names_beyond_the_limit_are_refused():
 def test_a_name_inside_another_is_refused():
     tensors = [TensorMeta(name, "Int8", (1,)) for name in ("a/b/c", "a/b", "a.b")]
     (refusal,) = FORMAT.refusals(tensors)
-    assert refusal.startswith("a/b/c: HDF5 cannot hold it beside a/b")
+    assert refusal.message == "a/b/c: HDF5 cannot hold it beside a tensor a/b"
 
 
 def test_strings_with_nul_and_tensors_of_many_axes_are_refused():
     (refusal,) = FORMAT.refusals([TensorMeta("s", "str", (), "a\0b")])
-    assert "cannot hold NUL" in refusal
+    assert "cannot hold NUL" in refusal.message
     assert not list(FORMAT.refusals([TensorMeta("w", "Int8", (1,) * 32)]))
     (refusal,) = FORMAT.refusals([TensorMeta("w", "Int8", (1,) * 33)])
-    assert "33 axes, HDF5 can have 32" in refusal
+    assert refusal.message == "w: 33 axes; HDF5 has at most 32"
+
+
+def test_many_tensors_with_the_same_problem_are_one_refusal():
+    metas = [TensorMeta(f"w{i}", "Int8", (1,) * 33) for i in range(100)]
+    (refusal,) = FORMAT.refusals(metas)
+    assert refusal.message == "w0, w1, w2 and 97 more: 33 axes; HDF5 has at most 32"
+    assert refusal.tensor is None
 
 
 def test_a_tensor_of_32_axes_is_read_back(tmp_path):

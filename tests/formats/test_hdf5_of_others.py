@@ -180,25 +180,28 @@ REFUSED = {
     "virtual": (virtual, REPACK),
     "external": (
         lambda f: f.create_dataset("w", (4,), "f4", external=[("raw.bin", 0, 16)]),
-        f"external file; `{REPACK}`",
+        f"external file; {REPACK}",
     ),
-    "never written": (lambda f: f.create_dataset("w", (4,), "f4"), "never written .*; write"),
+    "never written": (lambda f: f.create_dataset("w", (4,), "f4"), "never written; .*; write"),
     "string never written": (lambda f: f.create_dataset("w", (), "S4"), "never written"),
     "big-endian": (put(w=VALUES.astype(">f4")), "big-endian; write .* in little-endian order"),
     "big-endian bytes": (raw(h5t.STD_I8BE), "big-endian"),
-    "array of strings": (put(w=[b"a", b"b"]), "array of strings; write every string as a dataset"),
+    "array of strings": (put(w=[b"a", b"b"]), "array of strings; write each string"),
     "one string in an array": (put(w=[b"a"]), "array of strings"),
-    "nothing": (put(w=h5py.Empty("f4")), "H5S_NULL.*; write a value or leave it out"),
+    "nothing": (put(w=h5py.Empty("f4")), "H5S_NULL.*; write the dataset again, or leave"),
     "no string": (put(w=h5py.Empty(h5py.string_dtype())), "H5S_NULL"),
-    "soft link": (put(v=VALUES, w=h5py.SoftLink("/v")), "soft or external link; `h5repack --merge"),
+    "soft link": (put(v=VALUES, w=h5py.SoftLink("/v")), "soft or external link; h5repack --merge"),
     "external link": (put(w=h5py.ExternalLink("other.h5", "/w")), "soft or external link"),
-    "long double": (put(w=np.zeros(3, np.longdouble)), "float of 16 bytes.* no element type"),
+    "long double": (
+        put(w=np.zeros(3, np.longdouble)),
+        "no such element type; HDF5 float of 16 bytes",
+    ),
     "compound": (put(w=np.zeros(3, [("a", "i4"), ("b", "f4")])), "compound of 8 bytes"),
-    "opaque": (put(w=np.zeros(3, "V5")), "of 5 bytes, which is no element type"),
-    "time": (raw(h5t.UNIX_D32LE), "of 4 bytes, which is no element type of MindSpore"),
-    "bit field": (raw(h5t.STD_B8LE), "of 1 bytes, which is no element type of MindSpore"),
-    "lists": (lambda f: f.create_dataset("w", (2,), h5py.vlen_dtype("i4")), "no element type"),
-    "references": (lambda f: f.create_dataset("w", (2,), h5py.ref_dtype), "no element type"),
+    "opaque": (put(w=np.zeros(3, "V5")), "no such element type; .* of 5 bytes"),
+    "time": (raw(h5t.UNIX_D32LE), "MindSpore has no such element type; .* of 4 bytes"),
+    "bit field": (raw(h5t.STD_B8LE), "MindSpore has no such element type; .* of 1 bytes"),
+    "lists": (lambda f: f.create_dataset("w", (2,), h5py.vlen_dtype("i4")), "no such element type"),
+    "references": (lambda f: f.create_dataset("w", (2,), h5py.ref_dtype), "no such element type"),
     "enumeration": (
         lambda f: f.create_dataset("w", data=[1, 2], dtype=h5py.enum_dtype({"A": 1, "B": 2})),
         "enumeration of 1 bytes.*; write the dataset again",
@@ -216,7 +219,7 @@ def test_a_group_under_two_names_is_refused(read):
     def fill(file):
         file.create_group("g")["again"] = file["/"]
 
-    with pytest.raises(UnsupportedError, match="g/again/: the same group under two names"):
+    with pytest.raises(UnsupportedError, match="g/again/: the same group has two names"):
         read(fill)
 
 

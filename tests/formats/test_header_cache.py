@@ -90,7 +90,7 @@ def test_sizes_of_64_bits_are_numbers_with_a_sign(tmp_path, size):
     path.write_bytes(record(dims=(size, 0), content=b""))
     assert outcome(str(path)) == walked(str(path))
     if size < 0:
-        with pytest.raises(FormatError, match=rf"dims \[{size}, 0\] with a negative size"):
+        with pytest.raises(FormatError, match=rf"a size in dims \[{size}, 0\] is negative"):
             read_index(str(path))
 
 

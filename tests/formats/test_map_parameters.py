@@ -100,24 +100,24 @@ FOUR = ("int32", (1,), bytes(4))
 @pytest.mark.parametrize(
     ("records", "reason"),
     [
-        ([map_record(keys=FOUR)], "emb: keys, values and statuses are 1, 2, 2"),
-        ([map_record(values=("float32", (2, 3), bytes(20)))], "need 24 bytes, content has 20"),
+        ([map_record(keys=FOUR)], "emb: keys, values and statuses differ in number; 1, 2, 2"),
+        ([map_record(values=("float32", (2, 3), bytes(20)))], "need 24 bytes, found 20"),
         ([map_record(statuses=("int32", (), bytes(4)))], r"dims \[\] need 4 bytes"),
         (
             [map_record(keys=("int7", (2,), bytes(8)))],
             "emb.__map_keys__: unknown tensor_type 'int7'",
         ),
-        ([map_record(keys=("int32", (-2,), b""))], "with a negative size"),
+        ([map_record(keys=("int32", (-2,), b""))], "a size in dims .* is negative"),
         (
             [message(1, message(1, b"emb"), message(3, message(1, number(1, 2))))],
-            "has keys, values and statuses, found 1",
+            "expected keys, values and statuses, found 1",
         ),
-        ([message(1, message(1, b"emb"), number(3, 1))], "a record without a tensor"),
-        ([message(1, message(3))], "a record without a tag"),
-        ([block([1]), record("b"), block([2])], "emb: stored twice, the first time at byte 0"),
-        ([record("emb"), block([1])], "emb: stored twice, the first time at byte 0"),
-        ([block([1]), record("emb")], "emb: stored twice, the first time at byte 0"),
-        ([block([1]), block([2], width=4)], "emb.__map_values__: consecutive records say Float32"),
+        ([message(1, message(1, b"emb"), number(3, 1))], "a record has no tensor"),
+        ([message(1, message(3))], "a record has no tag"),
+        ([block([1]), record("b"), block([2])], "emb: stored twice; first at byte 0"),
+        ([record("emb"), block([1])], "emb: stored twice; first at byte 0"),
+        ([block([1]), record("emb")], "emb: stored twice; first at byte 0"),
+        ([block([1]), block([2], width=4)], "emb.__map_values__: consecutive records differ"),
         ([block([1]), record(KEYS)], "emb.__map_keys__: stored twice"),
         ([record(VALUES), block([1])], "emb.__map_values__: stored twice"),
     ],
@@ -165,10 +165,10 @@ def test_parts_that_do_not_belong_together_are_no_map_parameter(tmp_path):
     keys, values = TensorMeta(KEYS, "Int64", (2,)), TensorMeta(VALUES, "Float32", (2, 3))
     statuses = TensorMeta(STATUSES, "Int32", (2,))
     assert list(map_problems([keys, values, statuses])) == []
-    assert list(map_problems([values])) == [f"emb: a map parameter without {KEYS} and {STATUSES}"]
+    assert list(map_problems([values])) == [f"emb: the map parameter lacks {KEYS} and {STATUSES}"]
     for wrong in (TensorMeta(STATUSES, "Int32", (3,)), TensorMeta(STATUSES, "str", (), "x")):
         (problem,) = map_problems([keys, values, wrong])
-        assert problem.startswith("emb: parts of a map parameter that do not belong together")
+        assert problem.startswith("emb: keys, values and statuses differ in number")
 
 
 def test_a_part_alone_is_not_written_as_ckpt(tmp_path):
@@ -176,7 +176,7 @@ def test_a_part_alone_is_not_written_as_ckpt(tmp_path):
     path.write_bytes(record(KEYS))
     result = run("merge", path, "-o", tmp_path / "out.ckpt")
     assert result.exit_code == 5
-    assert "a map parameter without emb.__map_values__ and emb.__map_statuses__" in said(result)
+    assert "the map parameter lacks emb.__map_values__ and emb.__map_statuses__" in said(result)
     run_well("merge", path, "-o", tmp_path / "out.h5")
 
 

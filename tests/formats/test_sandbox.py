@@ -84,7 +84,10 @@ def test_errors_come_across_as_what_they_are(tmp_path, path):
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(signal.SIGSEGV, "crashed on it (SIGSEGV"), (signal.SIGPROF, "does not come to an end")],
+    [
+        (signal.SIGSEGV, "crashed while reading it (SIGSEGV"),
+        (signal.SIGPROF, "does not finish reading it"),
+    ],
 )
 def test_a_crash_is_an_error_of_that_file_and_the_next_is_read(path, number, words):
     with Sandbox() as reader:
@@ -104,7 +107,7 @@ def spin_briefly(path):
 
 def test_a_hang_ends_by_itself(path, monkeypatch):
     monkeypatch.setattr(sandbox, "read_hdf5", spin_briefly)
-    with pytest.raises(FormatError, match="HDF5: libhdf5 does not come to an end on it"):
+    with pytest.raises(FormatError, match="libhdf5 does not finish reading it"):
         read_index(path)
 
 
@@ -118,7 +121,7 @@ def count_objects(file):
 
 def test_every_object_of_a_file_has_the_whole_time(path):
     with Sandbox() as reader:
-        assert len(reader.run(count_objects, StoredFile(path), "", "")) >= len(METAS)
+        assert len(reader.run(count_objects, StoredFile(path), "")) >= len(METAS)
 
 
 def test_a_process_that_hangs_is_not_waited_for_by_who_is_interrupted(path, monkeypatch):
@@ -167,7 +170,7 @@ def fill_memory(path):
 
 def test_memory_without_bounds_is_refused(path, monkeypatch):
     monkeypatch.setattr(sandbox, "read_hdf5", fill_memory)
-    with pytest.raises(FormatError, match="not readable as HDF5"):
+    with pytest.raises(FormatError, match="the process that read it ended"):
         read_index(path)
 
 
@@ -177,7 +180,7 @@ def limits(file):
 
 def test_the_process_is_limited_and_its_parent_is_not(path):
     with Sandbox() as reader:
-        assert reader.run(limits, StoredFile(path), "", "") == ((sandbox.MEMORY_BYTES,) * 2, (0, 0))
+        assert reader.run(limits, StoredFile(path), "") == ((sandbox.MEMORY_BYTES,) * 2, (0, 0))
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != sandbox.MEMORY_BYTES
 
 

@@ -75,9 +75,9 @@ def test_a_total_size_may_be_left_out(write, metadata):
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        (b"", "no JSON"),
-        (b"\xff", "no JSON"),
-        (b"[]", "no JSON object"),
+        (b"", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[]", "not a JSON object"),
         ({"weight_map": ["w"]}, "does not map names to files"),
         ({"weight_map": {"w": 3}}, "does not map names to files"),
         (b'{"weight_map": {"w": "a.h5", "w": "b.h5"}}', "w: stored twice"),
@@ -92,7 +92,7 @@ def test_what_is_no_index_says_why(write, document, reason):
 
 def test_an_endless_index_is_not_read(write, monkeypatch):
     monkeypatch.setattr("ckpttool.formats.weight_index.MAX_INDEX_BYTES", 10)
-    with pytest.raises(FormatError, match="more than 10 bytes"):
+    with pytest.raises(FormatError, match="at most 10 bytes are read"):
         read_index_file(write({"weight_map": {}}))
 
 

@@ -32,7 +32,7 @@ SUBSTITUTIONS = (
     # words of click, which differ between its versions
     (r"(?m)^(Try 'ckpttool.*) (?:-h|--help)' for help\.$", r"\1 --help' for help."),
     (r"No such option:? '?(-[\w-]+)'?[.:]?.*", r"No such option '\1'."),
-    (r"not readable as HDF5: .*", "not readable as HDF5: REASON"),  # words of the HDF5 library
+    (r"libhdf5: .*", "libhdf5: REASON"),  # words of the HDF5 library
     (r"made by( +)ckpttool \S+ from", r"made by\1ckpttool VERSION from"),
     (r'"ckpttool\.version": "[^"]*"', '"ckpttool.version": "VERSION"'),  # in headers
     (r'"ckpttool": "[^"]*"', '"ckpttool": "VERSION"'),  # in manifests, and

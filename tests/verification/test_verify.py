@@ -147,7 +147,7 @@ def test_ranks_without_a_common_step_are_told_by_their_names(tmp_path):
     for rank, step in ((0, 1), (1, 2)):
         write_file(tmp_path / f"rank_{rank}" / f"net-{step}_1.ckpt", whole(), "ckpt")
     found = the_finding(verify(tmp_path, STATES), "mixed_steps")
-    assert "net-1_1.ckpt is not in rank 1" in found.text
+    assert "step 1_1 is not on rank 1" in found.text
 
 
 def test_a_newer_step_that_some_ranks_lack_is_a_warning(tmp_path):
@@ -157,7 +157,7 @@ def test_a_newer_step_that_some_ranks_lack_is_a_warning(tmp_path):
     report = verify(tmp_path, STATES)
     assert report.step == "1_9"
     found = the_finding(report, "older_step", "warning")
-    assert "step 1_10 is not in rank 0" in found.text
+    assert "step 1_10 is not on rank 0" in found.text
 
 
 def test_single_numbers_that_differ_are_found_without_reading_the_rest(tmp_path):
