@@ -792,7 +792,7 @@ def test_a_strategy_is_not_taken_beside_a_description(folder, tmp_path):
         run("reshard", folder, "-s", path, "-d", path, "-o", tmp_path / "r"),
     ):
         assert result.exit_code == 5
-        assert not mentions(message(result), "describes itself", "leave -s .*s.ckpt away")
+        assert not mentions(message(result), "describes itself", "the same command without -s")
     result = run("merge", folder, "--replicated", *words)
     assert (result.exit_code, "leave --replicated away" in message(result)) == (5, True)
 
