@@ -151,7 +151,7 @@ def test_rank_folders_that_hold_everything_are_split_with_replicated(tmp_path):
     assert read_ranks(tmp_path / "all") == read_ranks(tmp_path / "one")
     result = run("split", CASE / "src", "-d", DST, "--replicated", "-o", tmp_path / "slices")
     assert result.exit_code == 5
-    assert "not every rank holds everything" in message(result)
+    assert "not every rank holds the full model" in message(result)
 
 
 def test_files_that_nothing_shows_to_be_a_ranks_are_taken(tmp_path):
