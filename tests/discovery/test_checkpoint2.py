@@ -761,9 +761,9 @@ def test_reshard_needs_no_strategy_of_the_source(folder, tmp_path):
 def test_inspect_shows_full_shapes_cuts_ranks_and_what_the_checkpoint_says(folder):
     result = run_well("inspect", folder, "--all")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "w Float32 8 x 6 rows / 2 4 x 6 0,1 | 2,3" in lines
-    assert "adam_m.w Float32 8 x 6 rows / 4 2 x 6 0-3, one each" in lines
-    assert "norm Float32 6 no 6 0-3" in lines
+    assert "w Float32 8 x 6 rows / 2 0,1 | 2,3" in lines
+    assert "adam_m.w Float32 8 x 6 rows / 4 0-3, one each" in lines
+    assert "norm Float32 6 no 0-3" in lines
     assert "global_batch_size 8" in result.stdout
     document = json.loads(run_well("inspect", folder, "--json").stdout)
     assert document["values"] == {key: str(value) for key, value in COMMON.items()}
@@ -792,9 +792,12 @@ def test_a_strategy_is_not_taken_beside_a_description(folder, tmp_path):
         run("reshard", folder, "-s", path, "-d", path, "-o", tmp_path / "r"),
     ):
         assert result.exit_code == 5
-        assert not mentions(message(result), "describes itself", "leave -s .*s.ckpt away")
+        assert not mentions(message(result), "describes", "the same command without -s")
     result = run("merge", folder, "--replicated", *words)
-    assert (result.exit_code, "leave --replicated away" in message(result)) == (5, True)
+    assert (result.exit_code, "the same command without --replicated" in message(result)) == (
+        5,
+        True,
+    )
 
 
 def test_no_input_is_written_over(folder):

@@ -231,12 +231,14 @@ def test_a_merged_strategy_of_another_run_does_not_stand_in(tmp_path, cut, is_st
     both = (layout("0-a", (2,), cut), layout("1-b", (2,), (0, -1)))
     (folder / "merged_ckpt_strategy.ckpt").write_bytes(strategy(operator(0), operator(1), *both))
     if is_stale:
-        fact = "merged_ckpt_strategy.ckpt: stage 0 has another layout for a in .*_rank_0.ckpt"
+        fact = (
+            "merged_ckpt_strategy.ckpt: stage 0 has other layouts in .*_rank_0.ckpt; 1 parameter: a"
+        )
         with pytest.raises(StrategyError, match=fact):
             read_strategy(str(folder))
     else:
         (note,) = read_strategy(str(folder)).notes
-        assert "merged_ckpt_strategy.ckpt tells how stage 1 is cut, of which no" in note.text
+        assert "merged_ckpt_strategy.ckpt: read for stage 1, which no rank" in note.text
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 5)])
@@ -272,7 +274,7 @@ def test_strategies_of_some_stages_are_not_enough(output):
         (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
     result = run("merge", output, "-o", output / "full.h5")
     assert result.exit_code == 5
-    assert not mentions(message(result), "ranks 4-7 found, but", "is for 4 ranks")
+    assert not mentions(message(result), "ranks 4-7 are not", "is for ranks 0-3")
 
 
 def test_strategies_of_another_run_are_an_error(output):
@@ -299,7 +301,7 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
         result = run(*command, "-o", tmp_path / "out")
         assert result.exit_code == 2
         words = (
-            "8 ranks and no strategy",
+            "no strategy for 8 ranks",
             "-s STRATEGY",
             r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt and 7 more: perhaps of another",
         )
