@@ -369,8 +369,8 @@ def test_a_clean_checkpoint_is_one_line_and_exit_code_0(source):
     result = run(*words(source))
     assert result.exit_code == 0
     assert result.stdout == (
-        f"OK: {source}: nothing is wrong (8 ranks, step 2_10, 21 tensors, 220.0 KiB; "
-        "headers read, not the data (--deep))\n"
+        f"OK: {source}: the headers are right (8 ranks, step 2_10, 21 tensors, "
+        "220.0 KiB; --deep reads the data)\n"
     )
     assert result.stderr == ""
     assert "all data read" in run(*words(source, "--deep")).stdout
