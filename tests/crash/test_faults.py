@@ -316,7 +316,7 @@ def test_a_key_of_which_a_read_would_have_to_wait_is_told(tmp_path):
     assert errors == (
         "error[usage]: --dec-key-file: cannot be read (Resource temporarily unavailable)\n"
         "  The option names a file that holds the key.\n"
-        "  Try: python -m ckpttool inspect --help\n"
+        "  Try: ckpttool help --dec-key-file\n"
     )
 
 
