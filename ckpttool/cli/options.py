@@ -86,6 +86,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
     if (problem := url_problem(value)) is not None:
         raise UsageProblem(*problem)
     forbid_core_dumps()
+    hint = "ckpttool help --dec-key-file"
     try:
         with click.open_file(value, "rb") as file:
             data = file.read(MAX_KEY_FILE_BYTES + 1)
@@ -93,13 +94,13 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     except OSError as error:
         facts = "The option names a file that holds the key."
-        raise UsageProblem(f"cannot be read ({error.strerror})", facts=facts) from None
+        raise UsageProblem(f"cannot be read ({error.strerror})", hint, facts) from None
     is_small = len(data) <= MAX_KEY_FILE_BYTES
     key = parse_key_file(data) if is_small else None
     if key is None:
         size = f"{len(data)} bytes" if is_small else "too many bytes"
         facts = "A key has 16, 24 or 32 bytes, or is written as hex:00ff..."
-        raise UsageProblem(f"the file holds {size}, which is not a key", facts=facts)
+        raise UsageProblem(f"the file holds {size}, which is not a key", hint, facts)
     return key
 
 
@@ -491,7 +492,7 @@ crc = listed_under(
     "crc",
     "--crc",
     is_flag=True,
-    help="Verify the checksums of all files, which reads them whole.",
+    help="Verify the checksums of all files, which reads every byte.",
 )
 
 output_options = OptionGroup(

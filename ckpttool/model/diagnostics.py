@@ -152,7 +152,7 @@ CODES: Mapping[str, Code] = {
     "guessed": Code(
         "only names and shapes show that a tensor is optimizer state", "warning", {"verify": "note"}
     ),
-    "doubt": Code("what could not be known for certain", "note"),
+    "doubt": Code("what is not certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
     "replica_advice": Code("what can be done about replicas that differ", "note"),
     # parameters without a layout
@@ -162,7 +162,7 @@ CODES: Mapping[str, Code] = {
         {"verify": "warning"},
     ),
     "decided": Code(
-        "what --unlisted makes of parameters", "note", {"inspect": None, "verify": None}
+        "what --unlisted does with parameters", "note", {"inspect": None, "verify": None}
     ),
     "partly_held": Code(
         "parameters that are not in the strategy and that only some ranks hold",

@@ -182,7 +182,8 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         if is_home or is_in_rank_folder(root, folder):
             mixed.setdefault(str(path.parent), []).append(str(path))
     for name, paths in mixed.items():
-        text, facts = "inside the source, whose files it would join", f"the source has {name}"
+        text = "inside the source, whose files it would join"
+        facts = f"files in {name} are read as those of a rank"
         hint, where = f"-o outside of {source.root}", shorten(paths, 3)
         yield Diagnostic("destination", text, hint, facts=facts, where=where)
 

@@ -148,8 +148,8 @@ def check_manifest(
         for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
-        text, hint = f"the manifest cannot be read: {error.reason}", remedy_for(error)
-        yield _finding(path, text, hint, error.path)
+        found = _finding(path, "the manifest cannot be read", remedy_for(error), error.path)
+        yield replace(found, facts=error.reason)
         return
     if to_check is None:
         to_check = files.keys()

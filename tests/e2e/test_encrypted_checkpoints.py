@@ -292,9 +292,9 @@ def test_bytes_of_the_right_number_are_always_the_key_itself(key):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\n", "the file holds 1 bytes; keys have 16, 24 or 32"),
-        (KEY * 3, "the file holds 48 bytes; keys have 16, 24 or 32"),
-        (bytes(100_000), "the file holds too many bytes; keys have 16, 24 or 32"),
+        (b"\n", "the file holds 1 bytes, which is not a key"),
+        (KEY * 3, "the file holds 48 bytes, which is not a key"),
+        (bytes(100_000), "the file holds too many bytes, which is not a key"),
     ],
 )
 def test_a_file_that_holds_no_key_is_refused_without_a_word_of_what_is_in_it(
@@ -304,7 +304,8 @@ def test_a_file_that_holds_no_key_is_refused_without_a_word_of_what_is_in_it(
     words = ["inspect", SAMPLES / "files" / "plain.ckpt", "--dec-key-file", tmp_path / "key"]
     result = run(*words)
     assert result.exit_code == 2
-    assert reason in message(result)
+    facts = "A key has 16, 24 or 32 bytes, or is written as hex:00ff..."
+    assert f"{reason} {facts} Try: ckpttool help --dec-key-file" in message(result)
     assert not leaks(everything(result))
 
 
@@ -314,8 +315,8 @@ def test_an_argument_that_is_the_key_itself_is_not_repeated(command, tmp_path):
     words = [SAMPLES / "files" / "aes_gcm128.ckpt", *out, "--dec-key-file", KEY.decode()]
     result = run(command, *words)
     assert result.exit_code == 2
-    assert "No such file or directory" in message(result)
-    assert "it names a file that holds the key" in message(result)
+    said = "cannot be read (No such file or directory) The option names a file that holds the key."
+    assert f"--dec-key-file: {said} Try: ckpttool help --dec-key-file" in message(result)
     assert not leaks(everything(result))
 
 

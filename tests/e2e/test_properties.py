@@ -118,7 +118,7 @@ def test_the_last_owner_of_a_slice_is_named_when_it_is_missing(move, data):
     told = {
         lost: problem.split(":")[0]
         for problem in texts_of(caught.value)
-        for lost in re.search(r"parameters? \(?([^();]+)", problem)[1].split(", ")
+        for lost in re.search(r"parameters?:? ([^;\n]+)", problem)[1].split(", ")
     }
     assert told[name] == in_words(owners)
     if not whole_files:
@@ -155,8 +155,8 @@ def test_all_problems_of_a_plan_are_in_one_error(move, data):
         return
     with pytest.raises(PlanError) as caught:
         make(catalog_of_entries(src), move.src, move.dst)
-    told = {problem.split(": the element type")[0] for problem in texts_of(caught.value)}
-    assert told == expected
+    (text,) = texts_of(caught.value)
+    assert set(text.split(": the element type")[0].split(", ")) == expected
 
 
 @examples(100)

@@ -87,8 +87,20 @@ UNREADABLE = {
     "truncated.ckpt": ("truncated.ckpt", "cut short|ends|past the end|truncated"),
 }
 OTHERS = {
-    "net-graph.meta": ("graph", "net-graph.meta: a graph .*not a checkpoint; name the checkpoint"),
-    "group_info.pb": ("group_info", "group_info.pb: .*information, not a checkpoint; .*inspect"),
+    "net-graph.meta": (
+        "graph",
+        (
+            "net-graph.meta: a graph that MindSpore dumped, not a MindSpore checkpoint "
+            "Try: the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
+        ),
+    ),
+    "group_info.pb": (
+        "group_info",
+        (
+            "group_info.pb: group information, not a MindSpore checkpoint "
+            "Try: the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
+        ),
+    ),
 }
 
 

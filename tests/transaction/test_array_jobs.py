@@ -21,6 +21,8 @@ from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 ME = f"process {os.getpid()} on {socket.gethostname()}"
 OVERWRITE = ("--overwrite",)
 RESUME = ("--resume",)
+OTHER_PARTS = "Try: the same source, step and options for all parts, or --overwrite; "
+OTHER_PARTS += "`ckpttool help parts` explains"
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -135,7 +137,11 @@ def test_parts_of_two_checkpoints_that_are_copied_together_are_not_one_set(job, 
     run_parts(job, "1/2")
     run_parts(other, "2/2")
     subprocess.run(["cp", *options, f"{other.out}/.", job.out], check=False)
-    refused(run("finalize", job.out), "of 2 is not there", "run what is missing (--part ")
+    refused(
+        run("finalize", job.out),
+        " of 2 missing Try: the same command with --part ",
+        "then ckpttool finalize ",
+    )
     assert not job.manifest.exists()
     text = message(job.run("--resume"))
     assert "4 kept" not in text
@@ -280,7 +286,7 @@ def test_a_job_into_the_folder_of_one_that_is_not_finalized_is_refused(job, part
     other = SmallSet(job.folder, "other")
     run_parts(job, "1/2")
     before = job.read(), record_of(job)
-    refused(other.run(*part, *more), "finalize", "--overwrite")
+    refused(other.run(*part, *more), "part 1/2 of another command is there", OTHER_PARTS)
     assert (job.read(), record_of(job)) == before
     run_parts(job, "2/2")
     finalize(job)
@@ -291,7 +297,7 @@ def test_a_job_that_may_overwrite_takes_the_folder_over(job):
     """Else nobody gets out of a wrong path; each part of the job has the option."""
     other = SmallSet(job.folder, "other")
     run_parts(job, "1/2", "2/2")
-    refused(other.run("--part", "2/2"), "options for all parts, or --overwrite; ")
+    refused(other.run("--part", "2/2"), OTHER_PARTS)
     text = message(other.run_well("--part", "2/2", *OVERWRITE))
     assert "part 1/2, 2/2 of another command is replaced" in text
     refused(run("finalize", job.out), "--part 1/2")

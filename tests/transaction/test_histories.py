@@ -340,6 +340,7 @@ ANOTHER_PREFIX = (
 )
 OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
 NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
+OTHER_BYTES = "1 : changed since it was written expected SHA-256 "
 DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5 exist",
            "resume": "5 checkpoint_0"}  # fmt: skip
 NO_PLAN = {"rerun": "5 plan.json + --overwrite", "resume": "5 plan.json + --overwrite",
@@ -418,11 +419,11 @@ HISTORIES = {
         finished, source_saved_again, rerun=ANOTHER, resume=ANOTHER
     ),
     "outputs restored from a backup": History(
-        finished, backup_of_outputs_restored, verify="1 not what was written",
+        finished, backup_of_outputs_restored, verify=OTHER_BYTES,
         finalize="7", rerun=ANOTHER, resume="5 --overwrite",
     ),
     "record restored from a backup": History(
-        finished, backup_of_record_restored, verify="1 not what was written",
+        finished, backup_of_record_restored, verify=OTHER_BYTES,
         finalize="7", rerun=EXIST, resume="5 --overwrite",
     ),
     "another set restored over it": History(
@@ -432,7 +433,7 @@ HISTORIES = {
         finished, another_copied_over_it, rerun=OTHER_STAMPS, resume=OTHER_STAMPS,
     ),
     "ckpttool.json of another checkpoint": History(
-        finished, manifest_of_another, verify="1 not what was written", finalize="7",
+        finished, manifest_of_another, verify=OTHER_BYTES, finalize="7",
         rerun=OTHER_STAMPS, resume=OTHER_STAMPS,
     ),
     "an output changed, ckpttool.json put back": History(

@@ -217,7 +217,7 @@ STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (["no json"], "is not JSON|no JSON"),
+        (["no json"], "not valid JSON: Expecting value"),
         (["[]"], "not a log of ckpttool"),
         (["{}"], "not a log of ckpttool"),
         (['{"done": true}'], "not a log of ckpttool"),

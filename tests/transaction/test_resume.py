@@ -174,8 +174,9 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
     saved.write_bytes(saved.read_bytes())  # the size tells nothing
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert "source files changed: src/rank_1/checkpoint-2_10.ckpt" in message(result)
-    assert "4 outputs exist already" in message(run(*words))
+    text = f"{out}: made by another command source files changed: src/rank_1/checkpoint-2_10.ckpt"
+    assert text in message(result)
+    assert f"{text} Try: --overwrite, or -o with another path" in message(run(*words))
     assert everything_in(out) == before
     run_well(*words, "--overwrite")
     assert "4 kept" in message(run_well(*words, "--resume"))
@@ -691,7 +692,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         (5, "path: expected a string"),
         ("\0", "path: expected a path below the folder"),
         ("a" * 5000, "path: expected a path below the folder"),
-        ("\ud800", "no JSON: "),
+        ("\ud800", "not valid JSON: 'utf-8' codec can't encode"),
     ],
 )
 def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name, reason):
@@ -811,10 +812,10 @@ def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
 
 
 STRANGE = {
-    "deep": (log_line("[" * 60000), "no JSON: nested too deep"),
+    "deep": (log_line("[" * 60000), "not valid JSON: nested too deep"),
     "control": (
         log_line('{"process": 1, "host": "\x1b[2J", "time": "now", "plan": "p"}'),
-        "no JSON: Invalid control character",
+        "not valid JSON: Invalid control character",
     ),
     "no text": (
         log_line('{"process": 1, "host": ["\\u001b[2J"], "time": "now", "plan": "p"}'),
@@ -822,13 +823,16 @@ STRANGE = {
     ),
     "half": (
         log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now", "plan": "p"}'),
-        "no JSON: 'utf-8' codec can't encode",
+        "not valid JSON: 'utf-8' codec can't encode",
     ),
     "no process": (
         log_line('{"process": -1, "host": "a", "time": "now", "plan": "p"}'),
         "process: expected a count",
     ),
-    "no run": (log_line('{"rank": 0, "path": "a"}'), "byte 0: not a log of ckpttool"),
+    "no run": (
+        log_line('{"rank": 0, "path": "a"}'),
+        "not a log of ckpttool: it does not begin with a run",
+    ),
     "name": (
         log_line('{"process": 1, "host": "a", "time": "now", "plan": "p"}')
         + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
@@ -836,15 +840,19 @@ STRANGE = {
     ),
     "no seal": (
         b'{"process": 1, "host": "a", "time": "now", "plan": "p"} 01234567\n',
-        "byte 0: a line has changed since it was written",
+        "a line has changed since it was written",
     ),
-    "zeros": (bytes(1 << 20) + b"\n", "byte 0: a line has changed since it was written"),
+    "zeros": (bytes(1 << 20) + b"\n", "a line has changed since it was written"),
 }
 STRANGE_PLANS = {
     "no process": ('"process": ', '"process": -', "process: expected a count"),
     "no text": ('"host": "', '"host": 1, "x": "\\u001b[2J', "host: expected a string"),
     "no bytes": ('"documents": []', '"documents": [{"path": "a", "data": "?"}]', "data: expected"),
-    "a half": ('"step": "2_10"', '"step": "\\ud800\\u0007"', "no JSON: "),
+    "a half": (
+        '"step": "2_10"',
+        '"step": "\\ud800\\u0007"',
+        "not valid JSON: 'utf-8' codec can't encode",
+    ),
 }
 
 

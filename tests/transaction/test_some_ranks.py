@@ -24,20 +24,23 @@ def test_what_was_not_asked_for_is_not_missing(tmp_path, ranks, others, more):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", ranks)
     document = verified(tmp_path, *more)
     assert document["findings"] == []
-    (told,) = [note["text"] for note in document["notes"] if note["code"] == "part"]
-    assert told.startswith(f"{others}: not looked for, since {tmp_path}/ckpttool.json says ")
+    (note,) = [one for one in document["notes"] if one["code"] == "part"]
+    named = {"0,2-3": "ranks 0, 2, 3", "3": "rank 3"}[ranks]
+    written = f"{tmp_path}/ckpttool.json: written only for {named} (--rank)"
+    assert (note["text"], note["facts"]) == (written, f"{others}: not expected")
     merged = run("merge", tmp_path, *STRATEGY, "-o", tmp_path / "m.ckpt")
     assert merged.exit_code == 5  # which is another question
     assert f"{others}: no checkpoint file found in" in message(merged)
-    assert f"{tmp_path}/ckpttool.json says that this was written for " in message(merged)
-    assert "write all ranks, without --rank, or put back what is lost" in message(merged)
+    hint = "Try: write all ranks, without --rank, or restore the files"
+    assert f"{written} {hint}" in message(merged)
 
 
 @pytest.mark.parametrize("more", [[], STRATEGY])
 def test_inspect_shows_what_was_asked_for_and_calls_nothing_lost(tmp_path, more):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0,2-3")
     result = run_well("inspect", tmp_path, *more)
-    assert f"note: rank 1: not looked for, since {tmp_path}/ckpttool.json says" in message(result)
+    text = f"note: {tmp_path}/ckpttool.json: written only for ranks 0, 2, 3 (--rank) "
+    assert f"{text}rank 1: not expected" in message(result)
     assert "no checkpoint file" not in message(result)
     shutil.rmtree(tmp_path / "rank_2")
     result = run("inspect", tmp_path, *more)
