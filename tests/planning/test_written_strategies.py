@@ -349,7 +349,9 @@ def test_a_part_that_does_not_agree_about_it_is_refused(tmp_path):
     assert contents(tmp_path) == before
     result = run("finalize", tmp_path)
     assert result.exit_code == 5
-    assert "part 2 of 2 missing Try: the same command with --part 2/2, then ckpttool" in message(result)
+    assert "part 2 of 2 missing Try: the same command with --part 2/2, then ckpttool" in message(
+        result
+    )
 
 
 def test_runs_in_parts_write_it_below_their_folder_only(tmp_path):
