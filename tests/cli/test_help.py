@@ -129,9 +129,11 @@ def test_on_a_terminal_a_link_is_a_command_and_a_picture_is_left_out(monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     pages = "![A picture](pictures/a.svg)\n\n[Merge](../guides/merging.md#write-several-files), "
-    help_module.print_markdown(pages + "[here](#here), [run](schema/run.json), <https://a.b/c>")
+    help_module.print_markdown(
+        pages + "[here](#here), [run](schema/run.json), [web](https://a.b/c)"
+    )
     printed = capsys.readouterr().out
-    assert printed.strip() == "Merge (ckpttool help merging), here, run, https://a.b/c"
+    assert printed.strip() == "Merge (ckpttool help merging), here, run, web (https://a.b/c)"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

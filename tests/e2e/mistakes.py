@@ -189,6 +189,7 @@ def name_one_rank(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.remark("12 the file of one rank")
     shell.run(f"merge C/rank_0/{FILE} -s S.ckpt -o x.ckpt")
     shell.run(f"merge C/rank_0/{FILE} -o x.ckpt")
+    shell.quietly("merge C -s S.ckpt -o x.ckpt")
     Path("x.ckpt").unlink()  # its manifest is left
     shell.run(f"merge C/rank_0/{FILE} -s S.ckpt -o x.ckpt")
     shell.clear("x.ckpt")
