@@ -141,7 +141,7 @@ def forget_or_mistype(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "merge C --bogus",
         "-v",
         "help damagd",
-        "help bogus",
+        "help nonsense",
         "merge C -s S.ckpt -o x --format safetensor",
     ):
         shell.run(command)
