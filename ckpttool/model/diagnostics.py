@@ -535,12 +535,15 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             )
         case FormatError(path=path, offset=offset):
             at = f"byte {offset}" if offset else ""
+            names = shorten(error.lost_names, 3)
+            lost = f"no other rank has these slices of {names}" if names else ""
+            found = ": ".join(filter(None, (at, error.facts)))
             return (
                 Diagnostic(
                     code,
                     error.reason,
                     error.hint or (COPY_AGAIN if code == "damaged" else ""),
-                    facts=": ".join(filter(None, (at, error.facts))),
+                    facts="; ".join(filter(None, (found, lost))),
                     ranks=() if error.rank is None else (error.rank,),
                     path=path,
                     offset=offset,

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -117,7 +116,7 @@ class MissingSlices:
     notes
         Ranks whose slices are read from replicas: the reason, and the other ranks.
     damage
-        Errors of the damaged files that replicas do not replace, with what only these held.
+        Errors of the damaged files that replicas do not replace; their ``lost_names`` are set.
     """
 
     problems: tuple[Diagnostic, ...]
@@ -192,22 +191,10 @@ def find_missing_slices(
             ranks=lost,
         )
         (problems if damaged else notes).append(problem)
-    damage = tuple(
-        _with_lost_names(error, lost_names[rank])
-        for rank, error in catalog.damaged.items()
-        if not replaced[rank]
-    )
+    for rank, error in catalog.damaged.items():
+        error.lost_names = tuple(lost_names[rank])
+    damage = tuple(error for rank, error in catalog.damaged.items() if not replaced[rank])
     return MissingSlices(tuple(problems), tuple(notes), damage)
-
-
-def _with_lost_names(error: FormatError, names: Sequence[str]) -> FormatError:
-    """Return the error of a damaged file with the parameters whose slices are lost with it."""
-    if not names:
-        return error
-    lost = f"no other rank has its slices of {shorten(names, 3)}"
-    error = copy(error)
-    error.facts = f"{error.facts}; {lost}" if error.facts else lost
-    return error
 
 
 def _damaged_replica(

@@ -361,7 +361,9 @@ def contradiction(
     sharding: Sharding, message: str, facts: str = "", ranks: Sequence[int] = ()
 ) -> Diagnostic:
     """Return the problem that the strategy contradicts the files."""
-    hint = "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
+    hint = (
+        "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
+    )
     where = shorten(sharding.files, 2)
     return Diagnostic("contradicted", message, hint, facts=facts, ranks=tuple(ranks), where=where)
 
