@@ -96,19 +96,25 @@ def test_large_field_numbers_are_walked(open_bytes):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x00\x01", "not a valid protobuf message; field 0"),
-        (encode_key(1 << 29, 0) + b"\x01", "field 536870912; expected 1 to 536870911"),
-        (b"\x0b\x0c", "wire type 3"),
-        (b"\x0e\x00", "wire type 6"),
-        (b"\x0f\x00", "wire type 7"),
+        (b"\x00\x01", "byte 0: damaged, or of another format$"),
+        (encode_key(1 << 29, 0) + b"\x01", "byte 0: damaged, or of another format$"),
+        (b"\x0b\x0c", "byte 0: damaged, or of another format$"),
+        (b"\x0e\x00", "byte 0: damaged, or of another format$"),
+        (b"\x0f\x00", "byte 0: damaged, or of another format$"),
         (
             b"\x0a\x05ab",
-            "the file is cut short or damaged; 3 bytes missing: field 1 needs 5, 2 are left",
+            "byte 0: the file is cut short or damaged; expected 5 bytes from there, found 2$",
         ),
-        (b"\x09abc", "field 1 needs 8, 3 are left"),
-        (b"\x0dabc", "field 1 needs 4, 3 are left"),
-        (b"\x0a" + varint(2**63) + b"ab", "field 1 needs 9223372036854775808, 2"),
-        (b"\x0a" + varint(2**64 - 1) + b"ab", "18446744073709551615, 2 are left"),
+        (b"\x09abc", "expected 8 bytes from there, found 3$"),
+        (b"\x0dabc", "expected 4 bytes from there, found 3$"),
+        (
+            b"\x0a" + varint(2**63) + b"ab",
+            "expected 9223372036854775808 bytes from there, found 2$",
+        ),
+        (
+            b"\x0a" + varint(2**64 - 1) + b"ab",
+            "expected 18446744073709551615 bytes from there, found 2$",
+        ),
         (b"\x08", "a number is not valid"),
         (b"\x80", "a number is not valid"),
     ],
@@ -121,7 +127,7 @@ def test_what_is_no_message_is_an_error(open_bytes, data, reason):
 def test_a_field_may_not_reach_out_of_its_message_into_the_next(open_bytes):
     reader = open_bytes(b"\x0a\x04abcd" + b"\x0a\x01e")
     with pytest.raises(
-        FormatError, match=r"the record is cut short .*: field 1 needs 4, 3 are left$"
+        FormatError, match=r"the record is cut short .*; expected 4 bytes from there, found 3$"
     ):
         list(reader.fields(0, 5))
 

@@ -24,18 +24,18 @@ def first_input(nbytes=10, **changes):
 
 
 CHANGES = [
-    ({"version": "2.0"}, "ckpttool 1.0 wrote that, this is 2.0"),
-    (first_input(nbytes=11), "src/a.ckpt: was of another size"),
-    (first_input(mtime_ns=7), "src/a.ckpt: was written to since"),
-    (first_input(ctime_ns=7), "src/a.ckpt: was written to since"),
-    (first_input(inode=7), "src/a.ckpt: was written to since"),
-    ({"inputs": INPUTS[:1]}, "src/b.ckpt: was an input, and is not any more"),
-    ({"inputs": (*INPUTS, InputFile("c", 1, STAMP))}, "c: was not an input"),
-    ({"strategies": (StrategyFile("s.ckpt", 7, "13"),)}, "s.ckpt: the strategy has changed"),
-    ({"strategies": ()}, "s.ckpt: the strategy was given, and is not any more"),
+    ({"version": "2.0"}, "ckpttool 2.0 in place of 1.0"),
+    (first_input(nbytes=11), "source files of another size: src/a.ckpt"),
+    (first_input(mtime_ns=7), "source files changed: src/a.ckpt"),
+    (first_input(ctime_ns=7), "source files changed: src/a.ckpt"),
+    (first_input(inode=7), "source files changed: src/a.ckpt"),
+    ({"inputs": INPUTS[1:]}, "source src/b.ckpt in place of src"),
+    ({"inputs": (*INPUTS, InputFile("src/c", 1, STAMP))}, "source files added: src/c"),
+    ({"strategies": (StrategyFile("s.ckpt", 7, "13"),)}, "strategy files changed: s.ckpt"),
+    ({"strategies": ()}, "strategy none in place of s.ckpt"),
     (
         {"strategies": (*ORIGIN.strategies, StrategyFile("t", 1, "1"))},
-        "t: the strategy was not given",
+        "strategy t in place of none",
     ),
 ]
 
@@ -54,12 +54,18 @@ def test_a_source_that_was_moved_or_saved_again_is_named_in_one_line():
     moved = [replace(one, path=f"new{one.path}") for one in inputs]
     saved = [replace(one, stamp=STAMP._replace(inode=2)) for one in inputs]
     before = replace(ORIGIN, inputs=tuple(inputs))
-    assert list(differences(replace(before, inputs=tuple(moved)), before)) == [
-        "newsrc/0, newsrc/1, newsrc/2 and 2 more: were not inputs",
-        "src/0, src/1, src/2 and 2 more: were inputs, and are not any more",
-    ]
+    (found,) = differences(replace(before, inputs=tuple(moved)), before)
+    assert found == "source newsrc in place of src"
     (found,) = differences(replace(before, inputs=tuple(saved)), before)
-    assert found == "src/0, src/1, src/2 and 2 more: were written to since"
+    assert found == "source files changed: src/0, src/1, src/2 and 2 more"
+    fewer = replace(before, inputs=tuple(inputs[:3]))
+    assert list(differences(fewer, before)) == ["source files left out: src/3, src/4"]
+    (found,) = differences(replace(fewer, step="3_10"), before)
+    assert found == "step 3_10 in place of 2_10"
+    assert fewer.differs_in_source_only(before)
+    for change in ({}, {"step": "3_10"}, {"version": "2.0"}, {"strategies": ()}):
+        assert not replace(before, **change).differs_in_source_only(before)
+        assert not replace(before, inputs=tuple(moved), **change).differs_in_source_only(before)
 
 
 def test_options_do_not_make_another_run_but_say_which_is_another():
@@ -67,12 +73,12 @@ def test_options_do_not_make_another_run_but_say_which_is_another():
     assert asked == ORIGIN
     assert asked.head() == ORIGIN.head()
     assert not list(differences(asked, ORIGIN))
-    rest = "what decides the contents, such as --unlisted, --not-in-target or --optimizer-shard"
+    rest = "--unlisted, --not-in-target or --optimizer-shard"
     other = replace(asked, plan="other")
-    assert list(differences(other, asked)) == [f"other options were given: {rest}"]
+    assert list(differences(other, asked)) == [f"another {rest}"]
     other = replace(other, options=(("crc", "no --crc"),))
     (found,) = differences(other, asked)
-    assert found == "other options were given: no --crc in place of --crc"
+    assert found == "no --crc in place of --crc"
 
 
 def test_units_are_cuts_that_do_not_depend_on_options():

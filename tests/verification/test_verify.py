@@ -77,11 +77,12 @@ def test_advice_that_is_for_other_commands_is_left_out(tmp_path):
 def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
     ranks = ranks_of(whole())
     ranks[3]["w"] = ranks[3]["w"]._replace(data=flipped(ranks[3]["w"].data, -1))
-    notes = check(tmp_path, ranks, deep=True).notes
+    report = check(tmp_path, ranks, deep=True)
+    first, *others = (one for one in report.findings if one.code == "replica")
     hint = "move the file of the damaged rank away; `ckpttool help replica` explains"
-    assert [note.lines for note in notes if note.code == "replica_advice"] == [
-        ("replicas differ", f"Try: {hint}")
-    ]
+    assert first.lines[-1] == f"Try: {hint}"
+    assert not any(one.hint for one in others)
+    assert not report.notes
 
 
 def test_states_and_vectors_that_are_all_zero_are_told_in_a_note_only(tmp_path):
