@@ -47,7 +47,7 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
     during an import.
     """
     with suppress(OSError):
-        os.write(2, f"ckpttool: ended by {signal.Signals(number).name}\n".encode())
+        os.write(2, f"error[stopped]: ended by {signal.Signals(number).name}\n".encode())
     os._exit(128 + number)
 
 

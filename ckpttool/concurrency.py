@@ -59,7 +59,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
-NO_ROOM = "the limit is that of ulimit -u, or of the container"
+NO_ROOM = "raise the limit of `ulimit -u`, or that of the container"  # hint
 _CANCEL: ContextVar[Event | None] = ContextVar("cancel", default=None)
 
 
@@ -98,6 +98,4 @@ class Threads(ThreadPoolExecutor):
         except RuntimeError as error:
             if self._shutdown or isinstance(error, BrokenExecutor):
                 raise
-            raise EngineError(
-                "threads", "no thread starts", "-j 1", f"{error}; {NO_ROOM}"
-            ) from error
+            raise EngineError("threads", "no thread starts", NO_ROOM, str(error)) from error

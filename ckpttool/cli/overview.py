@@ -147,7 +147,7 @@ def _parallelism_of(examined: Inspection) -> Iterator[str]:
     summary = examined.summary
     assert summary.completeness is not None
     codes = summary.completeness.complete_codes
-    doubts = [code for code in codes if code in ("strategy", "one_of_several")]
+    doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
         yield from parallelism_texts(summary.parallelism)
     elif doubts:
@@ -473,7 +473,7 @@ def sharded_text(placement: Placement) -> str:
         if slices > 1
     ]
     shard = placement.optimizer_shard
-    return ", ".join([*parts, f"shard / {shard}"] if shard > 1 else parts)
+    return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
 
 def owners_text(row: Row) -> str:

@@ -163,7 +163,8 @@ class StrategyName(OutputPath):
 
         super().check(name)
         if (problem := name_problem(name)) is not None:
-            raise UsageProblem(problem, instead=str(Path(name).with_suffix(".ckpt")))
+            what, instead = problem
+            raise UsageProblem(what, instead=instead)
 
 
 class Existing(PathName):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ckpttool.model.wording import (
     count,
     format_bytes,
     format_shape,
+    format_sizes,
     printable,
 )
 
@@ -184,7 +186,7 @@ def _fit(
 ) -> list[int]:
     """Narrow the columns, the widest first, until a row fits; return those that share a line."""
     words = [
-        [word for cell in cells for word in cell.split(" ")] for cells in zip(*table, strict=True)
+        [word for cell in cells for word in _words(cell)] for cells in zip(*table, strict=True)
     ]
     least = [widths[i] if is_right[i] else max(map(_width, cells)) for i, cells in enumerate(words)]
     inline = list(range(len(widths)))
@@ -236,7 +238,7 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
     """
     if _width(text) <= width:
         return [text]
-    first, *words = text.split(" ")
+    first, *words = _words(text)
     lines = [first]
     for word in words:
         if _width(f"{lines[-1]} {word}") <= width or not lines[-1].strip(" -"):
@@ -244,6 +246,11 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
         else:
             lines.append(" " * indent + word)
     return lines
+
+
+def _words(text: str) -> list[str]:
+    """Split a text between words; ``rows / 2`` and ``32 x 16`` are one word."""
+    return re.split(r"(?<! [/x]) (?![/x] )", text)
 
 
 def _width(text: str) -> int:
@@ -260,15 +267,16 @@ MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the result of verify: a verdict, the findings and the notes."""
-    shallow = "headers and checksums read" if crc else "headers read"
-    depth = "all data read" if deep else f"{shallow}, not the data (--deep)"
+    depth = "all data read" if deep else "--deep reads the data"
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
     counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
-    clean = "nothing is wrong" if found.is_whole else "nothing is wrong with each rank by itself"
+    read_right = "headers and checksums" if crc else "headers"
+    clean = "nothing is wrong" if deep else f"the {read_right} are right"
+    clean += "" if found.is_whole else " in each rank by itself"
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
     _print_findings(found.findings, found.severity_of, options.limit)
@@ -295,7 +303,7 @@ def print_comparison(
     if verdict or not options.quiet:
         print_text(f"A {a} and B {b}{verdict} {size}", "different" if verdict else "equal")
     if found.differences:
-        columns = ("tensor", "what", "A", "B", "differ>", "max abs>", "max rel>", "first")
+        columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
         shown = found.differences[: _max_shown(options.limit)]
         if shown:
             print_table("differences", columns, map(_difference_row, shown))
@@ -334,18 +342,19 @@ _WORDS = {  # by kind of difference
 
 
 def _difference_row(tensor: TensorDifference) -> Sequence[str]:
+    """Return the cells of a tensor; A and B say what else differs than values."""
     name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
-    a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
     if tensor.values is None or tensor.a is None:
+        a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
         return (name, tensor.kind, a, b, "", "", "", "")
     values = tensor.values
     differ = f"{values.count} of {math.prod(tensor.a.shape)}"
     details = {"the same number": values.same_number, "NaN on one side": values.nans}
     if any(details.values()):
         differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
-    largest = ("" if x is None else f"{x:.6g}" for x in (values.max_abs, values.max_rel))
+    largest = "" if values.max_abs is None else f"{values.max_abs:.4g}"
     first = "" if values.first is None else format_shape(values.first)
-    return (name, tensor.kind, a, b, differ, *largest, first)
+    return (name, "", "", "", format_sizes(tensor.a.shape), differ, largest, first)
 
 
 def _show(meta: TensorMeta) -> str:

@@ -37,7 +37,7 @@ from ckpttool.errors import (
     raise_all,
 )
 from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.local import exists, is_file, is_folder, why_not_a_path
+from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
 from ckpttool.model.tensors import FileIndex
@@ -128,9 +128,8 @@ def scan(
 
 def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     """Return the catalog, with what is wrong with its files in ``Catalog.diagnostics``."""
-    url = why_not_a_path(src)
-    if url is not None:
-        raise PlanError([Diagnostic("source", url, where=src)])
+    if (problem := url_problem(src)) is not None:
+        raise PlanError([Diagnostic("source", *problem, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     merged = _scan_merged(root, src, key) if pattern is None else None

@@ -18,6 +18,7 @@ from ckpttool.concurrency import InlineExecutor
 from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
+    PlanError,
     VerifyError,
     join_clauses,
     notes_of,
@@ -74,6 +75,8 @@ def _failure(
         cause, details, hint = one.fact, one.facts, one.hint or again
     if changes:
         done, hint = (), Transaction.CHANGED_HINT
+        if isinstance(error, PlanError):  # a worker noticed the same
+            cause, details = "a source file has changed", ""
     details = join_clauses(details, changes, *notes)
     return ExecutionError(path, cause, done, hint, details)
 

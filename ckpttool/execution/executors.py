@@ -96,9 +96,7 @@ def _starting_workers() -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:  # EOFError: the fork server ended
-        raise EngineError(
-            "processes", "no worker starts", "--engine processes:1", f"{error}; {NO_ROOM}"
-        ) from error
+        raise EngineError("processes", "no worker starts", NO_ROOM, str(error)) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

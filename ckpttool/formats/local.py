@@ -155,12 +155,6 @@ _COPIERS = {
 }
 
 
-def why_not_a_path(text: str) -> str | None:
-    """Return why a URL is refused as a path, and the remedy; None for a path."""
-    problem = url_problem(text)
-    return None if problem is None else ": ".join(problem)
-
-
 def url_problem(text: str) -> tuple[str, str] | None:
     """Return what a URL is and what to use instead; None for a path.
 

@@ -440,40 +440,38 @@ def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
     """Return the catalog with empty files among the damaged ones, so that replicas replace them."""
     if isinstance(catalog, SelfDescribedCatalog):
         return catalog
-    return _with_damaged(catalog, _find_empty(catalog, sharding))
-
-
-def _with_damaged(catalog: Catalog, reasons: Mapping[int, str]) -> Catalog:
-    """Return the catalog with the files of ``reasons`` among the damaged ones."""
-    if not reasons:
+    empty = _find_empty(catalog, sharding)
+    if not empty:
         return catalog
-    files = catalog.files
-    damaged = {rank: FormatError(files[rank].path, None, why) for rank, why in reasons.items()}
+    text, facts = "empty (0 bytes)", "a full disk or a crash leaves such files"
+    damaged = {
+        rank: FormatError(catalog.files[rank].path, None, text, facts=facts) for rank in empty
+    }
     return replace(
         catalog,
-        files={rank: file for rank, file in files.items() if rank not in damaged},
+        files={rank: file for rank, file in catalog.files.items() if rank not in damaged},
         damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
     )
 
 
-def _find_empty(catalog: Catalog, sharding: Sharding) -> dict[int, str]:
-    """Find the empty files that should hold something, with the reason for each rank.
+def _find_empty(catalog: Catalog, sharding: Sharding) -> set[int]:
+    """Find the ranks whose empty files should hold something.
 
     A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
     Files of ranks without a strategy are found only if all of them are empty.
     """
     empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
     if not empty:
-        return {}
+        return empty
     if isinstance(sharding, Merged):
         if isinstance(catalog, RankCatalog) and catalog.metas:
-            return {}
+            return set()
     elif is_deduplicated(catalog, sharding):
-        return {}
+        return set()
     elif isinstance(sharding, Strategy):
         layouts = {layout for named in sharding.layouts.values() for layout in named}
         empty &= {rank for layout in layouts for rank in layout.ranks}
-    return dict.fromkeys(empty, "empty (0 bytes), as a full disk or a crash leaves it")
+    return empty
 
 
 def limit_to_written_ranks(

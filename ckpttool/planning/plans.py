@@ -21,7 +21,7 @@ from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.formats.local import is_visible, read_file, why_not_a_path
+from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import NotInTarget, Plan, Target
@@ -177,9 +177,8 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
 
 
 def _refuse_url(path: str) -> None:
-    url = why_not_a_path(path)
-    if url is not None:
-        raise PlanError([Diagnostic("destination", url, where=path)])
+    if (problem := url_problem(path)) is not None:
+        raise PlanError([Diagnostic("destination", *problem, where=path)])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:

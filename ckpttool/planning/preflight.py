@@ -141,8 +141,11 @@ def _blocked(
     manifest = [target.manifest_path] if target.paths else []
     found: dict[str, Diagnostic] = {}
     replaced: list[str] = []
+    is_one_file = target.is_merged and not target.is_numbered
     for path in (*target.paths.values(), *documents, *manifest):
-        problem = _location_problem(path)
+        is_named = is_one_file and path in target.paths.values()
+        hint = "-o with the name of a file" if is_named else f"move it away, or {ELSEWHERE}"
+        problem = _location_problem(path, hint)
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
@@ -164,7 +167,7 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text, facts = "outputs there hide the checkpoint of that run", f"it is in {source.root}"
+        text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, ELSEWHERE, facts=facts, where=where)
     if not isinstance(source, RankCatalog):
@@ -184,8 +187,11 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         yield Diagnostic("destination", text, f"-o with a path outside of {source.root}")
 
 
-def _location_problem(name: str) -> Diagnostic | None:
-    """Return a problem if the folder or the name of an output prevents writing it."""
+def _location_problem(name: str, hint: str) -> Diagnostic | None:
+    """Return a problem if the folder or the name of an output prevents writing it.
+
+    ``hint`` is for a folder, device or pipe that has the name.
+    """
     path = Path(name)
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
@@ -195,9 +201,9 @@ def _location_problem(name: str) -> Diagnostic | None:
         return problem
     if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like"
-        return Diagnostic("destination", f"{name} {what} a folder", "-o with the name of a file")
+        return Diagnostic("destination", f"{name} {what} a folder", hint)
     if path.exists() and not path.is_file():
-        return Diagnostic("destination", f"{path} is a device or a pipe", ELSEWHERE)
+        return Diagnostic("destination", f"{path} is a device or a pipe", hint)
     return None
 
 

@@ -341,10 +341,8 @@ class StrategySidecar:
 
         `ckpttool.planning.preflight` checks for an existing file.
         """
-        problem = name_problem(self.path)
-        if problem is not None:
-            hint = f"--write-strategy {Path(self.path).with_suffix('.ckpt')}"
-            yield Diagnostic("destination", problem, hint, where=self.path, path=self.path)
+        if (problem := name_problem(self.path)) is not None:
+            yield Diagnostic("destination", *problem, where=self.path, path=self.path)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]

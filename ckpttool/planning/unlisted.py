@@ -270,9 +270,8 @@ def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagn
     return Diagnostic(
         "unlisted",
         f"not every rank holds the full model: {number} between ranks",
-        f"-s STRATEGY if they are slices, or {_DECIDE}",
-        ("--unlisted",),
-        "; ".join([*ways][:3]),
+        f"-s STRATEGY if they are slices; {_EXPLAINED}",
+        facts="; ".join([*ways][:3]),
         where=catalog.root,
     )
 

@@ -113,8 +113,8 @@ def _add_extent(crc: int, file: FileIO, path: str, extent: Extent, buffer: memor
         check_cancelled()
         got = file.readinto(buffer[:left])
         if not got or not os.fstat(file.fileno()).st_nlink:  # truncated, or removed
-            reason = "the file ends here; it has changed while read"
-            raise FormatError(path, extent.offset + extent.nbytes - left, reason)
+            at = extent.offset + extent.nbytes - left
+            raise FormatError(path, at, "the file ends here", facts="it changed while it was read")
         crc = zlib.crc32(buffer[:got], crc)
         left -= got
     return crc

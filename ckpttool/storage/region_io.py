@@ -110,8 +110,8 @@ class FlatFiles:
                 while part:
                     got = os.preadv(fd, [part], at)
                     if got == 0:
-                        reason = "the file ends here; it has changed while read"
-                        raise FormatError(tensor.file.path, at, f"{tensor.meta.name}: {reason}")
+                        reason = f"{tensor.meta.name}: the file ends here"
+                        raise FormatError(tensor.file.path, at, reason)
                     at, part = at + got, part[got:]
         except OSError as error:  # names no file, because the call has a descriptor
             error.filename = error.filename or tensor.file.path

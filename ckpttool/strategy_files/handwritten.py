@@ -429,7 +429,7 @@ def parse_yaml(data: bytes, path: str) -> Node:
         text = data.decode("utf-8-sig")
         root = yaml.compose(text, Loader=Loader)
     except UnicodeError as error:
-        raise StrategyError(path, f"not UTF-8: {error}") from error
+        raise StrategyError(path, "not UTF-8", facts=str(error)) from error
     except RecursionError as error:
         raise StrategyError(path, "nested too deep") from error
     except yaml.composer.ComposerError as error:  # not one of anchors, refused above

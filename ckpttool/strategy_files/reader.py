@@ -70,7 +70,7 @@ from ckpttool.formats.local import (
     open_file,
     read_file,
     stat_file,
-    why_not_a_path,
+    url_problem,
 )
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
@@ -135,9 +135,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
     """Yield the files among the paths, and in folders the strategies, not a manifest of ours."""
     for path in paths:
-        url = why_not_a_path(path)
-        if url is not None:
-            raise StrategyError(path, url)
+        if (problem := url_problem(path)) is not None:
+            raise StrategyError(path, *problem)
         if not is_folder(path):
             yield path
             continue
@@ -448,7 +447,10 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     try:
         document = parse_json(read_file(path))
     except ValueError as error:
-        raise StrategyError(path, str(error), _RUN_FILE) from error
+        other = identify_foreign(path)
+        if other is None or other.kind in ("strategy", "text"):  # the text may be damaged JSON
+            raise StrategyError(path, str(error), _RUN_FILE) from error
+        raise _foreign_error(path) from error
     if not isinstance(document, dict):
         raise StrategyError(path, "not a strategy file: not a JSON object", _RUN_FILE)
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):

@@ -59,7 +59,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from ckpttool.errors import PlanError, StrategyError, raise_all
-from ckpttool.formats.local import why_not_a_path
+from ckpttool.formats.local import url_problem
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
@@ -74,16 +74,18 @@ _OTHER_FORMS = {
 }
 
 
-def name_problem(path: str) -> str | None:
-    """Return why a strategy file must not have this name, or None if it may.
+def name_problem(path: str) -> tuple[str, str] | None:
+    """Return why a strategy file must not have this name and what to use instead, else None.
 
     Examples
     --------
-    >>> print(name_problem("new.json"))
-    the suffix is for JSON, and the strategy is written as protobuf
+    >>> name_problem("new.json")
+    ('the suffix is for JSON, and the strategy is written as protobuf', 'new.ckpt')
     """
-    url = why_not_a_path(path)
-    return url if url is not None else _OTHER_FORMS.get(Path(path).suffix)
+    if (problem := url_problem(path)) is not None:
+        return problem
+    other = _OTHER_FORMS.get(Path(path).suffix)
+    return None if other is None else (other, str(Path(path).with_suffix(".ckpt")))
 
 
 def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
@@ -109,9 +111,8 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     OSError
         It cannot be written.
     """
-    reason = name_problem(path)
-    if reason is not None:
-        raise StrategyError(path, reason, str(Path(path).with_suffix(".ckpt")))
+    if (problem := name_problem(path)) is not None:
+        raise StrategyError(path, *problem)
     data = encode_strategy(strategy)
     if is_there(path) and not overwrite:
         text = "the strategy file exists already"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
+from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.layout import Layout
@@ -509,7 +510,10 @@ def _find_stages(strategy: Strategy) -> Iterator[Stage]:
         yield Stage(ranks, tuple(matrix for matrix, _ in common))
 
 
-_DOUBTS = ("strategy", "contradicted", "replica", "undecided_shard", "one_of_several", "empty")
+_DOUBTS = (
+    *("strategy", "invalid_strategy", "contradicted", "replica"),
+    *("undecided_shard", "one_of_several", "empty"),
+)
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 
 
@@ -521,7 +525,8 @@ def assess(
     ``entries`` are the tensors whose slices are all there.  ``sharding`` is None if nothing says
     how tensors are spread over the files.  Empty files that should hold some are damaged.
     """
-    codes = dict.fromkeys(one.code for one in found)
+    unread = [error.code for error in found.failures if isinstance(error, StrategyError)]
+    codes = dict.fromkeys([*(one.code for one in found), *unread])
     doubts = [code for code in codes if code in _DOUBTS]
     wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
     wrong += [code for code in codes if code in _UNFINISHED]

@@ -51,7 +51,10 @@ SAID = {
     errno.EAGAIN: "Resource temporarily unavailable",  # which is not what a lock says
 }
 
+MIXTURE = "outputs may mix old and new data"
+AFRESH = "the same command with --overwrite, when the source is complete"
 AGAIN = "Try: the same command, when the source is complete"
+STUCK = "half-written files could not be removed, which the next run does"
 
 
 @pytest.fixture
@@ -92,7 +95,9 @@ def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
         not expected.startswith((MANIFEST, STAMPS))
     )
     assert not (out / MANIFEST).exists()
-    assert ("Try: the same command with --resume" in message(result)) == (complete > 0)
+    is_full = any(SAID[number] in expected for number in (errno.ENOSPC, errno.EDQUOT))
+    hint = "Try: free some space, then the same command" if is_full else "Try: the same command"
+    assert message(result).endswith(f"{hint} with --resume" if complete else hint)
     monkeypatch.undo()
     run_well(*ordered_words(out, output_format), "--resume")
     run_well(*ordered_words(tmp_path / "whole", output_format))
@@ -129,7 +134,7 @@ def test_a_disk_that_lets_nothing_be_removed_either_is_told_by_its_first_failure
     expected = f"rank_2/checkpoint_2.ckpt: not written: {SAID[errno.EIO]}"
     expected = expected if call == "pwritev" else "rank_2/checkpoint_2.ckpt: not written: "
     assert expected in message(result)
-    assert "half-written could not be removed, which the next run does" in message(result)
+    assert f" {STUCK}" in message(result)
     assert "checkpoint_2.ckpt.partial" in "".join(files_below(out))
     monkeypatch.undo()
     run_well(*ordered_words(out), "--resume")
@@ -167,7 +172,7 @@ def test_that_nothing_can_be_removed_is_told_whatever_failed_before(
     assert result.exit_code == code
     text = message(result)
     assert first in text
-    assert f"{first}; half-written files could not be removed, which the next run does" in text
+    assert f"{first} {STUCK}" in text
     assert "nothing was left half-written" not in text
     monkeypatch.undo()
     run_well(*ordered_words(tmp_path), "--resume")
@@ -208,7 +213,7 @@ def test_that_it_cannot_be_removed_either_is_told(tmp_path, monkeypatch):
     result = run(*ordered_words(tmp_path))
     assert result.exit_code == 6
     assert f"checkpoint_1.ckpt: not written: {SAID[errno.EIO]}" in message(result)
-    assert "half-written could not be removed, which the next run does" in message(result)
+    assert f" {STUCK}" in message(result)
     assert "rank_1/checkpoint_1.ckpt.partial" in files_below(tmp_path)
 
 
@@ -308,7 +313,11 @@ def test_a_key_of_which_a_read_would_have_to_wait_is_told(tmp_path):
     finally:
         os.close(keeper)
     assert code == 2
-    assert "it cannot be read (Resource temporarily unavailable)" in errors
+    assert errors == (
+        "error[usage]: --dec-key-file: cannot be read (Resource temporarily unavailable)\n"
+        "  The option names a file that holds the key.\n"
+        "  Try: ckpttool help --dec-key-file\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,8 +359,10 @@ def test_a_thread_that_cannot_be_started_is_told(tmp_path, monkeypatch, engine, 
         assert result.exit_code == 0
         return
     assert result.exit_code in (6, 8)
-    assert "can't start new thread" in message(result)
-    assert "the system has no room for more (ulimit -u, or the limit of" in message(result)
+    assert message(result).endswith(
+        "error[no_engine]: engine threads: no thread starts can't start new thread "
+        "Try: raise the limit of `ulimit -u`, or that of the container"
+    )
     assert not [name for name in files_below(tmp_path) if name.endswith(".partial")]
 
 
@@ -393,8 +404,9 @@ def test_a_document_of_the_record_that_cannot_be_written_ends_the_run(
         return
     result = run(*ordered_words(tmp_path / "out"))
     assert result.exit_code == 6
-    assert f"{MANIFEST}: not written: " in message(result)
-    assert f"{name}: {reason}" in message(result)
+    assert f"{MANIFEST}: not written: {reason} the file is {tmp_path}/out/{name} " in message(
+        result
+    )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -403,7 +415,7 @@ def test_a_manifest_that_cannot_be_written_leaves_all_outputs_and_no_manifest(
     tmp_path, monkeypatch, break_call, call
 ):
     break_call(call, errno.ENOSPC, f"{MANIFEST}.partial")
-    expected = f"{MANIFEST}: not written: No space left on device"
+    expected = f"{MANIFEST}: not written: {SAID[errno.ENOSPC]}"
     fails_and_is_resumed(tmp_path, monkeypatch, "ckpt", expected, 4)
 
 
@@ -413,8 +425,7 @@ def test_a_source_that_cannot_be_read_is_named_with_its_file(tmp_path, monkeypat
     break_call("preadv", errno.EIO, source)
     with pytest.raises(ckpttool.ExecutionError) as caught:
         execute(plan, destination)
-    assert f"not written: {source}" in str(caught.value)
-    assert f": {SAID[errno.EIO]}" in str(caught.value)
+    assert f"not written: {SAID[errno.EIO]}; the file is {source}/" in str(caught.value)
 
 
 def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypatch):
@@ -436,7 +447,10 @@ def test_a_source_that_is_cut_short_while_it_is_read_is_named(tmp_path, monkeypa
     monkeypatch.setattr(os, "preadv", fake)
     with pytest.raises(ckpttool.ExecutionError) as caught:
         execute(plan, destination, options=CopyOptions(band_bytes=1 << 18))
-    assert f"{source / 'm.ckpt'}: byte {cut[0] + (1 << 19)}: w: the file ends here" in str(
+    end = (
+        f"w: the file ends here; byte {cut[0] + (1 << 19)}; {source / 'm.ckpt'}: changed since its"
+    )
+    assert f"not written: {source / 'm.ckpt'}: {end} header was read; {MIXTURE}; " in str(
         caught.value
     )
     assert files_below(tmp_path / "out") == []
@@ -460,10 +474,10 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
         return real(fd, buffers, at)
 
     monkeypatch.setattr(os, "preadv", fake)
-    with pytest.raises(ckpttool.ExecutionError, match="so write all of it anew") as caught:
+    with pytest.raises(ckpttool.ExecutionError, match=f"; {AFRESH}$") as caught:
         execute(plan, destination, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
     assert files_below(out) != []
-    assert "the file ends here" in str(caught.value)
+    assert f"{source / 'm.ckpt'}: w: the file ends here; byte {size // 2}; " in str(caught.value)
     assert "--resume" not in str(caught.value)
 
 
@@ -490,7 +504,7 @@ def test_a_source_that_grows_while_it_is_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(_Run, "start", begin)
     result = run(*words)
     assert result.exit_code == 6
-    what = f"{grown[0]}: changed since its header was read; outputs may mix old and new data"
+    what = f"{grown[0]}: changed since its header was read; {MIXTURE}"
     assert what in message(result)
     assert not (tmp_path / "out" / MANIFEST).exists()
 
@@ -538,11 +552,12 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
         result
     )
     done = ", ".join(str(small_disk / "out" / f"rank_{n}/checkpoint_{n}.ckpt") for n in (0, 1))
-    assert f"complete: {done} Try: the same command with --resume" in message(result)
+    again = "Try: free some space, then the same command with --resume"
+    assert f"complete: {done} {again}" in message(result)
     assert len(files_below(small_disk / "out")) == 4  # with the plan and the log
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert re.search("2,097,2.. bytes are to be written, 524,288 are free", message(result))
+    assert ": too little space: 2.0 MiB needed, 512.0 KiB free Try: free" in message(result)
     monkeypatch.undo()
     other.unlink()
     run_well(*words, "--resume")

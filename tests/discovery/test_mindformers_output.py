@@ -103,7 +103,9 @@ def test_outputs_do_not_go_among_the_inputs(output):
     words = ["-d", output / "strategy", "-o", output / "checkpoint"]
     result = run("reshard", output, *words)
     assert result.exit_code == 5
-    assert not mentions(message(result), "is the source folder Try: write to another")
+    assert not mentions(
+        message(result), "checkpoint is the source folder Try: -o with another path$"
+    )
 
 
 @pytest.mark.parametrize("named", [".", "checkpoint"])
@@ -113,8 +115,8 @@ def test_outputs_do_not_go_where_they_hide_the_inputs(output, named):
         size = ["--max-shard-size", "1GB"] if more[0] == "merge" else []
         result = run(*more, *size, "--overwrite")
         assert result.exit_code == 5
-        said = "would be taken for the checkpoint of that run, in the place of"
-        assert said in message(result)
+        said = f"{output}: outputs in this folder hide the source it is in {output}/checkpoint"
+        assert f"{said} Try: -o with another path" in message(result)
     run_well("reshard", output, *words[:-1], output / "next")
     assert scan(str(output)).root == str(output / "checkpoint")
 

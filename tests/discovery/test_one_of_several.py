@@ -132,8 +132,8 @@ def test_verify_and_inspect_say_that_it_is_one_rank(make, why, tmp_path):
         assert why in message(result)
         notes = json.loads(run_well(command, path, "--json").stdout)["notes"]
         assert [note for note in notes if "one rank of several" in note["text"]]
-    assert ": nothing is wrong (" not in run_well("verify", path).stdout
-    assert ": nothing is wrong (" in run_well("verify", path, "--replicated").stdout
+    assert ": the headers are right (" not in run_well("verify", path).stdout
+    assert ": the headers are right (" in run_well("verify", path, "--replicated").stdout
 
 
 def test_everything_else_that_is_wrong_is_told_at_once(tmp_path):

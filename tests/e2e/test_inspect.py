@@ -270,9 +270,9 @@ def test_a_strategy_is_shown_with_its_stages_and_shards():
     assert "a strategy for 8 ranks; 36 tensors, 12 sharded parameters" in text
     assert "1 stage, optimizer shard of 4 or 8 on all 36 tensors" in text
     assert "device matrix (4, 2)" in text
-    assert " lm_head.weight rows / 2, shard / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
+    assert " lm_head.weight rows / 2, opt / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
     text = screen(case / "src_strategy.ckpt", "--all")
-    assert " lm_head.weight rows / 2, shard / 4 (4, 2) (0) - 0 | 2 | 4" in text
+    assert " lm_head.weight rows / 2, opt / 4 (4, 2) (0) - 0 | 2 | 4" in text
 
 
 @pytest.mark.parametrize(
@@ -374,8 +374,8 @@ def test_the_ranks_of_each_slice_stay_short(owners, text):
     ("counts", "shard", "owners", "text"),
     [
         ((2, 1), 1, 2, "rows / 2"),
-        ((8, 2), 4, 16, "rows / 2, columns / 2, shard / 4"),
-        ((4,), 4, 4, "shard / 4"),
+        ((8, 2), 4, 16, "rows / 2, columns / 2, opt / 4"),
+        ((4,), 4, 4, "opt / 4"),
         ((1, 3, 1), 1, 3, "axis 1 / 3"),
         (None, 1, 5, "5 boxes"),
         ((1, 1), 1, 1, "no"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ckpttool
-from ckpttool.formats.local import why_not_a_path
+from ckpttool.formats.local import url_problem
 from tests.support.commands import message, run
 from tests.support.corpus import GOLDEN, SAMPLES
 
@@ -96,4 +96,4 @@ def test_in_python_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["a/b", "/a//b", "./s3://bucket", "rank{rank}/*", "1://x", "a:b"])
 def test_paths_are_no_urls(text):
-    assert why_not_a_path(text) is None
+    assert url_problem(text) is None

@@ -113,7 +113,7 @@ def tables(tmp_path, monkeypatch, tensors):
 
         monkeypatch.setattr(table, "func", counted)
     strategy = replace(strategy_of(*stages), files=())
-    with pytest.raises(ckpttool.PlanError, match="lists for other stages only"):
+    with pytest.raises(ckpttool.PlanError, match="21 parameters that the strategy lists for other"):
         ckpttool.plan_merge(
             catalog,
             strategy,

@@ -23,6 +23,7 @@ from ckpttool.model import manifest
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, TensorMeta
+from ckpttool.model.wording import printable
 from ckpttool.secret import Secret
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
@@ -119,13 +120,18 @@ def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
     if name:
         result = run(*reshard_words(tmp_path / "out", "ckpt"), "--engine", name)
         assert result.exit_code == 2
-        kind = name.partition(":")[0]
-        text = (
-            f"is not {kind}:N with a number N of {kind} from 1 to 999999"
-            if kind in ("threads", "processes")
-            else (f"no engine '{name}'; there are threads[:N], processes[:N]")
+        examples = {
+            "threads": "--engine threads:4",
+            "processes": "--engine processes:4",
+            "dask": "--engine dask:tcp://HOST:8786",
+            "mpi": "--engine mpi",
+        }
+        hint = examples.get(name.partition(":")[0], "ckpttool reshard --help")
+        assert message(result) == printable(
+            f"error[usage]: --engine: '{name}' is not an engine Engines: threads[:N], "
+            "processes[:N], dask:ADDRESS, dask:SCHEDULER_FILE, mpi, with N from 1 to 999999. "
+            f"Try: {hint}"
         )
-        assert text in message(result)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,13 @@ def test_a_word_that_names_no_engine_is_refused(tmp_path, name):
 def test_j_is_short_for_threads_and_may_not_say_something_else(tmp_path, words, code):
     result = run(*reshard_words(tmp_path / "out", "ckpt"), *words)
     assert result.exit_code == code
-    assert code == 0 or "-j 2 is short for --engine threads:2, not" in message(result)
+    if code:
+        engine = next(word for word in words if word.startswith(("threads", "mpi")))
+        assert message(result) == (
+            "error[usage]: -j and --engine contradict each other "
+            f"-j 2 is short for --engine threads:2; found --engine {engine}. "
+            "Try: only one of the two"
+        )
 
 
 def fail_with(error):
@@ -216,11 +228,11 @@ def test_a_signal_ends_a_run_with_processes_and_leaves_whole_files_only(busy_run
     returned, errors = finish(process)
     assert returned == code
     complete = len([name for name in files_below(out) if name.endswith(".ckpt")])
-    said = (
-        f"; {complete} of 16 outputs {'is' if complete == 1 else 'are'} complete: the same command"
+    assert errors == (
+        f"error[stopped]: ended by {number.name}\n"
+        f"  nothing was left half-written; {complete} of 16 outputs complete\n"
+        f"  Try: the same command{' with --resume' if complete else ''}\n"
     )
-    said = f"nothing was left half-written{said} with --resume"
-    assert errors == f"ckpttool: ended by {number.name}; {said}\n"
     assert {*complete_outputs(out), *UNFINISHED} == {*files_below(out)}
 
 

@@ -230,9 +230,8 @@ def test_map_parameters_that_differ_are_a_question(ranks, tmp_path):
     result = run("merge", src, "-s", tmp_path / "s.json", "-o", tmp_path / "out.ckpt")
     assert result.exit_code == 5
     words = (
-        r"emb: a map parameter \(hash table\), different between ranks \(rank 0 \| rank 1\)",
-        "nothing says whose entries count, so they are not joined",
-        "--unlisted rank",
+        "emb: map parameters that cannot be joined, and different between ranks",
+        "rank 0 differs from rank 1 Try: --unlisted first .*, rank .* or drop",
     )
     assert not mentions(said(result), *words)
     assert "slices that the strategy omits" not in said(result)

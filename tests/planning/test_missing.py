@@ -52,8 +52,9 @@ def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_an
     damage, problems, notes = outcome(damaged(FULL, 2), content_groups=SAME)
     assert not damage
     assert not problems
-    text = "run/rank_2/net.ckpt: byte 7: cut short\n  all slices are read from replicas: "
-    assert notes == [text + "rank 3"]
+    facts = "byte 7; all slices are read from replicas: rank 3"
+    hint = "Try: copy the file again from where it was saved"
+    assert notes == [f"run/rank_2/net.ckpt: cut short\n  {facts}\n  {hint}"]
 
 
 def test_a_damaged_file_whose_replicas_are_damaged_too_is_an_error():
@@ -69,7 +70,7 @@ def test_missing_and_damaged_ranks_are_replaced_together():
     assert not damage
     assert not problems
     assert [note.split("\n ")[1] for note in notes] == [
-        " all slices are read from replicas: rank 1",
+        " byte 7; all slices are read from replicas: rank 1",
         " all slices are read from replicas: rank 2",
     ]
 
@@ -113,7 +114,8 @@ def test_stages_need_not_hold_the_same_as_each_other():
     damage, problems, notes = outcome(damaged(catalog_of(ranks), 1, 6), strategy)
     assert not damage
     assert not problems
-    assert [note[-20:] for note in notes] == ["replicas: ranks 0, 7"] * 2
+    facts = "  byte 7; all slices are read from replicas: ranks 0, 7"
+    assert [note.splitlines()[1] for note in notes] == [facts] * 2
 
 
 def test_a_stage_that_is_all_damaged_is_an_error():
@@ -247,11 +249,15 @@ def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, har
     result = merge(source, tmp_path / "m.ckpt", "-q")
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
-    line, facts = result.stderr.splitlines()  # -q silences notes, not warnings
+    line, facts, *hint = result.stderr.splitlines()  # -q silences notes, not warnings
     code = "missing_replica" if harm in ("missing", "empty folder") else "damaged_replica"
     assert line.startswith(f"warning[{code}]: ")
     assert "rank_2" in line or line.startswith(f"warning[{code}]: rank 2: ")
-    assert facts == "  all slices are read from replicas: ranks 0, 3"
+    found = "byte 28091: 5 bytes missing: field 1 needs 73, 68 are left; "
+    found = found if harm == "damaged" else ""
+    assert facts == f"  {found}all slices are read from replicas: ranks 0, 3"
+    copy = ["  Try: copy the file again from where it was saved"]
+    assert hint == (copy if harm == "damaged" else [])
     assert ("no checkpoint file found" in line) == (harm in ("missing", "empty folder"))
     assert ("Input/output error" in line) == (harm == "unreadable")
 
@@ -301,11 +307,12 @@ def test_the_document_of_a_merge_names_the_rank_that_was_replaced(source, tmp_pa
     assert note["facts"].endswith("replicas: rank 0")
 
 
-def test_replicas_that_are_all_damaged_are_an_error_with_all_files(source, tmp_path):
+def test_replicas_that_are_all_damaged_are_an_error_with_all_ranks(source, tmp_path):
     paths = [cut_short(rank_file(source, rank)) for rank in (0, 1, 4, 5)]
     result = merge(source, tmp_path / "m.h5")
     assert result.exit_code == 3
-    assert all(str(path) in message(result) for path in paths)
+    said = f"{paths[0]} and 3 more: the file is cut short or damaged ranks 0, 1, 4, 5; "
+    assert said in message(result)
     assert "ranks 0, 1, 4, 5: not read, and no other rank has their slices" in message(result)
     assert not (tmp_path / "m.h5").exists()
 
@@ -325,7 +332,7 @@ def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
     whole, out = tmp_path / "whole.ckpt", tmp_path / "m.ckpt"
     run_well("merge", GOLDEN / "replicated_only" / "src", "--replicated", "-o", whole)
     result = run_well("merge", source, "--replicated", "-o", out)
-    assert "\n  all slices are read from replicas: rank 1\n" in result.stderr
+    assert "68 are left; all slices are read from replicas: rank 1\n" in result.stderr
     assert read(out) == read(whole)
     assert run("merge", source, "--replicated", "--strict", "-o", out).exit_code == 5
     shutil.rmtree(source / "rank_3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -177,8 +176,9 @@ def plain(tmp_path):
 def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_path):
     told = message(run_well("merge", *plain, "-q", "-o", tmp_path / "full.ckpt"))
     path = rank_file(plain[0], 5)
-    text = f"{path}: empty (0 bytes), as a full disk or a crash leaves it"
-    assert not mentions(told, re.escape(text), "all slices are read from replicas: rank")
+    text = f"{path}: empty (0 bytes)"
+    facts = "a full disk or a crash leaves such files; all slices are read from replicas: rank"
+    assert f"{text} {facts}" in told
     assert "warning[damaged_replica]: " in told
     assert not corpus.differences(
         corpus.conversion("reshard_8_to_4", "merge").ranks,
@@ -228,10 +228,11 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
     for words in (["merge", *plain, *of_merge], ["inspect", *plain], ["inspect", plain[0]]):
         result = run(*words)
         assert result.exit_code == 3
-        assert message(result).count(": empty (0 bytes)") == 8
+        said = f"{rank_file(plain[0], 0)} and 7 more: empty (0 bytes) ranks 0-7; a full disk or"
+        assert said in message(result)
     result = run("verify", plain[0])
     assert result.exit_code == 1
-    assert "8 errors" in message(result)
+    assert said in message(result)
 
 
 def test_a_stage_without_layouts_may_hold_nothing():

@@ -113,4 +113,4 @@ def test_a_file_that_shrinks_while_it_is_compared_is_an_error(tmp_path, monkeypa
     merge = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5"]
     result = run(*merge, "--check-replicas")
     assert result.exit_code == 5
-    assert "rank_1/net.ckpt: was written to after its header was read" in message(result)
+    assert "rank_1/net.ckpt: changed since its header was read" in message(result)

@@ -117,7 +117,7 @@ OPERATORS = {"parallel_strategy_item": {"a": {"alias_name": "a"}}, "parallel_out
         (b"{", r"s\.json: not valid JSON: .*: line 1 column 2 .*; the strategy file of"),
         (b"\xff{}", "not valid JSON"),
         (b"[]", "not a JSON object"),
-        (b"{}", "no parameter layouts in it"),
+        (b"{}", ": a JSON document, not a strategy file; "),
         (b"[" * 100_000, "nested too deep"),
         (b'{"a": ' + b"1" * 5000 + b"}", "digits"),
         (b'{"parallel_layout_item": {"w": {}, "w": {}}}', "w: stored twice"),

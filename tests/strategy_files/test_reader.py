@@ -245,9 +245,15 @@ def test_unknown_fields_are_skipped(read):
         (number(3, 5), "field 3 is not a message"),
         (message(3, message(1, b"w"), number(2, 5)), "field 2 is not a message"),
         (message(3, message(1, b"\xff")), "not UTF-8"),
-        (message(3, message(1, b"w"), message(2, packed(5, 1))), "wire type 2, expected 0"),
-        (message(3, message(1, b"w"), message(2, message(7))), "wire type 2, expected 0"),
-        (message(2, message(2, message(1, b"ab"))), "wire type 2, expected 0"),
+        (
+            message(3, message(1, b"w"), message(2, packed(5, 1))),
+            "byte 11: not a valid protobuf message; ",
+        ),
+        (
+            message(3, message(1, b"w"), message(2, message(7))),
+            "byte 11: not a valid protobuf message; ",
+        ),
+        (message(2, message(2, message(1, b"ab"))), "byte 8: not a valid protobuf message; "),
         (operator(1000) + layout("w", (2,), (0,)), "operators of stage 1000, expected 0 to 999$"),
         (operator(-1) + layout("w", (2,), (0,)), "operators of stage -1, expected"),
         (operator(0), "no parameter layouts in it"),
@@ -459,7 +465,7 @@ def test_files_of_other_kinds_are_told_to_be_so(source, name, reason, tmp_path):
             '{"parallel_strategy_item": {"x": {"stage": 0}}}',
             "in it, only operators; the strategy file",
         ),
-        ("{}", "no parameter layouts in it, nothing; the strategy file"),
+        ("{}", ": a JSON document, not a strategy file; the strategy file"),
     ],
 )
 def test_json_without_layouts_is_told_what_it_is(write, text, reason):

@@ -65,18 +65,19 @@ def test_a_forged_block_is_found_and_stops_a_comparison(key, tmp_path):
 
 def test_a_checksum_that_is_wrong_is_found_if_the_data_is_read():
     words = [BROKEN / "crc_damaged" / "src", "-s", BROKEN / "crc_damaged" / "src_strategy.ckpt"]
-    assert "--crc does that" in message(run_well("verify", *words))
+    said = "rank 1: the checksum (crc_check) is not verified Try: ckpttool verify SRC --crc"
+    assert said in message(run_well("verify", *words))
     for more in ("--crc", "--deep"):
         ((kind, text),) = findings(*words, more)
         assert kind == "checksum"
-        assert text.startswith("rank ")
-        assert "the checksum (crc_num) stored with it" in text
+        said = "rank_1/checkpoint-2_10.ckpt: the checksum (crc_num) is 1058417891, that of the"
+        assert f"{said} contents 10578149" in text
 
 
 def test_that_there_is_no_checksum_is_said_if_asked_for():
     words = [GOLDEN / "empty_tensors" / "src", "-s", GOLDEN / "empty_tensors" / "src_strategy.ckpt"]
-    assert "nothing tells of damage" in message(run_well("verify", *words, "--crc"))
-    assert "nothing tells of damage" not in message(run_well("verify", *words, "--deep"))
+    assert "ranks 0-3: saved without a checksum" in message(run_well("verify", *words, "--crc"))
+    assert "saved without a checksum" not in message(run_well("verify", *words, "--deep"))
     words = [GOLDEN / "crc_check" / "src", "-s", GOLDEN / "crc_check" / "src_strategy.ckpt"]
     assert "the checksum is right" in message(run_well("verify", *words, "--deep"))
 
