@@ -387,7 +387,10 @@ REFUSED = {
     ),
     "no ciphertext": (frame("AES-GCM", IV, b"", IV), "wrong length; 0 bytes, which AES-GCM never"),
     "no multiple of 16": (frame("AES-CBC", IV, bytes(17), b""), "which AES-CBC never makes"),
-    "only a padding": (encrypt(b"\n", "AES-CBC"), r"byte 0: the wrong key \(AES-CBC\), or the file is damaged; "),
+    "only a padding": (
+        encrypt(b"\n", "AES-CBC"),
+        r"byte 0: the wrong key \(AES-CBC\), or the file is ",
+    ),
 }
 
 
