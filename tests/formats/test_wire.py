@@ -152,13 +152,13 @@ def test_packed_numbers_that_end_inside_one_are_an_error(open_bytes):
 def test_fixed_width_fields_are_neither_numbers_nor_names(open_bytes, data):
     (field,) = fields(reader := open_bytes(data))
     for read in (reader.numbers, reader.number, reader.text):
-        with pytest.raises(FormatError, match="damaged, or of another format$"):
+        with pytest.raises(FormatError, match=r"damaged, or of another format$"):
             read(field)
 
 
 def test_a_single_number_is_not_packed(open_bytes):
     (field,) = fields(reader := open_bytes(packed(1, 5)))
-    with pytest.raises(FormatError, match="byte 2: damaged, or of another format$"):
+    with pytest.raises(FormatError, match=r"byte 2: damaged, or of another format$"):
         reader.number(field)
 
 
