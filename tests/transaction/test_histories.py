@@ -317,7 +317,7 @@ class History(NamedTuple):
 
 
 UNTOUCHED = {
-    finished: History(finished, nothing, "0", "0 the headers are right", "0", "0 complete: 4 files",
+    finished: History(finished, nothing, "0", "0 nothing is wrong", "0", "0 complete: 4 files",
                       "5 is already complete",
                       "0 4 kept, 0 written"),
     stopped: History(stopped, nothing, "0 did not end here", "1 did not end here",
@@ -328,7 +328,7 @@ UNTOUCHED = {
                       "5 exist", "0 4 kept, 0 written"),
     half_in_parts: History(half_in_parts, nothing, "0 finalize", "1 finalize",
                            "5 finalize", "5 --part 2/2", "5 exist", "0 2 kept, 2 written"),
-    finished_file: History(finished_file, nothing, "0", "0 the headers are right", "0",
+    finished_file: History(finished_file, nothing, "0", "0 nothing is wrong", "0",
                            "0 complete: 1 file", "5 is already complete",
                            "0 Kept "),
 }  # fmt: skip

@@ -218,7 +218,7 @@ def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):
     ("name", "parts", "act", "said"),
     [
         (MANIFEST, (), Small.commit, ": a pipe or a device, not a file"),
-        (MANIFEST, (), Small.resume, " is a device or a pipe\n  Try: -o with the name of a file"),
+        (MANIFEST, (), Small.resume, " is a device or a pipe\n  Try: move it away, or -o with"),
         (LOG, (), Small.resume, f": {IN_THE_WAY}"),
         (STAMPS, (), Small.resume, f": {IN_THE_WAY}"),
         (PLAN, PARTS, Small.commit, f": {IN_THE_WAY}"),
