@@ -169,9 +169,10 @@ def test_names_have_a_limit_and_are_utf8(open_bytes, monkeypatch):
     monkeypatch.setattr(wire, "MAX_NAME_BYTES", 5)
     with pytest.raises(FormatError, match="a name is too long; 6 bytes; expected at most 5"):
         reader.text(field)
-    (field,) = fields(reader := open_bytes(message(1, b"\xff")))
-    with pytest.raises(FormatError, match="not UTF-8"):
-        reader.text(field)
+    for data, said in ((b"\xff", "byte 2: a name is not UTF-8$"), (b"w\xff", "UTF-8; after 'w'$")):
+        (field,) = fields(reader := open_bytes(message(1, data)))
+        with pytest.raises(FormatError, match=said):
+            reader.text(field)
 
 
 def test_reads_go_through_a_window_in_any_order(open_bytes, monkeypatch):
