@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
@@ -112,8 +112,9 @@ class Provenance:
     @property
     def source(self) -> str:
         """The file that it reads, or the innermost folder of all that it reads."""
-        names = [file.path.split("/") for file in self.inputs]
-        return "/".join(os.path.commonprefix(names))  # noqa: RUF071 - lists, not strings
+        names = (file.path.split("/") for file in self.inputs)
+        same = takewhile(lambda parts: len({*parts}) == 1, zip(*names, strict=False))
+        return "/".join(parts[0] for parts in same)
 
     def differs_in_source_only(self, other: Provenance) -> bool:
         """Return whether the same command did other things, since files of its source changed."""

@@ -480,8 +480,8 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
         (tmp_path / f"rank_{rank}" / f"other_{rank}.ckpt").touch()
     run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
     stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
-    said = f"{stale}; loaders would take it for this set Try: move it away"
-    said = f"warning[stale]: {tmp_path}: 1 file of another run {said}"
+    said = f"{stale}; loaders would take them for this set Try: move them away"
+    said = f"warning[stale]: {tmp_path}: 2 files of another run {said}"
     for _ in range(2):
         assert said in message(run_well("finalize", tmp_path, "-q"))
     (note,) = json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"]
