@@ -177,7 +177,7 @@ def _output_errors() -> Iterator[None]:
 
 def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
     """Return the problems and the exit code of an exception, for the text and for the document."""
-    from ckpttool.formats.local import describe_os_error
+    from ckpttool.formats.local import unreadable
     from ckpttool.model.diagnostics import Diagnostic, diagnose
 
     match error:
@@ -189,8 +189,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case CkptToolError():
             problems, exit_code = diagnose(error), error.exit_code
         case OSError(filename=path):
-            path, text = str(path or ""), describe_os_error(error)
-            problems = (Diagnostic("unreadable", text, where=path, path=path or None),)
+            problems = diagnose(unreadable(str(path or ""), error))
             exit_code = UnreadableError.exit_code
         case _:
             text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."

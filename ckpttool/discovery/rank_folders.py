@@ -40,18 +40,17 @@ from ckpttool.errors import (
     PlanError,
     StepError,
     UnfinishedError,
-    UnreadableError,
     raise_all,
 )
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import (
-    describe_os_error,
     exists,
     find_paths,
     is_file,
     is_folder,
     list_folder,
+    unreadable,
 )
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -90,7 +89,7 @@ def list_rank_files(
             if len(inside) > 1 and any(is_index_name(p.name) for p in list_folder(folders[rank])):
                 indexed.append(folders[rank])
         except OSError as error:
-            empty_ranks[rank] = _unreadable_rank(folder, error)
+            empty_ranks[rank] = unreadable(str(folder), error)
             continue
         if folders[rank] != folder:
             strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
@@ -293,13 +292,6 @@ def _is_strategy(path: Path) -> bool:
     return kind is not None and kind.kind == "strategy"
 
 
-def _unreadable_rank(folder: Path, error: OSError) -> FormatError:
-    """Return the error of a rank whose folder cannot be read."""
-    found = UnreadableError(str(folder), None, describe_os_error(error))
-    found.__cause__ = error
-    return found
-
-
 # --------------------------------------------------------------------- folders without rank folders
 
 
@@ -415,7 +407,7 @@ def _match_pattern(
             except OSError as error:
                 if found_rank is None:
                     raise
-                empty_ranks[found_rank] = _unreadable_rank(path, error)
+                empty_ranks[found_rank] = unreadable(str(path), error)
         elif len(parts) == 1 and is_file(path) and found_rank is not None and is_matched:
             name = path.name
             for i in range(match.re.groups, 0, -1):

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
+from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
-from ckpttool.formats.local import describe_os_error, identify_file, open_file
+from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
 from ckpttool.secret import Secret
@@ -170,9 +170,7 @@ def _read_index(
             return _with_foreign_kind(error)
     except OSError as error:
         error.filename = error.filename or path  # errors of reading lack it
-        unreadable = UnreadableError(path, None, describe_os_error(error))
-        unreadable.__cause__ = error  # `read_index` raises it
-        return unreadable
+        return unreadable(path, error)
 
 
 def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox) -> FileIndex:

@@ -345,7 +345,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
         return data.decode("utf-32-le")
     except UnicodeDecodeError as error:
         reason = f"{tensor.name}: the string is not UTF-32"
-        raise FormatError(reader.path, tensor.start, reason, facts=str(error)) from error
+        raise FormatError(reader.path, tensor.start, reason) from error
 
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:

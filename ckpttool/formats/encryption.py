@@ -197,9 +197,8 @@ def _decipher(
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
-        facts = "decrypted with it, the file does not begin with a record"
         reason = f"the wrong key ({mode}), or the file is damaged"
-        raise AuthenticityError(path, headers[0].start, reason, _RIGHT_KEY, facts)
+        raise AuthenticityError(path, headers[0].start, reason, _RIGHT_KEY)
     if None in paddings:
         number = paddings.index(None)
         facts = f"encrypted block {number + 1} of {len(headers)} does not end in a padding"

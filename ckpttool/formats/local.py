@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from ckpttool.errors import PlanError
+from ckpttool.errors import PlanError, UnreadableError
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileId, FileStamp, StoredFile
 
@@ -266,6 +266,15 @@ MEANINGS = {  # of system errors whose message says too little
 }
 
 
+def unreadable(path: str, error: OSError) -> UnreadableError:
+    """Return the error of a file or a folder that the system cannot open or read."""
+    hint = "chmod +rX as the owner, or run as the owner"
+    hint = hint if isinstance(error, PermissionError) else ""
+    found = UnreadableError(path, None, describe_os_error(error), hint)
+    found.__cause__ = error
+    return found
+
+
 def describe_os_error(error: OSError) -> str:
     """Return the system's message of an error, with its meaning, or with owner and mode.
 
@@ -300,6 +309,6 @@ def _describe_owner(path: str) -> str:
                 return ""
             place = os.path.dirname(place)  # noqa: PTH120
             where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
-    mode = f"{found.st_mode & 0o7777:o}"
+    mode = f"{found.st_mode & 0o7777:03o}"
     user = name_of(os.geteuid())
     return f"{where}owner {name_of(found.st_uid)}, mode {mode}; this user is {user}"

@@ -29,7 +29,7 @@ from ckpttool.model.wording import count
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 MAX_NAME_BYTES = 1 << 20  # a name is read into memory; real names are far shorter
-_NOT_PROTOBUF = "not a valid protobuf message"
+_DAMAGED = "damaged, or of another format"
 WINDOW_BYTES = 4096  # one read fetches the headers of a record and of the small tensors behind it
 
 
@@ -177,8 +177,7 @@ class WireReader:
             key, behind = self.varint(at, stop)
             number, wire_type = key >> 3, key & 7
             if not 0 < number < 1 << 29:
-                facts = f"field {number}; expected 1 to {(1 << 29) - 1}"
-                raise FormatError(self.path, at, _NOT_PROTOBUF, facts=facts)
+                raise FormatError(self.path, at, _DAMAGED)
             value = 0
             first = behind
             if wire_type == LENGTH:
@@ -189,22 +188,19 @@ class WireReader:
             elif wire_type in (FIXED64, FIXED32):
                 last = first + (8 if wire_type == FIXED64 else 4)
             else:
-                facts = f"field {number} has the wire type {wire_type}"
-                raise FormatError(self.path, at, _NOT_PROTOBUF, facts=facts)
+                raise FormatError(self.path, at, _DAMAGED)
             if last > stop:
                 what = "file" if stop == self.size else "record"
                 reason = f"the {what} is cut short or damaged"
-                facts = (
-                    f"{count(last - stop, 'byte')} missing: field {number} needs {last - first}, "
-                )
-                raise FormatError(self.path, at, reason, facts=f"{facts}{stop - first} are left")
+                facts = f"expected {count(last - first, 'byte')} from there, found {stop - first}"
+                raise FormatError(self.path, at, reason, facts=facts)
             yield Field(number, wire_type, value, first, last)
             at = last
 
     def number(self, field: Field) -> int:
         """Return the signed 64-bit value of an integer field that is not repeated."""
         if field.wire_type != VARINT:
-            raise self._wrong_type(field, VARINT)
+            raise FormatError(self.path, field.start, _DAMAGED)
         return _signed(field.value)
 
     def numbers(self, field: Field) -> list[int]:
@@ -228,17 +224,15 @@ class WireReader:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(self.path, start, "a name is not UTF-8", facts=str(error)) from error
+            facts = f"after {data[: error.start].decode()!r}" if error.start else ""
+            at = start + error.start
+            raise FormatError(self.path, at, "a name is not UTF-8", facts=facts) from error
 
     def _payload(self, field: Field) -> int:
         """Return the start of a length-delimited field's payload."""
         if field.wire_type != LENGTH:
-            raise self._wrong_type(field, LENGTH)
+            raise FormatError(self.path, field.start, _DAMAGED)
         return field.start
-
-    def _wrong_type(self, field: Field, expected: int) -> FormatError:
-        facts = f"field {field.number}: expected wire type {expected}, found {field.wire_type}"
-        return FormatError(self.path, field.start, _NOT_PROTOBUF, facts=facts)
 
 
 def _signed(value: int) -> int:

@@ -154,7 +154,6 @@ CODES: Mapping[str, Code] = {
     ),
     "doubt": Code("what is not certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
-    "replica_advice": Code("what can be done about replicas that differ", "note"),
     # parameters without a layout
     "unlisted": Code(
         "parameters that are not in the strategy and differ between ranks",
@@ -546,7 +545,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                     error.hint or (COPY_AGAIN if code == "damaged" else ""),
                     facts="; ".join(filter(None, (found, lost))),
                     ranks=() if error.rank is None else (error.rank,),
-                    path=path,
+                    path=path or None,
                     offset=offset,
                     where=path,
                 ),

@@ -39,6 +39,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
@@ -107,6 +108,21 @@ class Provenance:
         """Whether the outputs store a checksum; None if no options are known."""
         crc = dict(self.options).get("crc")
         return None if crc is None else crc == "--crc"
+
+    @property
+    def source(self) -> str:
+        """The file that it reads, or the innermost folder of all that it reads."""
+        names = (file.path.split("/") for file in self.inputs)
+        same = takewhile(lambda parts: len({*parts}) == 1, zip(*names, strict=False))
+        return "/".join(parts[0] for parts in same)
+
+    def differs_in_source_only(self, other: Provenance) -> bool:
+        """Return whether the same command did other things, since files of its source changed."""
+        ours, theirs = (
+            (run.version, run.step, run.source, {*run.strategies}, dict(run.options))
+            for run in (self, other)
+        )
+        return self.inputs != other.inputs and ours == theirs
 
     @property
     def digest(self) -> str:
@@ -191,6 +207,12 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     if mine.version != other.version:
         yield f"ckpttool {mine.version} in place of {other.version}"
     now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
+    if mine.source != other.source:
+        yield f"source {mine.source} in place of {other.source}"
+        now = was = {}
+    elif mine.step != other.step and now.keys() != was.keys():
+        yield f"step {mine.step} in place of {other.step}"
+        now = was = {}
     both = [path for path in now if path in was and now[path] != was[path]]
     resized = [path for path in both if now[path].nbytes != was[path].nbytes]
     changed = [path for path in both if now[path].nbytes == was[path].nbytes]

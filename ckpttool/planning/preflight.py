@@ -127,7 +127,7 @@ def _destination_problems(
         return
     stale = None if policy.overwrite or blocked else _find_stale_files(target)
     if stale is not None:
-        yield replace(stale, code="destination", hint=f"move it away, or {ELSEWHERE}")
+        yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
 
 def _blocked(
@@ -174,18 +174,17 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
-    mixed: dict[str, list[str]] = {}
+    mixed: list[str] = []
     outputs = map(Path, target.paths.values())
     for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
         if is_home or is_in_rank_folder(root, folder):
-            mixed.setdefault(str(path.parent), []).append(str(path))
-    for name, paths in mixed.items():
-        text = "inside the source, whose files it would join"
-        facts = f"files in {name} are read as those of a rank"
-        hint, where = f"-o outside of {source.root}", shorten(paths, 3)
-        yield Diagnostic("destination", text, hint, facts=facts, where=where)
+            mixed.append(str(path))
+    if mixed:
+        verb = "is" if len(mixed) == 1 else "are"
+        text = f"{shorten(mixed, 3)} {verb} inside the source folder {source.root}"
+        yield Diagnostic("destination", text, f"-o with a path outside of {source.root}")
 
 
 def _location_problem(name: str, hint: str) -> Diagnostic | None:

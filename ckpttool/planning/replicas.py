@@ -119,13 +119,20 @@ def replica_problems(
         for one, stats in compare_replicas(replicated, executor, None, on_progress)
         if (problem := find_difference(one, stats)) is not None
     ]
-    if found:
-        found[0] = replace(found[0], hint=REMEDY)
     found += compare_stages(catalog, sharding, sources, executor, on_progress)
+    found = with_remedy(found)
     if len(found) > MAX_PROBLEMS:
         text = f"{count(len(found) - MAX_PROBLEMS, 'more slice')} with replicas that differ"
         found[MAX_PROBLEMS:] = [Diagnostic("replica", text)]
     return found
+
+
+def with_remedy(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return findings with `REMEDY` as the hint of the first that is about replicas."""
+    given = list(found)
+    first = next((n for n, one in enumerate(given) if one.code == "replica"), len(given))
+    given[first : first + 1] = [replace(one, hint=REMEDY) for one in given[first : first + 1]]
+    return given
 
 
 def compare_stages(

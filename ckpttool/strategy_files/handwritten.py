@@ -79,6 +79,13 @@ _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", 
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
+_YAML_WORDS = {  # names of tokens in PyYAML's messages
+    "'<block mapping start>'": "keys that are indented further",
+    "'<block sequence start>'": "items that are indented further",
+    "<block end>": "the end of the block",
+    "'<stream end>'": "the end of the file",
+    "'<scalar>'": "a value",
+}
 _QUOTE_HINT = 'quotes around a name or pattern that begins with *: "*.weight"'
 _EXAMPLE_HINT = "`ckpttool help -d` shows a hand-written strategy"
 
@@ -430,8 +437,11 @@ def parse_yaml(data: bytes, path: str) -> Node:
         marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark]
         is_star = any(text[at : at + 1] == "*" for at in marks)
         hint = _QUOTE_HINT if is_star else "other indents, quotes or brackets here or a line above"
-        place, reason = _place(path, error.problem_mark), f"not valid YAML: {error.problem}"
-        raise StrategyError(place, reason, hint) from error
+        problem = error.problem or ""
+        for token, words in _YAML_WORDS.items():
+            problem = problem.replace(token, words)
+        place = _place(path, error.problem_mark)
+        raise StrategyError(place, f"not valid YAML: {problem}", hint) from error
     except yaml.YAMLError as error:
         raise StrategyError(path, f"not valid YAML: {str(error).splitlines()[0]}") from error
     return Node(None, path) if root is None else _from_yaml(root, path, root.start_mark)

@@ -115,8 +115,9 @@ class Claim:
                 if error.path == str(record.plan):
                     raise error
         changes = [] if found is None else list(differences(outputs.provenance, found.provenance))
-        if changes and found != assignment.destination.plan and not assignment.overwrites:
-            raise PlanError([beside_problem(destination, changes)])
+        is_new = found != assignment.destination.plan
+        if found is not None and changes and is_new and not assignment.overwrites:
+            raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
         self._plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if changes and found is not None else ()

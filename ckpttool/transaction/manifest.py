@@ -24,7 +24,7 @@ from ckpttool.errors import (
     FormatError,
     UnreadableError,
 )
-from ckpttool.formats.local import describe_os_error, open_file
+from ckpttool.formats.local import open_file, unreadable
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
@@ -379,7 +379,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnreadableError(str(path), None, describe_os_error(error)) from error
+        raise unreadable(str(path), error) from error
 
 
 def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:

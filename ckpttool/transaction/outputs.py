@@ -14,7 +14,7 @@ from ckpttool.formats import FORMAT_NAMES, read_index, suffix_of
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
 from ckpttool.model.tensors import FileIndex, FileStamp
-from ckpttool.model.wording import shorten
+from ckpttool.model.wording import count, shorten
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units
@@ -154,5 +154,7 @@ def stale_files(rank: int, sample: str, ranks: Container[int]) -> Diagnostic | N
     paths = _files_of_others(rank, sample, ranks)
     if not paths:
         return None
-    facts, where = "loaders take it for a part of this set", shorten(paths, 3)
-    return Diagnostic("stale", "left from another run", "move it away", facts=facts, where=where)
+    message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"
+    facts = f"{shorten(paths, 3)}; loaders would take {them} for this set"
+    where = str(Path(sample).parent.parent)
+    return Diagnostic("stale", message, f"move {them} away", facts=facts, where=where)

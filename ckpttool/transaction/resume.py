@@ -280,8 +280,9 @@ def _inspect_stopped(
     assignment = replace(assignment, replaceable=frozenset(paths))
     plan = destination.plan
     changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
-    if changes and (destination.finished_parts or not logged):
-        found = list(_inspect_other_plan(destination, assignment, changes, len(intact)))
+    if plan is not None and changes and (destination.finished_parts or not logged):
+        by = _origin(outputs.provenance, plan.provenance)
+        found = list(_inspect_other_plan(destination, assignment, changes, by, len(intact)))
         diagnostics.add(*found)
         is_refused = any(one.code != "resumed" for one in found)
         return _without_other_problems(assignment, outputs) if is_refused else assignment
@@ -299,25 +300,27 @@ def _inspect_stopped(
 
 
 def _inspect_other_plan(
-    destination: Destination, assignment: Assignment, changes: Sequence[str], intact: int
+    destination: Destination, assignment: Assignment, changes: Sequence[str], by: str, intact: int
 ) -> Iterator[Diagnostic]:
     """Yield what becomes of a stopped run of another plan, which left ``intact`` outputs."""
     where, parts = str(destination.record.output), destination.finished_parts
-    named = f"part {shorten(map(str, parts), 3)}"
+    several = len(parts) > 1
+    named = f"part{'s' if several else ''} {shorten(map(str, parts), 3)}"
+    written = f"{named} {'were' if several else 'was'} written {by}"
     if assignment.overwrites:
         if parts:
-            yield Diagnostic("resumed", f"{named} of another command is replaced", where=where)
+            message = f"{written} and {'are' if several else 'is'} replaced"
+            yield Diagnostic("resumed", message, where=where)
     elif parts:
         hint = "the same source, step and options for all parts, or --overwrite; "
         hint += "`ckpttool help parts` explains"
-        message = f"{named} of another command is there"
-        yield Diagnostic("parts", message, hint, facts=describe_changes(changes), where=where)
+        yield Diagnostic("parts", written, hint, facts=describe_changes(changes), where=where)
     elif assignment.is_resumed:
-        message, hint = "the run that did not end here is of another command", WITHOUT_RESUME
+        message, hint = f"the run that did not end here was begun {by}", WITHOUT_RESUME
         yield Diagnostic("resume", message, hint, facts=describe_changes(changes), where=where)
     elif intact:
         facts = f"{count(intact, 'complete output')} of it are replaced"
-        message = "a run of another command did not end here"
+        message = f"a run begun {by} did not end here"
         yield Diagnostic("resumed", message, facts=facts, where=where)
 
 
@@ -371,12 +374,22 @@ def _other_set(
         text, facts = "complete, but its source files are not known", f"no {record.stamps}"
         return Diagnostic(code, text, "--overwrite", facts=facts, where=str(record.output))
     changes = list(differences(outputs.provenance, stamps.provenance))
+    message = f"written {_origin(outputs.provenance, stamps.provenance)}"
     if not changes and manifest.digest != stamps.manifest:
         changes = [f"{record.stamps} is of another set than {record.manifest}"]
     if not changes:
         return None
     facts, hint = describe_changes(changes), f"--overwrite, or {ELSEWHERE}"
-    return Diagnostic(code, "made by another command", hint, facts=facts, where=str(record.output))
+    return Diagnostic(code, message, hint, facts=facts, where=str(record.output))
+
+
+def _origin(mine: Provenance, other: Provenance) -> str:
+    """Return whether another command wrote what is there, or this one with other files.
+
+    Nothing tells a source that was saved again from one of the same name in another place.
+    """
+    with_others = mine.differs_in_source_only(other)
+    return "with another or older source" if with_others else "by another command"
 
 
 def describe_changes(changes: Sequence[str]) -> str:
@@ -534,8 +547,9 @@ def busy_problems(
         in_the_way = {record.log(None), record.log(outputs.part), record.plan}
         is_beside = bool(running) and not in_the_way & running.keys()
         if is_beside and destination.plan is not None:
-            changes = list(differences(outputs.provenance, destination.plan.provenance))
-            yield from [beside_problem(destination, changes)] if changes else []
+            mine, other = outputs.provenance, destination.plan.provenance
+            if any(differences(mine, other)):
+                yield beside_problem(destination, mine, other)
         running = {path: by for path, by in running.items() if path in in_the_way}
     for by in list(running.values())[:1]:
         yield busy_problem(record, by)
@@ -550,14 +564,12 @@ def busy_problem(record: Record, by: str) -> Diagnostic:
     return Diagnostic("busy", message, hint, facts=by, where=str(record.output))
 
 
-def beside_problem(destination: Destination, changes: Sequence[str]) -> Diagnostic:
+def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
     """Return the problem of a part of another plan than that which is being written."""
+    message = f"a part begun {_origin(mine, other)} is being written"
     by = shorten(destination.running.values(), 1) or "it has just ended"
-    message, hint = (
-        "a part of another command is being written",
-        f"wait until it ends, or {ELSEWHERE}",
-    )
-    facts, where = join_clauses(by, describe_changes(changes)), str(destination.record.output)
+    facts = join_clauses(by, describe_changes([*differences(mine, other)]))
+    hint, where = f"wait until it ends, or {ELSEWHERE}", str(destination.record.output)
     return Diagnostic("busy", message, hint, facts=facts, where=where)
 
 

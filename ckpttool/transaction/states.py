@@ -38,8 +38,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool.errors import FormatError, UnreadableError
-from ckpttool.formats.local import describe_os_error, list_folder
+from ckpttool.errors import FormatError
+from ckpttool.formats.local import list_folder, unreadable
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
@@ -324,8 +324,7 @@ def look(record: Record) -> Destination:
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
         home = str(record.home)
         error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), home)
-        closed = UnreadableError(home, None, describe_os_error(error))
-        return Destination(record, state, damaged=(closed,))
+        return Destination(record, state, damaged=(unreadable(home, error),))
     damaged: list[FormatError] = []
     plan = _read(RecordedPlan, record.plan, damaged)
     logs = tuple(_read_logs(record.logs(), damaged))

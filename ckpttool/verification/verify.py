@@ -19,13 +19,13 @@ from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
-    REMEDY,
     Slice,
     compare_replicas,
     compare_stages,
     find_difference,
     slices_of,
     stage_pairs,
+    with_remedy,
 )
 from ckpttool.planning.resolve import (
     Contents,
@@ -346,8 +346,6 @@ class _Verification:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
             self._check_data(sources, deep, on_progress)
-        if any(one.code == "replica" for one in found):
-            found.add(Diagnostic("replica_advice", "replicas differ", REMEDY))
 
     def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Return the files with checksums or tags; all files with ``crc``."""
@@ -405,10 +403,9 @@ class _Verification:
         catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
         names = content_decided_names(catalog, sharding)
         running = find_running_statistics(catalog, sharding, names, self.executor)
-        self.found.add(
-            *check_contents(slices, sharding, self.executor, on_progress, fingerprints, running),
-            *compare_stages(catalog, sharding, sources, self.executor, on_progress),
-        )
+        found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
+        found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
+        self.found.add(*with_remedy(found))
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         """Yield all slices on disk, those of stages after the first last."""

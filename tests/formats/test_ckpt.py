@@ -319,12 +319,15 @@ REFUSED = {
     ),
     "name a number": (
         message(1, number(1, 5), message(2, TENSOR)),
-        "expected wire type 2, found 0",
+        "byte 36: damaged, or of another format$",
     ),
     "name not UTF-8": (message(1, message(1, b"\xff"), message(2, TENSOR)), "not UTF-8"),
-    "length 2**63": (b"\x0a" + varint(2**63) + bytes(50), "9223372036854775808, 50 are left"),
+    "length 2**63": (
+        b"\x0a" + varint(2**63) + bytes(50),
+        "expected 9223372036854775808 bytes from there, found 50$",
+    ),
     "endless varint": (b"\x0a" + b"\xff" * 50, "more than 10 bytes"),
-    "group": (b"\x0b\x0c", "wire type 3"),
+    "group": (b"\x0b\x0c", "byte 33: damaged, or of another format$"),
     "random state of two axes": (record("r", "random_op", (2, 3)), "need 6 bytes"),
 }
 

@@ -237,7 +237,7 @@ def test_damage_at_the_beginning_has_the_message_of_a_wrong_key(mode, block_byte
     assert type(error) is AuthenticityError
     assert error.offset == 0
     assert error.reason == f"the wrong key ({mode}), or the file is damaged"
-    assert error.facts == "decrypted with it, the file does not begin with a record"
+    assert error.facts == ""
 
 
 def test_what_is_not_read_is_told_apart_from_damage_there_too(write, monkeypatch):
@@ -387,7 +387,10 @@ REFUSED = {
     ),
     "no ciphertext": (frame("AES-GCM", IV, b"", IV), "wrong length; 0 bytes, which AES-GCM never"),
     "no multiple of 16": (frame("AES-CBC", IV, bytes(17), b""), "which AES-CBC never makes"),
-    "only a padding": (encrypt(b"\n", "AES-CBC"), "the file does not begin with a record"),
+    "only a padding": (
+        encrypt(b"\n", "AES-CBC"),
+        r"byte 0: the wrong key \(AES-CBC\), or the file is ",
+    ),
 }
 
 

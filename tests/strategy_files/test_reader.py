@@ -247,13 +247,13 @@ def test_unknown_fields_are_skipped(read):
         (message(3, message(1, b"\xff")), "not UTF-8"),
         (
             message(3, message(1, b"w"), message(2, packed(5, 1))),
-            "byte 11: not a valid protobuf message; ",
+            "byte 11: damaged, or of another format; ",
         ),
         (
             message(3, message(1, b"w"), message(2, message(7))),
-            "byte 11: not a valid protobuf message; ",
+            "byte 11: damaged, or of another format; ",
         ),
-        (message(2, message(2, message(1, b"ab"))), "byte 8: not a valid protobuf message; "),
+        (message(2, message(2, message(1, b"ab"))), "byte 8: damaged, or of another format; "),
         (operator(1000) + layout("w", (2,), (0,)), "operators of stage 1000, expected 0 to 999$"),
         (operator(-1) + layout("w", (2,), (0,)), "operators of stage -1, expected"),
         (operator(0), "no parameter layouts in it"),

@@ -272,7 +272,7 @@ def test_a_job_into_the_folder_of_one_that_runs_is_refused(job, part, more):
     with while_filling(job.outputs[2], lambda: other.run(*part, *more)) as seen:
         run_parts(job, "1/2")
     text = refused(seen[0], ME, "wait until it ends")
-    assert ("a part of another command is being written" in text) == ("2/2" in part)
+    assert ("a part begun with another or older source is" in text) == ("2/2" in part)
     assert ("another run is writing it" in text) == ("2/2" not in part)
     run_parts(job, "2/2")
     finalize(job)
@@ -286,7 +286,11 @@ def test_a_job_into_the_folder_of_one_that_is_not_finalized_is_refused(job, part
     other = SmallSet(job.folder, "other")
     run_parts(job, "1/2")
     before = job.read(), record_of(job)
-    refused(other.run(*part, *more), "part 1/2 of another command is there", OTHER_PARTS)
+    refused(
+        other.run(*part, *more),
+        "part 1/2 was written with another or older source",
+        OTHER_PARTS,
+    )
     assert (job.read(), record_of(job)) == before
     run_parts(job, "2/2")
     finalize(job)
@@ -299,7 +303,7 @@ def test_a_job_that_may_overwrite_takes_the_folder_over(job):
     run_parts(job, "1/2", "2/2")
     refused(other.run("--part", "2/2"), OTHER_PARTS)
     text = message(other.run_well("--part", "2/2", *OVERWRITE))
-    assert "part 1/2, 2/2 of another command is replaced" in text
+    assert "parts 1/2, 2/2 were written with another or older source and are replaced" in text
     refused(run("finalize", job.out), "--part 1/2")
     refused(job.run("--part", "1/2"), "--overwrite")
     run_parts(other, "1/2", more=OVERWRITE)
@@ -311,7 +315,11 @@ def test_a_job_takes_over_from_one_that_stopped_before_any_part_was_done(job):
     """Else a job that failed at once blocks its folder."""
     other = SmallSet(job.folder, "other")
     job.stop("--part", "1/2")
-    text = refused(other.run("--part", "1/2", "--resume"), "is of another command", "m.ckpt")
+    text = refused(
+        other.run("--part", "1/2", "--resume"),
+        "was begun with another or older source",
+        "m.ckpt",
+    )
     assert "Try: the same command without --resume" in text
     run_parts(other, "2/2", "1/2")
     finalize(other)
@@ -331,8 +339,8 @@ def test_a_part_with_another_option_is_refused(job, more, named):
     """Else one node with an old script spoils a set, which nobody notices before it is loaded."""
     run_parts(job, "1/2")
     before = job.read(), record_of(job)
-    refused(job.run("--part", "2/2", *more), "of another command is there", named, "--overwrite")
-    refused(job.run("--part", "2/2", *more, "--resume"), "of another command is there", named)
+    refused(job.run("--part", "2/2", *more), "was written by another command", named, "--overwrite")
+    refused(job.run("--part", "2/2", *more, "--resume"), "was written by another command", named)
     assert (job.read(), record_of(job)) == before
     run_parts(job, "2/2")
     finalize(job)

@@ -334,9 +334,9 @@ UNTOUCHED = {
 }  # fmt: skip
 
 EXIST = "5 4 outputs exist already"
-ANOTHER = "5 made by another command source files changed: + --overwrite"
+ANOTHER = "5 written with another or older source source files changed: + --overwrite"
 ANOTHER_PREFIX = (
-    "5 made by another command --prefix checkpoint_ in place of --prefix x + --overwrite"
+    "5 written by another command --prefix checkpoint_ in place of --prefix x + --overwrite"
 )
 OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
 NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"

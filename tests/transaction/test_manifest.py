@@ -272,7 +272,7 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
     assert result.exit_code == 5
     assert (
-        f"{tmp_path}: made by another command rank 1 in place of rank 0 Try: --overwrite"
+        f"{tmp_path}: written by another command rank 1 in place of rank 0 Try: --overwrite"
         in message(result)
     )
 
@@ -357,8 +357,8 @@ def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
     earlier.parent.mkdir()
     earlier.write_bytes(b"")
     result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
-    assert f"warning[stale]: {earlier}: left from another run" in message(result)
-    assert "loaders take it for a part of this set" in message(result)
+    said = f"{earlier}; loaders would take it for this set Try: move it away"
+    assert f"warning[stale]: {tmp_path}: 1 file of another run {said}" in message(result)
 
 
 def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):

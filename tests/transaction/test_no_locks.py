@@ -148,7 +148,7 @@ def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_l
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
     result = small.run("--resume")
     assert result.exit_code == 5
-    assert "is of another command source files changed: m.ckpt" in message(result)
+    assert "was begun with another or older source source files changed: m.ckpt" in message(result)
     small.run_well()
     assert small.read() == small.wanted()
 

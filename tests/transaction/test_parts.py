@@ -311,7 +311,7 @@ def test_other_options_are_another_plan(tmp_path, option, change):
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *option)
     assert result.exit_code == 5
     text = message(result)
-    said = f"{tmp_path}: part 1/2 of another command is there "
+    said = f"{tmp_path}: part 1/2 was written by another command "
     assert said + change in text
     assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
 
@@ -480,7 +480,8 @@ def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
         (tmp_path / f"rank_{rank}" / f"other_{rank}.ckpt").touch()
     run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
     stale = ", ".join(f"{tmp_path}/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (10, 9))
-    said = f"warning[stale]: {stale}: left from another run loaders take it for a part of this set"
+    said = f"{stale}; loaders would take them for this set Try: move them away"
+    said = f"warning[stale]: {tmp_path}: 2 files of another run {said}"
     for _ in range(2):
         assert said in message(run_well("finalize", tmp_path, "-q"))
     (note,) = json.loads(run_well("finalize", tmp_path, "--json").stdout)["notes"]

@@ -174,7 +174,8 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
     saved.write_bytes(saved.read_bytes())  # the size tells nothing
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    text = f"{out}: made by another command source files changed: src/rank_1/checkpoint-2_10.ckpt"
+    text = f"{out}: written with another or older source source files changed: "
+    text += "src/rank_1/checkpoint-2_10.ckpt"
     assert text in message(result)
     assert f"{text} Try: --overwrite, or -o with another path" in message(run(*words))
     assert everything_in(out) == before
@@ -275,16 +276,19 @@ def change_strategy(source, words):
     return [*words[:at], str(other), *words[at + 1 :]]
 
 
+BY = "by another command"
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (change_mtime, "source files changed: "),
-        (change_contents, "source files changed: "),
-        (change_strategy, "strategy other.ckpt in place of dst_strategy.ckpt"),
-        (lambda source, words: [*words, "--format", "hdf5"], "--format hdf5 in place of"),
-        (lambda source, words: [*words, "--crc"], "--crc in place of no --crc"),
-        (lambda source, words: [*words, "--prefix", "x"], "--prefix x in place of"),
-        (lambda source, words: [*words, "--rank", "0-2"], "ranks 0-2 in place of"),
+        (change_mtime, "with another or older source source files changed: "),
+        (change_contents, "with another or older source source files changed: "),
+        (change_strategy, f"{BY} strategy other.ckpt in place of dst_strategy.ckpt"),
+        (lambda source, words: [*words, "--format", "hdf5"], f"{BY} --format hdf5 in place of"),
+        (lambda source, words: [*words, "--crc"], f"{BY} --crc in place of no --crc"),
+        (lambda source, words: [*words, "--prefix", "x"], f"{BY} --prefix x in place of"),
+        (lambda source, words: [*words, "--rank", "0-2"], f"{BY} ranks 0-2 in place of"),
     ],
 )
 def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
@@ -296,8 +300,7 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     failing(None)
     result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
-    assert f"{out}: the run that did not end here is of another command " in message(result)
-    assert expected in message(result)
+    assert f"{out}: the run that did not end here was begun {expected}" in message(result)
     assert contents(out) == before
 
 
@@ -320,7 +323,9 @@ def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
     more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
     result = run(*words, *more, "--resume")
     assert result.exit_code == 5
-    assert f"of another command {said} Try: the same command without --resume" in message(result)
+    assert f"was begun by another command {said} Try: the same command without --resume" in message(
+        result
+    )
     run_well(*words, "--resume")
 
 
@@ -329,8 +334,9 @@ def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, mo
     run_well(*ordered_words(tmp_path))
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    assert f"made by another command {said} Try: --overwrite, or -o with another path" in message(
-        result
+    assert (
+        f"written by another command {said} Try: --overwrite, or -o with another path"
+        in message(result)
     )
 
 
@@ -722,7 +728,7 @@ def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, 
     run_well(*ordered_words(tmp_path))
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    said = f"error[resume]: {tmp_path}: made by another command "
+    said = f"error[resume]: {tmp_path}: written by another command "
     assert message(result).startswith(said)
     assert " in place of " in message(result)
     assert "exist already" not in message(result)
@@ -742,11 +748,13 @@ def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     run_well(*ordered_words(tmp_path))
     other = [*ordered_words(tmp_path), "--format", "hdf5"]
     (tmp_path / MANIFEST).unlink()
-    said = "checkpoint_3.ckpt: left from another run loaders take it for a part of this set Try: "
-    assert "and 1 more: left from another run" in message(run(*other))
+    said = f"{tmp_path}: 4 files of another run {tmp_path}/rank_0/checkpoint_0.ckpt, "
+    assert said in message(run(*other))
+    assert "and 1 more; loaders would take them for this set Try: " in message(run(*other))
+    said = "checkpoint_3.ckpt; loaders would take them for this set Try: "
     (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    assert f"{said}move it away, or -o" in message(run(*other))
-    assert f"{said}move it away" in message(run_well(*other, "--overwrite"))
+    assert f"{said}-o with another path, or move them away" in message(run(*other))
+    assert f"{said}move them away" in message(run_well(*other, "--overwrite"))
 
 
 @pytest.mark.parametrize("has_folders", [True, False])

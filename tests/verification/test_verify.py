@@ -77,11 +77,12 @@ def test_advice_that_is_for_other_commands_is_left_out(tmp_path):
 def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
     ranks = ranks_of(whole())
     ranks[3]["w"] = ranks[3]["w"]._replace(data=flipped(ranks[3]["w"].data, -1))
-    notes = check(tmp_path, ranks, deep=True).notes
+    report = check(tmp_path, ranks, deep=True)
+    first, *others = (one for one in report.findings if one.code == "replica")
     hint = "move the file of the damaged rank away; `ckpttool help replica` explains"
-    assert [note.lines for note in notes if note.code == "replica_advice"] == [
-        ("replicas differ", f"Try: {hint}")
-    ]
+    assert first.lines[-1] == f"Try: {hint}"
+    assert not any(one.hint for one in others)
+    assert not report.notes
 
 
 def test_states_and_vectors_that_are_all_zero_are_told_in_a_note_only(tmp_path):
@@ -181,6 +182,7 @@ def test_replicas_that_differ_are_located(tmp_path):
     assert found == Diagnostic(
         "replica",
         "w: replicas differ in 2 of 12 elements of the slice",
+        "move the file of the damaged rank away; `ckpttool help replica` explains",
         facts="rank 2 differs from rank 3; first at (6, 1) of (8, 3)",
         tensor="w",
         ranks=(2, 3),
@@ -288,6 +290,7 @@ def test_a_parameter_of_several_stages_should_be_the_same_in_each(tmp_path, diff
     assert found.lines == (
         "e: stages differ in 1 of 32 elements",
         "ranks 0-3 differ from ranks 4-7; first at (5, 2)",
+        "Try: move the file of the damaged rank away; `ckpttool help replica` explains",
     )
 
 
@@ -382,7 +385,7 @@ def test_findings_are_a_summary_and_a_line_each_and_exit_code_1(source):
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"error: {source}: 1 error (7 ranks, step 2_10, 21 tensors, ")
-    facts = "byte 28091: 5 bytes missing: field 1 needs 73, 68 are left"
+    facts = "byte 28091: expected 73 bytes from there, found 68"
     assert lines[1:] == [
         f"error[damaged_replica]: {path}: the file is cut short or damaged",
         f"  {facts}; all slices are read from replicas: ranks 0, 3",
