@@ -325,12 +325,12 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     Examples
     --------
     >>> str(with_side(StrategyError("s.ckpt", "empty"), "B"))
-    'B: s.ckpt: empty'
+    'B (s.ckpt): empty'
     """
     if isinstance(error, PlanError):
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, StrategyError):
-        return StrategyError(f"{side}: {error.where}", *error.args[1:])
+        return StrategyError(f"{side} ({error.where})", *error.args[1:])
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
     return error

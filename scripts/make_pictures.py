@@ -2,7 +2,7 @@
 
 - ``reshard.svg``: which rows each rank holds, on 8 ranks and on 4;
 - ``inspect.svg``: a screen of ``inspect``;
-- ``speed.svg``: times from the table in ``docs/performance.md``.
+- ``speed.svg``: times from the table in ``docs/reference/performance.md``.
 
 The first two show what ckpttool finds in a checkpoint that is part of the repository.  ``--check``
 compares the words of the pictures with those in ``docs/pictures``; each version of rich draws them
@@ -142,7 +142,7 @@ def draw_ranks(left: int, regions: Mapping[int, Region], rows: int) -> Iterator[
 
 def draw_speed() -> str:
     """Return the picture of the times that the page about performance lists."""
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
     table = [line.strip("| \n").split(" | ") for line in page.splitlines() if line.startswith("|")]
     sizes = next(row for row in table if SIZES[0] in row)
     parts = []

@@ -17,22 +17,31 @@ import click
 
 import ckpttool
 from ckpttool.cli import options
-from ckpttool.cli.params import UsageProblem, nearest
+from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo
-from ckpttool.formats.local import is_folder, list_folder, read_file
+from ckpttool.formats.local import list_folder, read_file
+from ckpttool.model.wording import nearest
 
 PAGES = Path(ckpttool.__file__).parent / "docs"
-DEVELOPMENT = "development"  # the folder of pages for developers, which are no topics
+# The folder of each group of topics.  Other pages are for developers; index.md is for the web.
+GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
+INDEX = "index"
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
+PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
+LINK = re.compile(r"\[([^]]*)\]\((?!https?:)([^#)]*)(?:#[^)]*)?\)")  # to another file or in one
 
 
 def read_topics() -> Mapping[str, str]:
-    """Return the text of each page by its name, sorted."""
-    inner = [one for one in list_folder(PAGES) if is_folder(one) and one.name != DEVELOPMENT]
-    paths = [path for folder in (PAGES, *inner) for path in list_folder(folder)]
-    pages = {path.stem: path for path in paths if path.suffix == ".md"}
-    return {name: read_file(pages[name]).decode("utf-8") for name in sorted(pages)}
+    """Return the text of each page by its name, in the order of the groups and sorted in these."""
+    return {name: page for group in GROUPS for name, page in read_group(group).items()}
+
+
+def read_group(group: str) -> Mapping[str, str]:
+    """Return the text of each page of a group by its name, sorted."""
+    paths = [path for path in list_folder(PAGES / GROUPS[group]) if path.suffix == ".md"]
+    names = {path.stem: path for path in sorted(paths) if path.stem != INDEX}
+    return {name: read_file(path).decode("utf-8") for name, path in names.items()}
 
 
 def find_entries(page: str) -> Iterator[tuple[Sequence[str], str]]:
@@ -69,7 +78,14 @@ def print_markdown(text: str) -> None:
     size = shutil.get_terminal_size()
     plain = Theme({"markdown.code": "bold", "markdown.code_block": "bold"})  # no background
     console = Console(width=min(size.columns, MAX_WIDTH), height=size.lines, theme=plain)
+    text = LINK.sub(_name_topic, PICTURE.sub("", text))
     console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+
+
+def _name_topic(link: re.Match[str]) -> str:
+    """Return the text of a link, with the command that prints the page if it is another."""
+    text, path = link[1], Path(link[2])
+    return f"{text} (`ckpttool help {path.stem}`)" if path.suffix == ".md" else text
 
 
 def names_of(group: click.Context) -> list[str]:
@@ -109,14 +125,16 @@ def help(name: str | None) -> None:
 
 
 def print_topics() -> None:
-    """Print the name and the title of each page."""
-    topics = read_topics()
-    width = max(map(len, topics))
-    echo("Topics:\n")
-    for topic, page in topics.items():
-        echo(f"  {topic:{width}}   {title_of(page)}")
-    echo("\n`ckpttool help NAME` prints a topic, or what a message, an option or a command")
-    echo("means: `ckpttool help damaged`, `ckpttool help --unlisted`, `ckpttool help merge`.")
+    """Print the name and the title of each page, in groups."""
+    formatter = click.get_current_context().make_formatter()
+    formatter.write_text(
+        "`ckpttool help NAME` prints a topic, or what a message, an option or a command means: "
+        "`ckpttool help damaged`, `ckpttool help --unlisted`, `ckpttool help merge`."
+    )
+    for group in GROUPS:
+        with formatter.section(group):
+            formatter.write_dl([(n, title_of(page)) for n, page in read_group(group).items()])
+    echo(formatter.getvalue().rstrip("\n"))
 
 
 def print_all_about(name: str, group: click.Context) -> bool:

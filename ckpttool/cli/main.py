@@ -69,7 +69,8 @@ class CommandGroup(click.Group):
         """Return the requested command; if the name is unknown, fail with a suggestion."""
         known = {*COMMANDS, *ALIASES}
         if args[0] not in known and not args[0].startswith("-"):
-            from ckpttool.cli.params import UsageProblem, nearest
+            from ckpttool.cli.params import UsageProblem
+            from ckpttool.model.wording import nearest
 
             near = nearest(args[0], COMMANDS)
             hint = f"{ctx.command_path} {near} ..." if near else ""
@@ -92,7 +93,9 @@ class CommandGroup(click.Group):
         as_json = "--json" in args
         with _output_errors():
             try:
-                ctx = super().make_context(info_name, args, parent, color=_use_color(), **extra)
+                # Versions of click differ in what they do without arguments.
+                shown = args or ["--help"]
+                ctx = super().make_context(info_name, shown, parent, color=_use_color(), **extra)
             except click.ClickException as error:
                 if as_json:
                     _print_document(*_diagnose(error))
@@ -202,6 +205,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
     from ckpttool.cli.params import Existing, UsageProblem
     from ckpttool.model.diagnostics import Diagnostic
+    from ckpttool.model.wording import nearest
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
@@ -220,6 +224,9 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
                 facts = f"{word} is {argument.type.what}."
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
+            options = context.command.get_params(context) if context else ()
+            near = nearest(flag, (name for one in options for name in one.opts))
+            hint = f"{path} {near or '--help'}"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
     return Diagnostic("usage", message, hint, facts=facts, where=where)

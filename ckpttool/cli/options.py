@@ -33,12 +33,11 @@ from ckpttool.cli.params import (
     StrategyName,
     UsageProblem,
     WholeNumber,
-    nearest,
 )
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import url_problem
 from ckpttool.model.diagnostics import diagnose
-from ckpttool.model.wording import shorten
+from ckpttool.model.wording import nearest, shorten
 from ckpttool.secret import Secret, forbid_core_dumps
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ class GroupedCommand(click.Command):
         found = ((name, group.get_command(ctx, name)) for name in group.list_commands(ctx))
         having = [name for name, one in found if one and any(flag in p.opts for p in one.params)]
         if not having:
-            return "", nearest(flag, error.possibilities or ())
+            return "", nearest(flag, (name for one in self.get_params(ctx) for name in one.opts))
         hint = f"ckpttool {having[0]} ..." if len(having) == 1 else ""
         return f"It is an option of {', '.join(having)}.", hint
 

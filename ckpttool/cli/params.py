@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.errors import join_clauses
-from ckpttool.model.wording import shorten
+from ckpttool.errors import CkptToolError, join_clauses
+from ckpttool.model.wording import nearest, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
@@ -71,13 +70,6 @@ class UsageProblem(click.BadParameter):
         arguments = [one for one in self.ctx.command.params if one.param_type_name == "argument"]
         before = [one.human_readable_name for one in arguments[: arguments.index(self.param)]]
         return " ".join((self.ctx.command_path, *before, value, "..."))
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the name that was perhaps meant, or an empty text."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(name, names, 1)), "")
 
 
 class Choice(ChoiceType):
@@ -189,7 +181,32 @@ class Existing(PathName):
         except OSError as error:
             if error.errno not in ABSENT:
                 raise
-            raise _explain_absence(Path(name)) from error
+            raise self._explain_absence(Path(name)) from error
+
+    def fits(self, path: Path) -> bool:
+        """Return whether a path that exists may be the one that was meant."""
+        return True
+
+    def _explain_absence(self, path: Path) -> UsageProblem:
+        """Return why a path does not exist: a dangling link, a stopped run or a misspelt name."""
+        from ckpttool.formats.local import is_folder, is_link, list_folder
+        from ckpttool.transaction.states import find_unfinished_run
+
+        message = f"{str(path)!r} does not exist"
+        with suppress(OSError):  # a folder that cannot be read explains nothing
+            if is_link(path):
+                message = (
+                    f"{str(path)!r} is a link to {str(path.readlink())!r}, which does not exist"
+                )
+                return UsageProblem(message, f"ls -l {shlex.quote(str(path))}")
+            for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
+                if run := find_unfinished_run(output):
+                    return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
+            names = (one.name for one in list_folder(path.parent))
+            if near := nearest(path.name, names, lambda name: self.fits(path.parent / name)):
+                return UsageProblem(message, instead=str(path.parent / near))
+        folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
+        return UsageProblem(message, f"ls {shlex.quote(str(folder))}")
 
 
 class StrategyFile(Existing):
@@ -209,24 +226,15 @@ class StrategyFile(Existing):
             hint = f"`ckpttool help -d` shows a strategy for {name} ranks"
             raise UsageProblem(message, hint) from problem
 
+    def fits(self, path: Path) -> bool:
+        """Return whether a path is a strategy file, or a folder of them."""
+        from ckpttool.strategy_files.reader import read_strategy
 
-def _explain_absence(path: Path) -> UsageProblem:
-    """Return why a path does not exist: a dangling link, an unfinished run or a misspelt name."""
-    from ckpttool.formats.local import is_folder, is_link, list_folder
-    from ckpttool.transaction.states import find_unfinished_run
-
-    message = f"{str(path)!r} does not exist"
-    with suppress(OSError):  # a folder that cannot be read explains nothing
-        if is_link(path):
-            message = f"{str(path)!r} is a link to {str(path.readlink())!r}, which does not exist"
-            return UsageProblem(message, f"ls -l {shlex.quote(str(path))}")
-        for output in (path, *path.absolute().parents[:2]):  # a file, or one of a set
-            if run := find_unfinished_run(output):
-                return UsageProblem(message, run.hint, join_clauses(run.fact, run.facts))
-        if near := nearest(path.name, (one.name for one in list_folder(path.parent))):
-            return UsageProblem(message, instead=str(path.parent / near))
-    folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
-    return UsageProblem(message, f"ls {shlex.quote(str(folder))}")
+        try:
+            read_strategy(str(path))
+        except (CkptToolError, OSError):
+            return False
+        return True
 
 
 class Pattern(TextType):

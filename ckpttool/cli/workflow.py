@@ -199,7 +199,6 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
 
 
 FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
-KIND_WORDS = {"followed": "sharded like their parameters", "full": "in full", "dropped": "left out"}
 
 
 def _print_written(
@@ -218,13 +217,6 @@ def _print_written(
             ("path", "format", "tensors>", "size>"),
             ((*row, format_bytes(nbytes)) for *row, nbytes in rows),
         )
-    not_listed = [
-        f"{tensors} {KIND_WORDS[kind]} ({format_bytes(nbytes)})"
-        for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
-        if tensors
-    ]
-    if not_listed:
-        tables.print_text(f"not in the target strategy: {', '.join(not_listed)}")
     largest = [
         f"{source.meta.name} {'x'.join(map(str, source.meta.shape))}"
         for source in documents.find_largest(plan)

@@ -15,6 +15,7 @@ MindSpore 2.10 ``parallel/checkpoint_transform.py``.
 from __future__ import annotations
 
 import glob
+import os
 import re
 import shlex
 from collections import defaultdict
@@ -326,7 +327,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         text = f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}"
         return problem(text, f"{nested[0]} as SRC", shorten((path.name for path in nested), 3))
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
-        hint = f"{root.parent} as SRC" + (f", or the file {files[0]}" if files else "")
+        hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
     if len(files) == 1:
         return problem("no ranks in it, but one file", f"{files[0]} as SRC")

@@ -53,7 +53,8 @@ def open_dask(name: str, where: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError as error:
         hint = "pip install 'ckpttool[dask]'"
-        raise EngineError(name, "Dask is not installed", hint, str(error)) from error
+        facts = "" if error.name == "dask" else str(error)
+        raise EngineError(name, "Dask is not installed", hint, facts) from error
     address = _address(name, where)
     _check_reachable(name, address)
     # An output that is assembled from many files has a large task, which is not a mistake.

@@ -41,7 +41,7 @@ def open_mpi(name: str) -> Iterator[Executor]:
         from mpi4py.futures import MPIPoolExecutor
     except ModuleNotFoundError as error:
         hint = "pip install 'ckpttool[mpi]'"
-        raise EngineError(name, "mpi4py is not installed", hint, str(error)) from error
+        raise EngineError(name, "mpi4py is not installed", hint) from error
     except (ImportError, RuntimeError) as error:  # mpi4py is installed, but finds no libmpi
         details = "; ".join(str(error).splitlines())
         hint = "apt install openmpi-bin, or install another Open MPI or MPICH"

@@ -331,7 +331,7 @@ class Diagnostic:
 
     def on_side(self, side: str) -> Diagnostic:
         """Return the diagnostic with the side of a comparison before its message."""
-        return replace(self, where=f"{side}: {self.where}" if self.where else side)
+        return replace(self, where=f"{side} ({self.where})" if self.where else side)
 
 
 class Diagnostics:
@@ -487,7 +487,7 @@ def join_files(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """
     groups: dict[object, list[Diagnostic]] = {}
     for one in found:
-        side = one.where.removesuffix(one.path or "")
+        side = one.where.replace(one.path or "", "")
         equal = (one.code, one.message, one.hint, one.tensor, side)
         groups.setdefault(one if one.path is None else equal, []).append(one)
     return tuple(chain.from_iterable(map(_join, groups.values())))
@@ -504,9 +504,10 @@ def _join(files: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
     if any(one.facts != facts for one in files):
         facts = f"the first: {facts}"
     which = format_ranks(ranks) if ranks else f"also {shorten(others, 3)}"
+    path = str(first.path)
     joined = replace(
         first,
-        where=f"{first.where or first.path} and {len(others)} more",
+        where=(first.where or path).replace(path, f"{path} and {len(others)} more"),
         facts="; ".join(filter(None, (which, facts))),
         ranks=ranks,
         offset=None,

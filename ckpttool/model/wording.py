@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
@@ -176,3 +176,18 @@ def format_sizes(*shapes: Sequence[int]) -> str:
     """
     sizes = [sorted({min(axis), max(axis)}) for axis in zip(*shapes, strict=True)]
     return " x ".join("-".join(map(str, axis)) for axis in sizes) or "scalar"
+
+
+def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool) -> str:
+    """Return the name that was perhaps meant and that ``fits``, or an empty text.
+
+    Examples
+    --------
+    >>> nearest("s.ckpt", ["C", "S.ckpt", "m.ckpt"]), nearest("bogus", ["busy"])
+    ('S.ckpt', '')
+    """
+    from difflib import get_close_matches
+
+    by_lower = {one.lower(): one for one in names}
+    near = get_close_matches(name.lower(), by_lower, 3, 0.75)
+    return next((by_lower[one] for one in near if fits(by_lower[one])), "")

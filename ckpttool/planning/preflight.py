@@ -293,7 +293,9 @@ def preflight(
         if policy.overwrite and (stale := _find_stale_files(target)) is not None:
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
-    replaceable = frozenset() if found is None else found.replaceable
+    # Without a plan nothing says whether a manifest matters whose outputs are gone.
+    manifests = frozenset([target.manifest_path] if target.paths else [])
+    replaceable = manifests if found is None else found.replaceable
     if policy.part is not None:
         documents = ()  # `finalize` writes them
     problems = _destination_problems(source, target, blocked, policy, documents, replaceable)

@@ -34,7 +34,7 @@ from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -194,13 +194,16 @@ class _LayoutChooser:
         if self.corrected:
             text = "the target strategy lacks their optimizer shard; sharded like the parameters"
             yield Diagnostic("corrected", f"{text}: {_name(self.corrected, 'optimizer state')}")
-        for code, verb, names, noun in (
+        kinds = (
             ("follows", "sharded like their parameters", self._followed, "optimizer state"),
             ("undivided", "written in full to every rank", self.not_listed.full, "parameter"),
             ("dropped", "left out", self.not_listed.dropped, "parameter"),
-        ):
-            if names:
-                text = f"not in the target strategy, {verb}: {_name(names, noun)}"
+        )
+        sizes = self.not_listed.sizes.values()
+        for (code, verb, names, noun), (number, nbytes) in zip(kinds, sizes, strict=True):
+            if number:
+                size = f"{count(number, noun)}, {format_bytes(nbytes)}"
+                text = f"not in the target strategy, {verb}: {size} ({shorten(names, 3)})"
                 yield Diagnostic(code, text)
 
 

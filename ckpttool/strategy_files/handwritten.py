@@ -66,7 +66,7 @@ from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy
-from ckpttool.model.wording import count
+from ckpttool.model.wording import count, nearest
 
 if TYPE_CHECKING:
     import yaml
@@ -348,13 +348,11 @@ def _unknown_keys(
     entries: Mapping[str, Node], what: str, keys: Sequence[str]
 ) -> Iterator[CkptToolError]:
     """Yield an error for each key that is not in ``keys``."""
-    from difflib import get_close_matches
-
     for key, node in entries.items():
         if key not in keys:
             text = f"{what}{what and ': '}unknown key {key}"
-            near = get_close_matches(key, keys, 1)
-            hint = f"{near[0]} in place of {key}" if near else _EXAMPLE_HINT
+            near = nearest(key, keys)
+            hint = f"{near} in place of {key}" if near else _EXAMPLE_HINT
             yield StrategyError(node.place, text, hint, f"known keys: {', '.join(keys)}")
 
 

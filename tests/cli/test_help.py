@@ -23,20 +23,30 @@ from tests.support.commands import message, run, run_well
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
+TOPICS = [path for path in PAGES if path.name != "index.md"]
 
 
 def test_every_page_that_is_not_for_developers_is_a_topic():
     topics = help_module.read_topics()
-    assert len(topics) == len(PAGES), "two pages of one name"
-    assert [*topics] == sorted(path.stem for path in PAGES)
+    assert sorted(topics) == sorted(path.stem for path in TOPICS)
     listed = run_well("help").stdout
     for name, page in topics.items():
         assert re.search(
             rf"^  {name} +{re.escape(help_module.title_of(page))}$", listed, re.MULTILINE
         )
+    assert max(map(len, listed.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_groups_of_topics_are_those_of_the_web_pages():
+    text = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = re.findall(r"^  - (\w+):\n((?:   .*\n?)+)", text[text.index("\nnav:") :], re.MULTILINE)
+    groups = {name: sorted(re.findall(r"([\w-]+)\.md$", pages, re.M)) for name, pages in nav}
+    groups["Start"].remove("index")
+    del groups["Development"]
+    assert groups == {name: [*help_module.read_group(name)] for name in help_module.GROUPS}
+
+
+@pytest.mark.parametrize("path", TOPICS, ids=lambda path: path.stem)
 def test_a_topic_is_printed_as_its_page_in_a_pipe(path):
     assert path.read_text(encoding="utf-8") in run_well("help", path.stem).stdout
 
@@ -112,6 +122,24 @@ def test_on_a_terminal_a_page_is_laid_out(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 40
     assert "**" not in "".join(lines)
+
+
+def test_on_a_terminal_a_link_is_a_command_and_a_picture_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    pages = "![A picture](pictures/a.svg)\n\n[Merge](../guides/merging.md#write-several-files), "
+    help_module.print_markdown(
+        pages + "[here](#here), [run](schema/run.json), [web](https://a.b/c)"
+    )
+    printed = capsys.readouterr().out
+    assert printed.strip() == "Merge (ckpttool help merging), here, run, web (https://a.b/c)"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_links_to_topics_only(path):
+    links = re.findall(r"\]\(([^)#:]+)\.md(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert {(path.parent / f"{link}.md").resolve() for link in links} <= {*TOPICS}
 
 
 def test_without_utf8_a_terminal_gets_the_text_of_the_page(monkeypatch):

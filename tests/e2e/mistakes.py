@@ -134,9 +134,14 @@ def forget_or_mistype(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     for command in (
         "merge CC -s S.ckpt -o x.h5",
         "merge C -s SS.ckpt -o x.h5",
+        "merge C -s s.ckpt -o x.h5",
+        "merge C -s n.ckpt -o x.h5",  # near m.ckpt, which is no strategy
         "merge C --src-stratgy S.ckpt -o x.h5",
         "marge C -s S.ckpt -o x.h5",
+        "merge C --bogus",
+        "-v",
         "help damagd",
+        "help bogus",
         "merge C -s S.ckpt -o x --format safetensor",
     ):
         shell.run(command)
@@ -184,6 +189,9 @@ def name_one_rank(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.remark("12 the file of one rank")
     shell.run(f"merge C/rank_0/{FILE} -s S.ckpt -o x.ckpt")
     shell.run(f"merge C/rank_0/{FILE} -o x.ckpt")
+    shell.quietly("merge C -s S.ckpt -o x.ckpt")
+    Path("x.ckpt").unlink()  # its manifest is left
+    shell.run(f"merge C/rank_0/{FILE} -s S.ckpt -o x.ckpt")
     shell.clear("x.ckpt")
     shell.run(f"split C/rank_0/{FILE} -d D.ckpt -o x --format ckpt")
     shell.clear("x")

@@ -688,7 +688,7 @@ def test_split_of_one_ranks_folder_or_of_all_says_what_to_do(tmp_path):
     path = CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"
     told = message(run("split", path.parent, *words))
     said = f"{path.parent}: the folder of one rank, not of all ranks Try: "
-    assert f"{said}{CASE / 'src'} as SRC, or the file {path}" in told
+    assert told.endswith(f"{said}{CASE / 'src'} as SRC")
     told = message(run("split", CASE / "src", *words))
     assert "found ranks 0-7 Try: `ckpttool reshard`, or --replicated" in told
 
@@ -737,7 +737,7 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
     [
         (["merg", "src"], 2, "ckpttool has no command 'merg' Try: ckpttool merge ..."),
         (["convert", "src"], 2, "has no command 'convert' Try: ckpttool --help"),
-        (["inspect", "scr"], 2, "SRC: 'scr' does not exist Try: ckpttool inspect src ..."),
+        (["inspect", "srcs"], 2, "SRC: 'srcs' does not exist Try: ckpttool inspect src ..."),
         (
             ["inspect", "src/rank0"],
             2,

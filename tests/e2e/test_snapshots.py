@@ -250,9 +250,11 @@ def show_broken(shell: Transcript, option: str) -> None:
 
 
 def show_help(shell: Transcript, option: str) -> None:
+    shell.run("")
     shell.run("--help")
     for command in COMMANDS:
         shell.run(f"{command} --help")
+    shell.run("help")
     shell.run("--version")
 
 

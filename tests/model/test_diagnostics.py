@@ -115,10 +115,10 @@ def test_the_place_of_a_fact_comes_before_its_message() -> None:
     one = Diagnostic("leftover", "a stopped save", where="run")
     assert (one.message, one.text) == ("a stopped save", "run: a stopped save")
     assert one.on_side("A").message == "a stopped save"
-    assert one.on_side("A").text == "A: run: a stopped save"
+    assert one.on_side("A").text == "A (run): a stopped save"
     found = Diagnostics()
     found.add(one, one, one.on_side("A"))
-    assert [diagnostic.where for diagnostic in found] == ["run", "A: run"]
+    assert [diagnostic.where for diagnostic in found] == ["run", "A (run)"]
 
 
 def test_each_fact_is_there_once() -> None:

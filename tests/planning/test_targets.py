@@ -205,7 +205,7 @@ def test_splitting_tells_of_tensors_that_the_target_does_not_list_but_not_of_sca
         catalog_of({0: {"w": (4, 3), "x": (4,), "step": ()}}), None, strategy_of({"w": TWO_ROWS})
     )
     assert kinds(made).keys() == {"undivided"}
-    assert kinds(made)["undivided"].endswith("every rank: 1 parameter (x)")
+    assert kinds(made)["undivided"].endswith("every rank: 1 parameter, 16 B (x)")
 
 
 def test_merging_has_nothing_to_tell():

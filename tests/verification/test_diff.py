@@ -303,7 +303,9 @@ def test_a_folder_without_a_strategy_is_refused_for_both_sides_at_once(tmp_path)
 def test_an_error_says_of_which_side_it_is(tmp_path):
     a, b = written(tmp_path / "a", entries()), written(tmp_path / "b", entries(), ROW_CUT)
     for sides, side in (((a, b), "B"), ((b, a), "A")):
-        with pytest.raises(PlanError, match=rf"\A{side}: .*no strategy"):
+        with pytest.raises(
+            PlanError, match=rf"\A{side} \({sides[side == 'B'].root}\): no strategy"
+        ):
             ckpttool.diff(*sides)
     with pytest.raises(PlanError, match=r"\AB: .*did not end"):
         ckpttool.diff(
@@ -312,10 +314,10 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
     words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, "--b-step", "7_7")
     assert result.exit_code == 5
-    assert message(result).startswith("error[source]: B: ")
+    assert message(result).startswith(f"error[source]: B ({CASE / 'src'}): ")
     result = run(*words, "--b-strategy", GOLDEN / "PROVENANCE.md", "--step", "7_7")
     assert result.exit_code == 4
-    assert not mentions(message(result), "A: .*7_7", "B: .*PROVENANCE")
+    assert not mentions(message(result), r"A \(.*7_7", r"B \(.*PROVENANCE")
 
 
 @pytest.mark.parametrize("bound", ["nan", "inf", "-inf", "-1", "-0.5", "1e999", "x"])
@@ -351,7 +353,7 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         assert not found.is_equal
         (finding,) = found.findings
         assert (finding.code, finding.ranks) == ("replica", (0, 1))
-        assert finding.where == f"{side}: {sides[side == 'B'].root}"
+        assert finding.where == f"{side} ({sides[side == 'B'].root})"
         assert finding.message == "1 parameter differs between ranks that should hold the same"
         assert finding.facts == "w: rank 0 differs from rank 1"
         assert not ckpttool.diff(
@@ -370,7 +372,7 @@ def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tm
     result = run("diff", *words)
     assert result.exit_code == 1
     assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
-    text = f"B: {a}: 1 parameter differs between ranks that should hold the same {name}: rank "
+    text = f"B ({a}): 1 parameter differs between ranks that should hold the same {name}: rank "
     assert text in message(result)
     document = json.loads(run("diff", *words, "--json").stdout)
     assert (document["equal"], document["differences"]) == (False, [])
@@ -510,7 +512,7 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
     ranks[1]["w"] = noise("other", "Float32", ranks[1]["w"].shape)
     b = catalog_on_disk(tmp_path / "b", ranks)
     found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
-    assert found.findings[0].text.startswith("B: ")
+    assert found.findings[0].text.startswith(f"B ({b.root}): ")
     (note,) = found.notes
     assert note.code == "borrowed_strategy"
     assert note.hint.startswith("--b-strategy STRATEGY, or --replicated if ")
@@ -521,7 +523,7 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
     assert not mentions(
         str(caught.value),
         "B: ranks 2, 3: no checkpoint",
-        "A: .* differs? between ranks that should",
+        r"A \(.* differs? between ranks that should",
     )
 
 
