@@ -65,11 +65,14 @@ class FormatError(CkptToolError):
     ----------
     rank
         The rank of the file, which `ckpttool.model.catalog.RankCatalog` sets; None without one.
+    lost_names
+        Parameters with slices that only this file held, or only damaged ones; planning sets them.
     """
 
     code = "damaged"
     exit_code = 3
     rank: int | None = None
+    lost_names: tuple[str, ...] = ()
 
     def __init__(
         self, path: str, offset: int | None, reason: str, hint: str = "", facts: str = ""

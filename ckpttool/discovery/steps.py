@@ -59,7 +59,7 @@ def choose_step(
         diagnostics.add(*_record_notes(chosen, best, records))
     else:
         _check_rivals(src, chosen, best)
-        diagnostics.add(*_choice_notes(chosen, best, ranks, records))
+        diagnostics.add(*_choice_notes(src, chosen, best, ranks, records))
     note_special_save(best, diagnostics)
     return groups[best], label_of(best)
 
@@ -157,15 +157,17 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
 
 
 def _choice_notes(
-    chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, _LastSave]
+    src: str, chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, _LastSave]
 ) -> Iterator[Diagnostic]:
     """Yield notes on the choice among several steps, and on records that contradict it."""
     newest = max(chosen, key=_step_order)
     if newest != best:
         without = tuple(rank for rank in ranks if rank not in chosen[newest])
-        text = f"step {label_of(best)} is read, the newest that every rank has"
-        facts = f"step {label_of(newest)} is not on {format_ranks(without)}"
-        yield Diagnostic("older_step", text, facts=facts, ranks=without)
+        step, incomplete = label_of(best), label_of(newest)
+        text = f"step {step} is read, because step {incomplete} is incomplete"
+        hint = f"copy the missing files, or --step {step} if this step is meant"
+        facts = f"step {incomplete} is not on {format_ranks(without)}"
+        yield Diagnostic("older_step", text, hint, facts=facts, ranks=without, where=src)
     elif len(chosen) > 1:
         yield Diagnostic("step", f"step {label_of(best)} is read, the newest of {len(chosen)}")
     if records:

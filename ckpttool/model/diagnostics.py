@@ -105,7 +105,7 @@ CODES: Mapping[str, Code] = {
     "part": Code("only some ranks or outputs are meant", "note"),
     # steps and saves
     "step": Code("which step is read", "note"),
-    "older_step": Code("not all ranks have the newest step", "note", {"verify": "warning"}),
+    "older_step": Code("not all ranks have the newest step", "warning"),
     "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
@@ -231,9 +231,9 @@ def severities(
 
     Examples
     --------
-    >>> severities("convert")["older_step"], severities("verify")["older_step"]
+    >>> severities("convert")["missing_rank"], severities("verify")["missing_rank"]
     ('note', 'warning')
-    >>> severities("verify", ignore=["older_step", "missing"])["older_step"]
+    >>> severities("verify", ignore=["missing_rank", "missing"])["missing_rank"]
     'note'
     """
     column: dict[str, Severity | None] = {}
@@ -535,12 +535,15 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             )
         case FormatError(path=path, offset=offset):
             at = f"byte {offset}" if offset else ""
+            names = shorten(error.lost_names, 3)
+            lost = f"no other rank has these slices of {names}" if names else ""
+            found = ": ".join(filter(None, (at, error.facts)))
             return (
                 Diagnostic(
                     code,
                     error.reason,
                     error.hint or (COPY_AGAIN if code == "damaged" else ""),
-                    facts=": ".join(filter(None, (at, error.facts))),
+                    facts="; ".join(filter(None, (found, lost))),
                     ranks=() if error.rank is None else (error.rank,),
                     path=path or None,
                     offset=offset,

@@ -183,11 +183,11 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
 
     Examples
     --------
-    >>> nearest("s.ckpt", ["C", "S.ckpt", "m.ckpt"]), nearest("bogus", ["busy"])
+    >>> nearest("s.ckpt", ["C", "S.ckpt", "m.ckpt"]), nearest("bogus", ["verbose"])
     ('S.ckpt', '')
     """
     from difflib import get_close_matches
 
     by_lower = {one.lower(): one for one in names}
-    near = get_close_matches(name.lower(), by_lower, 3, 0.75)
+    near = get_close_matches(name.lower(), by_lower, 3, 0.65)
     return next((by_lower[one] for one in near if fits(by_lower[one])), "")

@@ -116,7 +116,7 @@ class MissingSlices:
     notes
         Ranks whose slices are read from replicas: the reason, and the other ranks.
     damage
-        Errors of the damaged files that replicas do not replace.
+        Errors of the damaged files that replicas do not replace; their ``lost_names`` are set.
     """
 
     problems: tuple[Diagnostic, ...]
@@ -148,10 +148,14 @@ def find_missing_slices(
         return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
     missing = _keep_expected_ranks(catalog, missing)
     unreplaced = {rank for owners in missing for rank in owners}
-    problems = [
-        _missing_problem(catalog, owners, names, is_deduplicated)
-        for owners, names in _group_missing(catalog, missing)
-    ]
+    problems = []
+    lost_names: dict[int, list[str]] = defaultdict(list)
+    for owners, names in _group_missing(catalog, missing):
+        if catalog.damaged.keys() >= {*owners}:
+            for rank in owners:
+                lost_names[rank] += names
+        else:
+            problems.append(_missing_problem(catalog, owners, names, is_deduplicated))
     notes: list[Diagnostic] = []
     without_file = tuple(
         rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
@@ -187,6 +191,8 @@ def find_missing_slices(
             ranks=lost,
         )
         (problems if damaged else notes).append(problem)
+    for rank, error in catalog.damaged.items():
+        error.lost_names = tuple(lost_names[rank])
     damage = tuple(error for rank, error in catalog.damaged.items() if not replaced[rank])
     return MissingSlices(tuple(problems), tuple(notes), damage)
 
@@ -324,10 +330,12 @@ def _missing_problem(
     damaged = [rank for rank in owners if rank in catalog.damaged]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
     states = [(without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read")]
-    text, *remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks] or [
-        f"{format_ranks(owners)}: slices are missing"
-    ]
-    its = "its" if len(owners) == 1 else "their"
+    is_one = len(owners) == 1
+    text, *remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks] or [""]
+    text += f", and no other rank has {'its' if is_one else 'their'} slices"
+    if not (without_file or damaged):
+        lack = "its file lacks" if is_one else "their files lack"
+        text = f"{format_ranks(owners)}: {lack} slices that no other rank has"
     files = [catalog.files[rank] for rank in owners if rank in catalog.files]
     if is_deduplicated:
         files = [file for file in files if not file.nbytes and len(files) == len(owners)]
@@ -347,7 +355,7 @@ def _missing_problem(
     parameters = "parameter" if len(names) == 1 else f"{len(names)} parameters:"
     return Diagnostic(
         "missing",
-        f"{text}, and no other rank has {its} slices",
+        text,
         "" if catalog.errors() else hint,  # these name the cause
         facts="; ".join([f"{parameters} {shorten(names, 3)}", *remarks]),
         tensor=names[0] if len(names) == 1 else None,

@@ -350,17 +350,22 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
             break
     if contradictions:
         text = "the strategy gives parameters and their optimizer state different full shapes"
-        yield contradiction(text, shorten(contradictions, 3))
+        yield contradiction(strategy, text, shorten(contradictions, 3))
     if suspicious:
         text = "the strategy shards parameters and their optimizer state differently"
         hint = "the strategy of this run; `ckpttool help unlike_states` explains"
         yield Diagnostic("unlike_states", text, hint, facts=shorten(suspicious, 3))
 
 
-def contradiction(message: str, facts: str = "", ranks: Sequence[int] = ()) -> Diagnostic:
-    """Return the problem that the strategy contradicts the files, with the option to skip it."""
-    hint, options = "the strategy of this run, or --trust-strategy", ("--trust-strategy",)
-    return Diagnostic("contradicted", message, hint, options, facts, ranks=tuple(ranks))
+def contradiction(
+    sharding: Sharding, message: str, facts: str = "", ranks: Sequence[int] = ()
+) -> Diagnostic:
+    """Return the problem that the strategy contradicts the files."""
+    hint = (
+        "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
+    )
+    where = shorten(sharding.files, 2)
+    return Diagnostic("contradicted", message, hint, facts=facts, ranks=tuple(ranks), where=where)
 
 
 def _mismatched_full_shapes(

@@ -460,7 +460,9 @@ def correct_strategy(
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
-    diagnostics.add(*find_contradictions(catalog, sharding), *_check_index(catalog, sources))
+    diagnostics.add(
+        *find_contradictions(catalog, sharding), *_check_index(catalog, sharding, sources)
+    )
     found = check_strategy(catalog, sharding, sources.found, executor)
     inferred = None
     if isinstance(sharding, Strategy):
@@ -484,7 +486,7 @@ def correct_strategy(
     return sharding, sources
 
 
-def _check_index(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
+def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iterator[Diagnostic]:
     """Compare full shapes with the index in the source's folder or its parent, if there is one.
 
     MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
@@ -506,8 +508,9 @@ def _check_index(catalog: Catalog, sources: Sources) -> Iterator[Diagnostic]:
             if meta.name in full and meta.shape != full[meta.name].shape
         ]
         if different:
-            problem = contradiction(f"the strategy makes other full shapes than {path} lists")
-            yield replace(problem, facts=shorten(different, 3), path=str(path))
+            text = f"the strategy makes other full shapes than {path} lists"
+            problem = contradiction(sharding, text, shorten(different, 3))
+            yield replace(problem, path=str(path))
 
 
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:

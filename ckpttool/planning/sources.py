@@ -775,7 +775,10 @@ def _extra_ranks_problem(
     """Return the problem of ranks outside of the strategy."""
     text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
     facts = f"found {format_ranks(found)}; {strategy.origin} is for {format_ranks(strategy.ranks)}"
-    hint = "the strategy of this run (of all pipeline stages), or move the other folders away"
+    everyone = f"all {found[-1] + 1} ranks"
+    hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
+    if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
+        hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
     if list(found) == [rank + 1 for rank in strategy.ranks]:
         text = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"

@@ -222,19 +222,22 @@ def check_strategy(
         return found
     by_name = {one.source.meta.name: one for one in sampled}
     if with_equal_shards:
-        found.append(_equal_shards_problem(with_equal_shards, by_name[with_equal_shards[0]]))
+        shown = by_name[with_equal_shards[0]]
+        found.append(_equal_shards_problem(sharding, with_equal_shards, shown))
     found += _stage_problems(catalog, sharding, sources, executor)
     names = equal.get(ALL_RANKS, [])
     if names and _are_all_equal(sampled, handwritten):
-        return [*found, _replicated_problem(names, by_name[names[0]])]
-    if problem := _equal_slices_problem(sampled, equal, handwritten):
+        return [*found, _replicated_problem(sharding, names, by_name[names[0]])]
+    if problem := _equal_slices_problem(sharding, sampled, equal):
         return [*found, problem]
     notes = [_equal_slices_note(groups, names, handwritten) for groups, names in equal.items()]
     missing = [rank for rank in sharding.ranks if rank not in catalog.files]
     if missing and notes and not is_deduplicated(catalog, sharding):
         # Either may be by chance; both together show a strategy of other files.
         absent = f"{format_ranks(missing)} without a file; "
-        notes = [contradiction(note.message, absent + note.facts, missing) for note in notes]
+        notes = [
+            contradiction(sharding, note.message, absent + note.facts, missing) for note in notes
+        ]
     return [*found, *notes]
 
 
@@ -291,9 +294,7 @@ def _are_all_equal(sampled: Iterable[SampledTensor], handwritten: Mapping[str, s
 
 
 def _equal_slices_problem(
-    sampled: Iterable[SampledTensor],
-    equal: Mapping[RankGroups, Sequence[str]],
-    handwritten: Mapping[str, str],
+    sharding: Sharding, sampled: Iterable[SampledTensor], equal: Mapping[RankGroups, Sequence[str]]
 ) -> Diagnostic | None:
     """Return the problem of a strategy that most of the sampled tensors contradict, if they do.
 
@@ -305,7 +306,7 @@ def _equal_slices_problem(
         for one in sampled
         if not one.is_spot_check
         and len(one.replicas) > 1
-        and one.source.meta.name not in handwritten
+        and one.source.meta.name not in sharding.handwritten
         and not one.is_constant
     }
     groups_of = {name: key for key, names in equal.items() for name in names if name in nbytes_of}
@@ -315,6 +316,7 @@ def _equal_slices_problem(
     groups = next(iter(groups_of.values()))
     sampled_tensors = count(len(nbytes_of), "sampled tensor")
     return contradiction(
+        sharding,
         f"{len(groups_of)} of {sampled_tensors} have equal slices where the strategy shards them",
         f"{shorten(groups_of, 3)}: {_equal_ranks(groups)} hold the same",
     )
@@ -328,6 +330,10 @@ def _replica_problem(
     ``place`` is that of their hand-written layout.
     """
     names = [one.source.meta.name for one in those]
+    groups = those[0].equal_groups
+    facts = f"{shorten(names, 3)}: {format_difference(groups)}"
+    if sharding.files and min(map(len, groups)) > 1:
+        facts += f"; whole groups differ: {sharding.origin} may be of another run"
     hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements; {_REPLICA_EXPLAINED}"
     options: tuple[str, ...] = ()
     if place is not None:
@@ -338,7 +344,7 @@ def _replica_problem(
         f"{count(len(names), 'parameter', 'differ')} between ranks that should hold the same",
         hint,
         options,
-        f"{shorten(names, 3)}: {format_difference(those[0].equal_groups)}",
+        facts,
         tensor=names[0] if len(names) == 1 else None,
         ranks=those[0].differing_ranks,
         where=catalog.root,
@@ -357,18 +363,22 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
     return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
-def _equal_shards_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+def _equal_shards_problem(
+    sharding: Sharding, names: Sequence[str], shown: SampledTensor
+) -> Diagnostic:
     """Return the problem of equal slices of an optimizer shard, with the shapes of one tensor."""
     text = f"the strategy shards {count(len(names), 'parameter')} further than the files do"
-    return contradiction(text, f"{shorten(names, 3)}; {_shapes(shown)}")
+    return contradiction(sharding, text, f"{shorten(names, 3)}; {_shapes(shown)}")
 
 
-def _replicated_problem(names: Sequence[str], shown: SampledTensor) -> Diagnostic:
+def _replicated_problem(
+    sharding: Sharding, names: Sequence[str], shown: SampledTensor
+) -> Diagnostic:
     """Return the problem of ranks that hold full tensors, with the shapes of one tensor."""
     text = f"the strategy shards {count(len(names), 'parameter')} that all ranks hold in full"
     hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
-    facts = f"{shorten(names, 3)}; {_shapes(shown)}"
-    return Diagnostic("contradicted", text, hint, facts=facts)
+    problem = contradiction(sharding, text, f"{shorten(names, 3)}; {_shapes(shown)}")
+    return replace(problem, hint=hint)
 
 
 def _shapes(one: SampledTensor) -> str:

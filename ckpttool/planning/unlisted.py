@@ -438,7 +438,7 @@ def _find_misplaced_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
         text = (
             f"{format_ranks(ranks_of)} hold {parameters} that the strategy lists for other stages"
         )
-        yield contradiction(text, shorten(misplaced, 3), ranks_of)
+        yield contradiction(strategy, text, shorten(misplaced, 3), ranks_of)
 
 
 def misplaced_notes(

@@ -141,7 +141,7 @@ def forget_or_mistype(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "merge C --bogus",
         "-v",
         "help damagd",
-        "help bogus",
+        "help nonsense",
         "merge C -s S.ckpt -o x --format safetensor",
     ):
         shell.run(command)
@@ -259,8 +259,9 @@ def have_several_steps(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         Path(f"C/rank_{rank}/net-2_2.ckpt").unlink()
     for command in ("merge C -s S.ckpt -o x.ckpt", "inspect C", "verify C -s S.ckpt"):
         shell.run(command)
-    shell.clear("x.ckpt")
-    shell.run("merge C -s S.ckpt -o x.ckpt --step 2_2")
+    for options in ("-q --strict", "-q --step 1_2", "--step 2_2"):
+        shell.clear("x.ckpt")
+        shell.run(f"merge C -s S.ckpt -o x.ckpt {options}")
     shell.clear("x.ckpt")
     shell.remark("26 two checkpoints in one rank folder")
     for rank in range(8):

@@ -155,10 +155,7 @@ def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_sav
     result = run("inspect", saved, *STRATEGY)
     assert result.exit_code == 5
     told = message(result)
-    assert (
-        f"ranks 0-7: slices are missing, and no other rank has their slices parameter {name}"
-        in told
-    )
+    assert f"ranks 0-7: their files lack slices that no other rank has parameter {name}" in told
     assert "saved without redundancy (remove_redundancy)" in told
     suspect = f"; not in {rank_file(saved, 1)} (0 bytes); "
     assert (suspect in told) == (rank_file(saved, 1).stat().st_size == 0)
@@ -327,4 +324,8 @@ def test_an_empty_rank_is_told_even_if_all_is_there():
 def test_what_is_lost_with_redundancy_is_told_as_before():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), 2, 3)
     _, problems, _ = find(catalog, ONE_STAGE)
-    the_one(problems, "ranks 2, 3: slices are missing", "rank_2/net.ckpt and 1 more (0 bytes)")
+    the_one(
+        problems,
+        "ranks 2, 3: their files lack slices that no other rank has",
+        "rank_2/net.ckpt and 1 more (0 bytes)",
+    )

@@ -170,7 +170,10 @@ def test_slices_of_a_field_sliced_table_are_of_one_shape_and_have_rows_for_every
 
 def test_ranks_beyond_the_strategy_are_a_problem():
     _, problems, _ = find(with_names({"w": (4, 3)}, range(7)))
-    the_one(problems, "ranks 4-6 are not in", "is for ranks 0-3", "all pipeline stages")
+    the_one(problems, "ranks 4-6 are not in", "is for ranks 0-3", "of all 7 ranks", "of all stages")
+    assert "away" not in problems[0]
+    _, (problem,), _ = find(with_names({"w": (4, 3)}, [0, 1, 2, 3, 9]))
+    assert problem.endswith("Try: move the folder of rank 9 away, if it is of another run")
 
 
 def test_a_strategy_of_another_model_is_a_problem():
