@@ -188,6 +188,6 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
     """
     from difflib import get_close_matches
 
-    by_lower = {one.lower(): one for one in names}
-    near = get_close_matches(name.lower(), by_lower, 3, 0.65)
-    return next((by_lower[one] for one in near if fits(by_lower[one])), "")
+    by_word = {one.lower().lstrip("-"): one for one in names}
+    near = get_close_matches(name.lower().lstrip("-"), by_word, 3, 0.65)
+    return next((by_word[one] for one in near if fits(by_word[one])), "")

@@ -254,7 +254,7 @@ def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, har
     code = "missing_replica" if harm in ("missing", "empty folder") else "damaged_replica"
     assert line.startswith(f"warning[{code}]: ")
     assert "rank_2" in line or line.startswith(f"warning[{code}]: rank 2: ")
-    found = "byte 28091: 5 bytes missing: field 1 needs 73, 68 are left; "
+    found = "byte 28091: expected 73 bytes from there, found 68; "
     found = found if harm == "damaged" else ""
     assert facts == f"  {found}all slices are read from replicas: ranks 0, 3"
     copy = ["  Try: copy the file again from where it was saved"]
@@ -334,7 +334,7 @@ def test_a_damaged_replica_of_a_replicated_checkpoint_is_replaced(tmp_path):
     whole, out = tmp_path / "whole.ckpt", tmp_path / "m.ckpt"
     run_well("merge", GOLDEN / "replicated_only" / "src", "--replicated", "-o", whole)
     result = run_well("merge", source, "--replicated", "-o", out)
-    assert "68 are left; all slices are read from replicas: rank 1\n" in result.stderr
+    assert "found 68; all slices are read from replicas: rank 1\n" in result.stderr
     assert read(out) == read(whole)
     assert run("merge", source, "--replicated", "--strict", "-o", out).exit_code == 5
     shutil.rmtree(source / "rank_3")
