@@ -495,17 +495,22 @@ def _print_lines(catalog: Catalog, summary: Summary, rows: Sequence[Row]) -> Non
         what = "not described" if is_described else "not in the strategy"
     found: dict[str, list[str]] = {}
     for row in rows:
-        found.setdefault(_equality_text(catalog, row, summary), []).append(_name(row, None))
+        texts = {name: _equality_text(catalog, row, summary, name) for name in row.names}
+        if len({*texts.values()}) == 1:
+            texts = {_name(row, None): texts[row.names[0]]}
+        for name, text in texts.items():
+            found.setdefault(text, []).append(name)
     for text, names in found.items():
         print_text(f"  {what}{text}: {shorten(names, 8)}", indent=MARGIN + INDENT)
     if found:
         echo("")
 
 
-def _equality_text(catalog: Catalog, row: Row, summary: Summary) -> str:
+def _equality_text(catalog: Catalog, row: Row, summary: Summary, name: str) -> str:
+    """Return which ranks hold equal tensors of a name in a row."""
     ranks = row.first.placement.owners[0]
     on = "" if len(ranks) == len(catalog.files) else f" on {_ranks(ranks)}"
-    equal = summary.equal_ranks.get(row.names[0])
+    equal = summary.equal_ranks.get(name)
     if isinstance(catalog, MergedCatalog):
         return ""
     if equal is None or len(ranks) == 1:

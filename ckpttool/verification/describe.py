@@ -260,14 +260,15 @@ def _sample_equal_ranks(
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    It is empty if that takes longer than reading the headers, unless ``sample_all``.
+    It is empty if that takes longer than reading the headers, unless ``sample_all``.  Of equal
+    layers only the first is sampled, unless ``sample_all``.
     """
     ranks = len(catalog.files)
     names = [
         name
         for row in summary.rows
         if row.first.placement.known in ("unlisted", "stored")
-        for name in (row.names if sample_all else row.names[:1])
+        for name in (row.names if sample_all or row.is_in_line else row.names[:1])
     ]
     is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
     if ranks < 2 or not names or not (is_quick or sample_all):

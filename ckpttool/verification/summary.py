@@ -140,6 +140,11 @@ class Row:
     nbytes: int
 
     @property
+    def is_in_line(self) -> bool:
+        """Whether the names may stand in a line below the table, which says who holds the same."""
+        return self.is_single_value or self.first.placement.known == "unlisted"
+
+    @property
     def is_single_value(self) -> bool:
         """Whether each tensor is a single value without states."""
         shape = self.first.shape
