@@ -154,6 +154,27 @@ def test_of_a_large_tensor_only_samples_are_said_to_be_equal(tmp_path):
     assert " not in the strategy, equal samples on all ranks: table" in text
 
 
+def test_single_values_are_each_compared_though_their_names_fold(tmp_path):
+    """Else the second is called equal, and merge refuses it."""
+    names = ["beta1_power", "beta2_power"]
+    ranks = {
+        rank: {
+            "w": noise("w", "Float32", (4,)),
+            names[0]: noise("1", "Float32", (1,)),
+            names[1]: noise(f"2 of {rank}", "Float32", (1,)),
+        }
+        for rank in (0, 1)
+    }
+    source = write_ranks(tmp_path / "src", ranks, "ckpt")
+    strategy = tmp_path / "s.json"
+    strategy.write_text('{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}')
+    text = screen(source, "-s", strategy)
+    assert " not in the strategy, equal on all ranks: beta1_power\n" in text
+    assert " not in the strategy, different between ranks (0 | 1): beta2_power\n" in text
+    document = json.loads(run_well("inspect", source, "-s", strategy, "--json").stdout)
+    assert [one["name"] for one in document["summary"]["equal_ranks"]] == names
+
+
 def test_many_ranks_are_sampled_only_on_request(tmp_path):
     ranks = {rank: {"w": noise(f"w{rank % 2}", "Float32", (4,))} for rank in range(65)}
     write_ranks(tmp_path / "src", ranks, "ckpt")
