@@ -3,14 +3,57 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from ckpttool import formats
+from ckpttool.discovery import hyper_parallel
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
+from ckpttool.formats.sandbox import Sandbox
 from tests.support.encryption import KEY
 from tests.support.executors import Threads, wait_until
 from tests.support.file_bytes import record
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_sync():
+    """Sync nothing to disk: what a test ends is a process, not the system."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+class WarmSandbox(Sandbox):
+    """A limited process that later runs of the tests use again: to start it takes most of a run."""
+
+    _idle: ClassVar = {}  # by process, since a fork must not share a pipe
+
+    def _start(self):
+        idle = self._idle.setdefault(os.getpid(), [])
+        if self._child is None and idle and not self._stopped.is_set():
+            child = self._child = idle.pop()
+            child.connection.send((os.chdir, Path.cwd(), 0))
+            assert child.connection.recv() is None
+        return super()._start()
+
+    def _end(self, library=""):
+        if self._child is None or library or self._stopped.is_set():
+            return super()._end(library)
+        self._idle.setdefault(os.getpid(), []).append(self._child)
+        self._child = None
+        return ""
+
+
+@pytest.fixture(autouse=True)
+def warm_sandbox():
+    """Have one limited process read the HDF5 files of many runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (formats, hyper_parallel):
+            patch.setattr(module, "Sandbox", WarmSandbox)
+        yield
 
 
 @pytest.fixture
@@ -43,10 +86,8 @@ def failing(monkeypatch):
 
 @pytest.fixture(scope="module")
 def new_folder(tmp_path_factory):
-    """Return a function that makes a folder for an example; nothing is synced to disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        yield lambda: tmp_path_factory.mktemp("example")
+    """Return a function that makes a folder for an example."""
+    return lambda: tmp_path_factory.mktemp("example")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tokenize import COMMENT, tokenize
@@ -38,9 +39,10 @@ WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subproc
 WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {"ckpttool.execution.dask": {"dask", "distributed"}, "ckpttool.execution.mpi": {"mpi4py"}}
 MODULES = sorted(ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
+# One worker parses the modules; the other saves the time and the memory.
+pytestmark = pytest.mark.xdist_group("architecture")
 
 DOCUMENTS = [ROOT.parent / "README.md", *sorted((ROOT.parent / "docs").rglob("*.md"))]
 NAME_IN_PROSE = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
@@ -55,6 +57,12 @@ def name_of(path: Path) -> str:
 NAMES = {name_of(path) for path in MODULES}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room_of(module: str) -> str | None:
     """The folder of a module, or its name where it lies beside the folders; None for entrances."""
     room = [*module.split("."), ""][1]
@@ -67,7 +75,7 @@ def imports(path: Path, tree: ast.AST | None = None) -> set[str]:
     The command line imports the module of a command by the name of the command.
     """
     found = set()
-    for node in ast.walk(tree or TREES[path]):
+    for node in ast.walk(tree or tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -135,7 +143,7 @@ def test_imports_by_a_name_in_a_string_are_seen():
 def test_no_module_imports_itself_by_way_of_others():
     ways = {}
     for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = copy.copy(tree_of(path))
         tree.body = [
             node
             for node in tree.body
@@ -173,7 +181,7 @@ def test_a_module_imports_only_what_its_room_may_know(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_and_every_public_name_is_documented(path):
-    tree = TREES[path]
+    tree = tree_of(path)
     public = [n for n in tree.body if isinstance(n, DEFINITIONS) and not n.name.startswith("_")]
     for owner in [node for node in public if isinstance(node, ast.ClassDef)]:
         methods = [node for node in owner.body if isinstance(node, DEFINITIONS)]
@@ -185,7 +193,7 @@ def test_every_module_and_every_public_name_is_documented(path):
 @pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_function_has_more_than_eight_parameters(path):
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
             assert len([name for name in names if name not in ("self", "cls")]) <= 8, node.name
@@ -194,7 +202,7 @@ def test_no_function_has_more_than_eight_parameters(path):
 @pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_library_neither_prints_nor_exits(path):
-    calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
     names = {call.id for call in calls if isinstance(call, ast.Name)}
     assert not names & {"print", "exit", "quit", "eval", "exec", "breakpoint"}
     dotted = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
@@ -255,7 +263,7 @@ def alternatives(expression):
 def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
     from ckpttool.model.diagnostics import CODES
 
-    trees = [tree for path, tree in TREES.items() if path.name != "diagnostics.py"]
+    trees = [tree_of(path) for path in MODULES if path.name != "diagnostics.py"]
     errors = [one for one in vars(ckpttool.errors).values() if hasattr(one, "exit_code")]
     of_errors = {error.code for error in errors}  # `diagnose` gives these
     assert set().union(of_errors, *map(codes_given, trees)) == set(CODES)
@@ -361,7 +369,7 @@ def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
     rooms = {"formats", "discovery", "strategy_files", "planning", "verification", "cli"}
     if room_of(name) not in rooms or name in ("ckpttool.formats.local", "ckpttool.formats.hdf5"):
         return
-    tree = without(TREES[path], ABOUT_OUTPUTS.get(name, set()))
+    tree = without(tree_of(path), ABOUT_OUTPUTS.get(name, set()))
     words = {"iterdir", "glob", "rglob", "listdir", "scandir", "walk", "stat", "lstat"}
     words |= {"is_file", "is_dir", "is_symlink", "exists", "read_bytes", "read_text", "access"}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -386,11 +394,20 @@ def test_the_public_names_are_all_there_and_no_others():
         ckpttool.nonsense  # noqa: B018
 
 
-MEMBERS: dict[str, set[str]] = {}  # name of a class -> its methods, fields and attributes
-for one in (node for tree in TREES.values() for node in ast.walk(tree)):
-    if isinstance(one, ast.ClassDef):
-        MEMBERS.setdefault(one.name, set()).update(defined_in(one))
-GLOBALS = set().union(*(defined_in(tree, is_deep=False) for tree in TREES.values()))
+@cache
+def members() -> dict[str, set[str]]:
+    """The methods, fields and attributes of each class, by its name."""
+    found: dict[str, set[str]] = {}
+    for one in (node for path in MODULES for node in ast.walk(tree_of(path))):
+        if isinstance(one, ast.ClassDef):
+            found.setdefault(one.name, set()).update(defined_in(one))
+    return found
+
+
+@cache
+def module_names() -> set[str]:
+    """The names that any module defines outside its functions."""
+    return set().union(*(defined_in(tree_of(path), is_deep=False) for path in MODULES))
 
 
 def exists(name: str) -> bool:
@@ -405,7 +422,7 @@ def exists(name: str) -> bool:
         except ImportError:
             continue
         for at, part in enumerate(names):
-            if part in MEMBERS.get(names[at - 1], ()) and at == len(names) - 1 > 0:
+            if part in members().get(names[at - 1], ()) and at == len(names) - 1 > 0:
                 return True  # an attribute of instances
             if not hasattr(found, part):
                 return False
@@ -418,16 +435,16 @@ def is_known(name: str, path: Path) -> bool:
     """Whether a name in the prose of a module is one of the code."""
     first, _, rest = name.partition(".")
     if not rest:
-        here = defined_in(TREES[path]) | imported_as(path).keys()
-        return name in here | GLOBALS | sys.stdlib_module_names or hasattr(builtins, name)
+        here = defined_in(tree_of(path)) | imported_as(path).keys()
+        return name in here | module_names() | sys.stdlib_module_names or hasattr(builtins, name)
     names = {name, f"ckpttool.{name}", f"{imported_as(path).get(first, first)}.{rest}"}
-    return rest in MEMBERS.get(first, ()) or any(map(exists, names))
+    return rest in members().get(first, ()) or any(map(exists, names))
 
 
 def imported_as(path: Path) -> dict[str, str]:
     """The names that a module gives to what it imports, with what they stand for."""
     found = {}
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             found |= {alias.asname or alias.name: start + alias.name for alias in node.names}
@@ -436,7 +453,7 @@ def imported_as(path: Path) -> dict[str, str]:
 
 def prose(path: Path) -> Iterator[str]:
     """The docstrings and comments of a module."""
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.Module, *DEFINITIONS)):
             yield ast.get_docstring(node) or ""
     with path.open("rb") as file:

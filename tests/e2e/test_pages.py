@@ -139,7 +139,6 @@ def shell(tmp_path, inputs, monkeypatch):
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     for name in ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe"):
         monkeypatch.setenv(f"OMPI_{name}", "1")
-    monkeypatch.setattr("os.fsync", lambda fd: None)
     monkeypatch.chdir(work)
 
     def provide(page: Path) -> None:

