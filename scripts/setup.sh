@@ -1,5 +1,6 @@
-# Sourced by the other scripts: makes .venv if there is none, installs the package with the extra
-# named in $EXTRA into it, and puts it first on the PATH.  Does nothing that is done already.
+# Sourced by the other scripts: makes .venv if there is none, installs the package with the extras
+# named in $EXTRA ("dev,docs") into it, and puts it first on the PATH.  Does nothing that is done
+# already.
 # Needs Python 3.10 or newer and nothing else; PYTHON names another than the one on the PATH, VENV
 # another folder.
 
@@ -27,13 +28,16 @@ if [ ! -x "$VENV/bin/python" ]; then
 fi
 
 # The stamp of each extra holds what was installed from; a changed pyproject.toml installs again.
-stamp="$VENV/installed-from${EXTRA:+-$EXTRA}"
 wanted="$(cksum <pyproject.toml) $PWD"
-if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    echo "Setting up $VENV ..."
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${EXTRA:+[$EXTRA]}" || exit 1
-    echo "$wanted" >"$stamp"
-fi
+stamps=$(printf 'installed-from-%s ' package-alone $(echo "${EXTRA:-}" | tr , ' '))
+for stamp in $stamps; do
+    if [ "$(cat "$VENV/$stamp" 2>/dev/null)" != "$wanted" ]; then
+        echo "Setting up $VENV ..."
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${EXTRA:+[$EXTRA]}" || exit 1
+        for stamp in $stamps; do echo "$wanted" >"$VENV/$stamp"; done
+        break
+    fi
+done
 
 PATH="$PWD/$VENV/bin:$PATH"
 export PATH
