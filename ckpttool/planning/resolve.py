@@ -227,8 +227,7 @@ def _resolve(
                 of_contents.add(problem)
             elif contents == "headers":
                 of_contents.add(*find_contradictions(catalog, sharding))
-            elif keep_going or not (sources.problems or sources.damage):
-                # Otherwise the contents would repeat these problems.
+            elif not _would_repeat(sources, keep_going):
                 by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, sharding, executor, options, by_samples, of_contents
@@ -248,6 +247,13 @@ def _resolve(
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )
+
+
+def _would_repeat(sources: Sources, keep_going: bool) -> bool:
+    """Return whether contents would repeat the problems of the headers."""
+    if keep_going:
+        return any(one.code == "strategy" for one in sources.problems)
+    return bool(sources.problems or sources.damage)
 
 
 def source_sharding(
