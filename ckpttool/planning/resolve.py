@@ -47,7 +47,7 @@ from ckpttool.planning.unlisted import (
 )
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
-Contents = Literal["headers", "samples", "slices", "all"]
+Contents = Literal["samples", "slices", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,7 @@ def resolve(
     diagnostics
         Collects problems and notes; without it all problems are raised as one error.
     contents
-        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
-        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
+        How much of the contents to read.  ``"samples"``: some pages of all tensors.
         ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
@@ -225,8 +224,6 @@ def _resolve(
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
-            elif contents == "headers":
-                of_contents.add(*find_contradictions(catalog, sharding))
             elif not _would_repeat(sources, keep_going):
                 by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
