@@ -57,9 +57,10 @@ def inspect(
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification import describe
 
-    if describe.are_strategies((source.path, *more)):
+    strategies = (source.path, *more, *source.strategy_files)
+    if describe.are_strategies(strategies):
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
-        named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
+        named = ckpttool.read_strategy(strategies)
         summary = describe.summarize_strategy(named)
         if report.as_json:
             tables.print_json(describe.describe_strategy(named, summary))

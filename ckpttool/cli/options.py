@@ -22,7 +22,6 @@ import click
 from click.core import ParameterSource
 
 from ckpttool.cli.params import (
-    COLOR,
     Choice,
     EngineName,
     Existing,
@@ -163,7 +162,6 @@ class GroupedCommand(click.Command):
         self, *args: Any, misplaced: Mapping[str, tuple[str, str]] | None = None, **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        self.params.append(COLOR)
         self.misplaced = misplaced or {}
 
     @property
@@ -451,7 +449,7 @@ source_options = OptionGroup(
         "step": option(
             "--step",
             metavar="STEP",
-            help="Step to read, such as 10_1.  [default: the newest that every rank has]",
+            help="Step to read, such as 10_1, or a file name.  [default: the newest of all ranks]",
         ),
         "pattern": option(
             "--pattern",
