@@ -449,7 +449,7 @@ source_options = OptionGroup(
         "step": option(
             "--step",
             metavar="STEP",
-            help="Step to read, such as 10_1, or a file name.  [default: the newest of all ranks]",
+            help="Step to read (10_1), or a file name.  [default: the newest that every rank has]",
         ),
         "pattern": option(
             "--pattern",
