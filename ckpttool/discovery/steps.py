@@ -150,7 +150,7 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         )
         names = [path.name for path in files]
         ranks = tuple(sorted(chosen[rivals[0]]))
-        folders = "folders" if len(ranks) > 1 else "folder"
+        folders = "folder" if len(ranks) == 1 else "folders"
         text = f"several checkpoints in the {folders} of {format_ranks(ranks)}"
         hint = f"--step {names[0]}, or another of these names"
         facts = shorten(names, 3)
