@@ -71,6 +71,7 @@ class CommandGroup(click.Group):
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} is not a command"
+        command.short_help = COMMANDS[cmd_name]  # shells show it beside the name
         if COLOR not in command.params:
             command.params.append(COLOR)
         return command

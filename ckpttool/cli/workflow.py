@@ -259,6 +259,7 @@ def _describe_outputs(plan: Plan, assignment: Assignment, written: Sequence[Writ
         return f"{verb} {paths[0]} ({', '.join(facts)})"
     if not plan.target.is_merged:
         paths = [path.parent for path in paths]
-    names = f"{paths[0]} ... {paths[-1].name}" if len(paths) > 1 else str(paths[0])
+    shown = [str(paths[0]), *(path.name for path in paths[1:])]
+    names = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} ... {shown[-1]}"
     of_kept = [f"{kept} kept, {len(written) - kept} written"] if kept else []
     return f"{verb} {names} ({', '.join([count(len(paths), 'file'), *of_kept, *facts])})"
