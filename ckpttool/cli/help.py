@@ -26,11 +26,6 @@ PAGES = Path(ckpttool.__file__).parent / "docs"
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.
 GROUPS = {"Start": ".", "Guides": "guides", "Concepts": "concepts", "Reference": "reference"}
 INDEX = "index"
-EXAMPLES = [
-    ("ckpttool help damaged", "the code of a message"),
-    ("ckpttool help --unlisted", "an option"),
-    ("ckpttool help merge", "a command"),
-]
 MAX_WIDTH = 100  # columns; longer lines are hard to read
 HEADING = re.compile(r"^(#+) (.*)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^]]*\]\([^)]*\)\n*")
@@ -132,10 +127,10 @@ def help(name: str | None) -> None:
 def print_topics() -> None:
     """Print the name and the title of each page, in groups."""
     formatter = click.get_current_context().make_formatter()
-    formatter.write_text("`ckpttool help TOPIC` prints a page of the guide. It also explains:")
-    formatter.write_paragraph()
-    with formatter.indentation():
-        formatter.write_dl(EXAMPLES)
+    formatter.write_text(
+        "`ckpttool help NAME` prints a topic, or what the code of a message (damaged), an option "
+        "(--unlisted) or a command (merge) means."
+    )
     for group in GROUPS:
         with formatter.section(group):
             formatter.write_dl([(n, title_of(page)) for n, page in read_group(group).items()])
@@ -154,9 +149,7 @@ def print_all_about(name: str, group: click.Context) -> bool:
     command = group.command.get_command(group, name)
     if command is not None:
         with click.Context(command, group, name) as context:
-            echo(command.get_help(context))
-    for number, text in enumerate(texts):
-        if number or command is not None:
-            echo("")
-        print_markdown(text)
+            echo(f"{command.get_help(context)}\n")
+    if texts:
+        print_markdown("\n".join(texts))
     return command is not None or bool(texts)

@@ -159,7 +159,7 @@ def _use_color(args: Sequence[str]) -> bool | None:
     A mistake ends the parser before it comes to --color, so that is looked for in the arguments.
     """
     pattern = r"(?<![^\0])--color[=\0](always|never|auto)(?![^\0])"
-    chosen = [found[1] for found in re.finditer(pattern, "\0".join(args))]
+    chosen: list[str] = re.findall(pattern, "\0".join(args))
     if chosen and chosen[-1] != "auto":
         return chosen[-1] == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
