@@ -281,7 +281,7 @@ def test_what_a_page_shows_runs(page, shell, torch):
         page.write_text(text, encoding="utf-8")
     else:
         assert list(wrong) == list(wrong.values()), f"{UPDATE}=1 writes the screens"
-    for shell_of_page in {block.language for block in blocks_of(page)} & {"zsh", "fish"}:
+    for shell_of_page in sorted({block.language for block in blocks_of(page)} & {"zsh", "fish"}):
         need(shell_of_page)
     if folders := SAME_AS_ONE_RUN.get(name_of(page)):
         words = ["checkpoint/", "-s", "strategy.ckpt", "-d", "new_strategy.ckpt", "-o", "expected"]
