@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import join
 from typing import TYPE_CHECKING
 
 import click
@@ -54,21 +55,33 @@ def inspect(
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification import describe
 
-    if describe.are_strategies((source.path, *more)):
-        named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
+    strategies = (source.path, *more, *source.strategy_files)
+    if describe.are_strategies(strategies):
+        options.refuse_options("a strategy", {"strategy_files", "show_all"})
+        named = ckpttool.read_strategy(strategies)
         summary = describe.summarize_strategy(named)
         if report.as_json:
             tables.print_json(describe.describe_strategy(named, summary))
         else:
-            overview.print_strategy(named, summary, show_all=show_all)
+            if not report.quiet:
+                overview.print_strategy(named, summary, show_all=show_all)
             tables.print_notes(named.notes, severities("inspect"), report.quiet)
         return
     if more:
-        wanted, context = "one checkpoint, or strategy files", click.get_current_context()
-        raise options.too_many_paths(wanted, [source.path, *more], context)
+        paths, hint = (source.path, *more), ""
+        checkpoints = [path for path in paths if not describe.are_strategies([path])]
+        if len(checkpoints) == 1:
+            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
+            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
+            hint = f"{click.get_current_context().command_path} {join(words)}"
+        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
     foreign = describe.describe_foreign(source.path)
     if foreign is not None:
-        (tables.print_json if report.as_json else overview.print_foreign)(foreign)
+        options.refuse_options("not a checkpoint", ())
+        if report.as_json:
+            tables.print_json(foreign)
+        elif not report.quiet:
+            overview.print_foreign(foreign)
         return
     found = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
@@ -86,7 +99,8 @@ def inspect(
     if report.as_json:
         tables.print_json(describe.describe_inspection(examined))
     else:
-        if examined.catalog.files or not examined.catalog.errors("inspect"):
+        is_known = examined.catalog.files or not examined.catalog.errors("inspect")
+        if is_known and not report.quiet:
             overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
         # The error names the file, and the line "complete" says that replicas hold its slices.
         notes = (n for n in found.of("note", "warning") if n.code != "damaged_replica")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,15 @@ COMMANDS = {
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
 }
-ALIASES = {"commit": "finalize"}
+COLOR = click.Option(  # of the group and of every command
+    ["--color"],
+    metavar="WHEN",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,  # `_use_color` finds it in the arguments
+    help="Use colours: auto, always or never.",
+)
 
 
 class CommandGroup(click.Group):
@@ -56,19 +65,20 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
-        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} is not a command"
+        command.short_help = COMMANDS[cmd_name]  # shells show it beside the name
+        if COLOR not in command.params:
+            command.params.append(COLOR)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
-        known = {*COMMANDS, *ALIASES}
-        if args[0] not in known and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
             from ckpttool.cli.params import UsageProblem
             from ckpttool.model.wording import nearest
 
@@ -95,7 +105,8 @@ class CommandGroup(click.Group):
             try:
                 # Versions of click differ in what they do without arguments.
                 shown = args or ["--help"]
-                ctx = super().make_context(info_name, shown, parent, color=_use_color(), **extra)
+                color = _use_color(args)
+                ctx = super().make_context(info_name, shown, parent, color=color, **extra)
             except click.ClickException as error:
                 if as_json:
                     _print_document(*_diagnose(error))
@@ -139,8 +150,15 @@ class CommandGroup(click.Group):
             ctx.exit(exit_code)
 
 
-def _use_color() -> bool | None:
-    """Return whether `click.echo` keeps colours; None keeps them on a terminal."""
+def _use_color(args: Sequence[str]) -> bool | None:
+    """Return whether `click.echo` keeps colours; None keeps them on a terminal.
+
+    A mistake ends the parser before it comes to --color, so that is looked for in the arguments.
+    """
+    pattern = r"(?<![^\0])--color[=\0](always|never|auto)(?![^\0])"
+    chosen: list[str] = re.findall(pattern, "\0".join(args))
+    if chosen and chosen[-1] != "auto":
+        return chosen[-1] == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     forced = (os.environ.get(name, "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
@@ -213,7 +231,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     match error:
         case UsageProblem():
             message, hint, facts = error.message, error.hint or hint, error.facts
-            where = _names_of(error.param) if error.param is not None else ""
+            if error.param is not None:
+                where, hint = _names_of(error.param), error.hint  # --help would add nothing
         case click.MissingParameter(param=click.Option() as option):
             message = f"{name} needs {option.opts[0]} {option.metavar}"
             facts = option.help or ""
@@ -222,6 +241,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             message = f"{name} needs {word}"
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."
+        case click.BadParameter(param=click.Option() as option):
+            where, message, hint = _names_of(option), error.message.rstrip("."), ""
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
             options = context.command.get_params(context) if context else ()
@@ -257,6 +278,7 @@ def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
 
 @click.group(
     cls=CommandGroup,
+    params=[COLOR],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5

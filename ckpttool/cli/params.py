@@ -78,10 +78,10 @@ class Choice(ChoiceType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word."""
         if value not in self.choices:
-            names = shorten(self.choices, 3)
-            raise UsageProblem(
-                f"{value!r} is not one of {names}", instead=nearest(value, self.choices)
-            )
+            some, names = shorten(self.choices, 3), ", ".join(self.choices)
+            facts = names if names != some else ""
+            instead = nearest(value, self.choices)
+            raise UsageProblem(f"{value!r} is not one of {some}", facts=facts, instead=instead)
         return str(value)
 
 
@@ -206,7 +206,7 @@ class Existing(PathName):
             if near := nearest(path.name, names, lambda name: self.fits(path.parent / name)):
                 return UsageProblem(message, instead=str(path.parent / near))
         folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
-        return UsageProblem(message, f"ls {shlex.quote(str(folder))}")
+        return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
 
 
 class StrategyFile(Existing):
@@ -337,13 +337,14 @@ class Size(SizeType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", value, re.ASCII)
         prefix = match[2].upper() if match is not None else ""
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
         nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
-        if not nbytes:
-            facts = "A size has a unit: 500MB (of 1000) or 2GiB (of 1024)."
-            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead="2GiB")
+        if match is None or not match[3] or not nbytes:
+            facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
+            instead = f"{value.strip()}B" if nbytes and prefix else "2GiB"
+            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead=instead)
         return nbytes
 
 

@@ -22,12 +22,12 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
@@ -57,6 +57,9 @@ from ckpttool.storage.files import (
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+# Message, hint and facts.  The `Diagnostic` of a worker of another version may have other fields.
+WorkerProblem: TypeAlias = tuple[str, str, str]
 
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
 CHECK_SECONDS = 0.2  # between two checks for a request to end the run
@@ -145,43 +148,35 @@ def software() -> tuple[str, str]:
     return __version__, ".".join(platform.python_version_tuple()[:2])
 
 
-def check_worker(required: WorkerRequirements) -> Diagnostic | None:
+def check_worker(required: WorkerRequirements) -> WorkerProblem | None:
     """Return the problem of the worker that runs this call, or None."""
     version, python = software()
     if (version, python) != (required.version, required.python):
         here = f"ckpttool {required.version} on Python {required.python}"
         there = f"ckpttool {version} on Python {python}"
-        return Diagnostic(
-            "engine", f"workers have {there}", SAME_SOFTWARE, facts=f"this run is {here}"
-        )
-    unseen = list(required.files)
+        return f"workers have {there}", SAME_SOFTWARE, f"this run is {here}"
+    unseen = dict.fromkeys(required.files, "")  # file to reason
     for pause in PAUSES:
         time.sleep(pause)
-        unseen, reasons = _find_unseen(unseen)
+        unseen = {file: reason for file in unseen if (reason := _why_unseen(file))}
         if not unseen:
             break
     if unseen:
+        (file, reason), *_ = unseen.items()
         message = f"workers do not see {len(unseen)} of {count(len(required.files), 'file')}"
-        facts = f"{unseen[0].path}: {reasons[0]}"
-        return Diagnostic("engine", message, SHARED, facts=facts)
+        return message, SHARED, f"{file.path}: {reason}"
     if not os.access(required.folder, os.W_OK | os.X_OK):
-        return Diagnostic("engine", f"workers may not write to {required.folder}", SHARED)
+        return f"workers may not write to {required.folder}", SHARED, ""
     return None
 
 
-def _find_unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
-    """Return the files that differ or are missing on this host, and the reason for each."""
-    unseen, reasons = [], []
-    for file in files:
-        try:
-            is_same = identify_file(file.path).stamp == file.stamp
-            reason = "" if is_same else "another size, time of change or inode"
-        except OSError as error:
-            reason = describe_os_error(error)
-        if reason:
-            unseen.append(file)
-            reasons.append(reason)
-    return unseen, reasons
+def _why_unseen(file: StoredFile) -> str:
+    """Return why a file differs or is missing on this host; "" if it is the same."""
+    try:
+        is_same = identify_file(file.path).stamp == file.stamp
+    except OSError as error:
+        return describe_os_error(error)
+    return "" if is_same else "another size, time of change or inode"
 
 
 def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> None:
@@ -215,20 +210,25 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
-        hosts: dict[Diagnostic, list[str]] = {}  # by problem
+        hosts: dict[WorkerProblem, list[str]] = {}
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
                 message = f"workers cannot run ckpttool {__version__}"
-                answer = Diagnostic("engine", message, SAME_SOFTWARE, facts=str(answer))
+                answer = message, SAME_SOFTWARE, str(answer)
             if answer is not None:
                 hosts.setdefault(answer, []).append(host)
         if hosts:
-            raise PlanError([replace(one, where=shorten(on, 3)) for one, on in hosts.items()])
+            raise PlanError(
+                [
+                    Diagnostic("engine", message, hint, facts=facts, where=shorten(on, 3))
+                    for (message, hint, facts), on in hosts.items()
+                ]
+            )
 
 
 def _check_each(
     cluster: Cluster, required: WorkerRequirements, check: Callable[[], None]
-) -> Mapping[str, Diagnostic | BaseException | None]:
+) -> Mapping[str, WorkerProblem | BaseException | None]:
     """Return the problem of each worker or its exception; do not hang if a worker hangs."""
     thread = Threads(1)
     answers = thread.submit(cluster.run_on_each, check_worker, required)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
@@ -47,7 +48,7 @@ from ckpttool.planning.unlisted import (
 )
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
-Contents = Literal["headers", "samples", "slices", "all"]
+Contents = Literal["samples", "slices", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,7 @@ def resolve(
     diagnostics
         Collects problems and notes; without it all problems are raised as one error.
     contents
-        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
-        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
+        How much of the contents to read.  ``"samples"``: some pages of all tensors.
         ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
@@ -225,10 +225,7 @@ def _resolve(
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
-            elif contents == "headers":
-                of_contents.add(*find_contradictions(catalog, sharding))
-            elif keep_going or not (sources.problems or sources.damage):
-                # Otherwise the contents would repeat these problems.
+            elif not _would_repeat(sources, keep_going):
                 by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, sharding, executor, options, by_samples, of_contents
@@ -248,6 +245,13 @@ def _resolve(
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )
+
+
+def _would_repeat(sources: Sources, keep_going: bool) -> bool:
+    """Return whether contents would repeat the problems of the headers."""
+    if keep_going:
+        return any(one.code == "strategy" for one in sources.problems)
+    return bool(sources.problems or sources.damage)
 
 
 def source_sharding(
@@ -287,7 +291,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}, or `ckpttool split` for a target",
+            f"the same command without {option}",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
@@ -310,7 +314,8 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
     elif isinstance(catalog, MergedCatalog):
         text = "already merged, and reshard reads the files of ranks"
-        problem = Diagnostic("strategy", text, "`ckpttool split`", where=catalog.root)
+        hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
+        problem = Diagnostic("strategy", text, hint, where=catalog.root)
     missing = NoStrategyError([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
@@ -367,13 +372,17 @@ def sample_ranks(
 ) -> Iterator[tuple[str, RankGroups, bool]]:
     """Yield the ranks grouped by equal samples of each tensor, and whether it is one value.
 
-    Slices of one value are equal even if they are of different elements.  Texts are left out.
+    Slices of one value are equal even if they are of different elements.  Equal bytes of different
+    shapes or element types are not equal tensors.
     """
-    metas = catalog.metas
-    tensors = [name for name in names if metas[name].text is None]
-    for name, contents in _group_ranks(catalog, tensors, sample, executor).items():
-        groups = tuple(map(tuple, contents.values()))
-        yield name, groups, _is_constant(metas[name], contents)
+    for name, contents in _group_ranks(catalog, names, sample, executor).items():
+        metas = catalog.metas_of(name)
+        groups: dict[object, list[int]] = defaultdict(list)
+        for one, ranks in contents.items():
+            for rank in ranks:
+                groups[one, metas[rank]].append(rank)
+        is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
+        yield name, tuple(map(tuple, groups.values())), is_constant
 
 
 def _group_ranks(
