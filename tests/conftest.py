@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -54,6 +55,18 @@ def warm_sandbox():
         for module in (formats, hyper_parallel):
             patch.setattr(module, "Sandbox", WarmSandbox)
         yield
+
+
+@pytest.fixture
+def heeded_signals():
+    """Let programs that a test starts heed signals that ``nohup`` or ``&`` has tests ignore."""
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    ignored = [one for one in numbers if signal.getsignal(one) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def console_script():
 
 
 @pytest.mark.crash
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

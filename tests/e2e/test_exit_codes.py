@@ -19,7 +19,7 @@ from ckpttool.cli.main import PIPE_CLOSED, main
 from ckpttool.errors import CkptToolError
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.executors import COMMAND, environment
+from tests.support.executors import COMMAND, PATIENCE_SECONDS, environment
 from tests.support.programs import need
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +126,7 @@ def test_a_reader_that_has_gone_ends_the_command():
     assert process.returncode == PIPE_CLOSED == 141
 
 
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_the_command_with_a_document(name, code):
     os.mkfifo("key")
@@ -133,7 +134,7 @@ def test_a_signal_ends_the_command_with_a_document(name, code):
     process = start(*words, stdout=subprocess.PIPE)
     writer = os.open("key", os.O_WRONLY)  # returns when the command reads the key
     process.send_signal(signal.Signals[name])
-    printed, errors = process.communicate()
+    printed, errors = process.communicate(timeout=PATIENCE_SECONDS)
     os.close(writer)
     assert process.returncode == code, errors
     error = json.loads(printed)["error"]

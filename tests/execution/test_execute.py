@@ -239,6 +239,7 @@ def test_an_interrupt_leaves_no_partial_file(tmp_path):
 
 
 @pytest.mark.crash
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -1094,6 +1094,7 @@ def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part
         assert said in message(result)
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_a_run_that_is_ended_says_what_is_complete(tmp_path):
     code, errors = run_with_signal(signal.SIGINT, *MERGE, tmp_path / "m.h5")
     assert code == 130
@@ -1146,6 +1147,7 @@ def test_a_source_that_is_written_to_meanwhile_is_noticed_before_the_set_is_comp
 
 
 @pytest.mark.crash
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("engine", ["threads:2", "processes:2"])
 def test_a_signal_ends_a_run_that_is_resumed_then(tmp_path, number, engine):
