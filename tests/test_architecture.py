@@ -118,6 +118,7 @@ def test_there_are_modules_in_every_room_and_nothing_beside_them():
     }
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_go_down_only(path):
     name = name_of(path)
@@ -179,6 +180,7 @@ def test_a_module_imports_only_what_its_room_may_know(path):
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_and_every_public_name_is_documented(path):
     tree = tree_of(path)
@@ -362,6 +364,7 @@ def without(tree: ast.Module, names: set[str]) -> ast.Module:
     return found
 
 
+@pytest.mark.source
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
     """Others do that for outputs; `create` and `seal` of a format are given an open file."""
