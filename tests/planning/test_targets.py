@@ -349,7 +349,7 @@ def test_all_problems_of_a_plan_are_in_one_error():
     )
     wanted = ["dtype: the element type", "shape: the slice shape",
               "axes: the slices", "rng: not in the strategy", "parameter gone", "big: axis 0",
-              "rank 7 not in the target"]  # fmt: skip
+              "rank 7 is not in the target"]  # fmt: skip
     assert len(problems) == len(wanted), problems
     for words in wanted:
         assert any(words in problem for problem in problems), words

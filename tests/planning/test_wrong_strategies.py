@@ -162,7 +162,7 @@ def test_merge_and_reshard_show_the_largest_sharded_tensors(tmp_path):
             "tensor_map": [[1], [], [0]],
             "optimizer_shard": 1,
         }
-        assert "ffn.mapping.weight 4x16x64" in run_well(*command, case / "src", *words).stdout
+        assert "ffn.mapping.weight 4 x 16 x 64" in run_well(*command, case / "src", *words).stdout
         shutil.rmtree(tmp_path / "o") if command[0] == "reshard" else (tmp_path / "o").unlink()
         for manifest in tmp_path.glob("o.*"):
             manifest.unlink()
