@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -141,11 +141,13 @@ def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
     The title is the label of the first texts, if it is short, else a line above.
     """
     first, *others = ((label, texts) for label, texts in facts.items() if texts)
+    columns = terminal_columns(sys.stdout)
     if len(title) <= LONGEST_LABEL:
         first = (title, first[1])
     else:
-        echo(click.style(printable(title), bold=True))
-    columns = terminal_columns(sys.stdout)
+        title = printable(title)
+        lines = [title] if columns is None else _fold(title, columns)
+        echo(click.style("\n".join(lines), bold=True))
     indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
     if columns is not None and columns < 2 * indent:
         indent = SPACE  # no column of labels
@@ -158,71 +160,115 @@ def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
     echo("")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, is_grouped: bool = False
+) -> None:
     """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
 
-    A column without contents is left out.
+    A column without contents is left out.  If ``is_grouped`` and the terminal is too narrow, the
+    last columns stand above the rows, once for all rows that have the same there.
     """
     cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
     shown = [i for i in range(len(columns)) if not cells or any(cells[i])]
     filled = [(columns[i].rstrip(">"), *(cells[i] if cells else ())) for i in shown]
-    table = list(zip(*filled, strict=True))
     is_right = [columns[i].endswith(">") for i in shown]
-    widths = [max(map(_width, column)) for column in filled]
-    inline = list(range(len(shown)))
-    titles, room = [printable(title)], 0
+    above, grid = _Grid([], [], MARGIN), _Grid(filled, is_right, MARGIN)
+    titles = [printable(title)]
     if (terminal := terminal_columns(sys.stdout)) is not None:
         titles = _fold(titles[0], terminal)
-        room = terminal - MARGIN - 1  # the rule is longer than the rows
-        inline = _fit(table, is_right, widths, room)
-    header, *body = (list(_lines(row, widths, is_right, inline, room)) for row in table)
-    heads = [click.style(line, bold=True) for line in (*titles, "", *header)]
-    rule = click.style(f" {_rule_letter() * (_row_width(widths, inline) + 2)}", dim=True)
-    echo("\n".join((*heads, rule, *chain.from_iterable(body), "")))
-
-
-def _fit(
-    table: Sequence[Sequence[str]], is_right: Sequence[bool], widths: list[int], room: int
-) -> list[int]:
-    """Narrow the columns, the widest first, until a row fits; return those that share a line."""
-    words = [
-        [word for cell in cells for word in _words(cell)] for cells in zip(*table, strict=True)
+        while is_grouped and (own := len(grid.columns) - 1) and not grid.has_room(terminal):
+            above = _Grid(filled[own:], is_right[own:], MARGIN)
+            grid = _Grid(filled[:own], is_right[:own], MARGIN + INDENT)
+        above.fit(terminal)
+        grid.margin += above.indent
+        grid.fit(terminal)
+    heads = [
+        click.style(line, bold=True) for line in (*titles, "", *above.lines(0), *grid.lines(0))
     ]
-    least = [widths[i] if is_right[i] else max(map(_width, cells)) for i, cells in enumerate(words)]
-    inline = list(range(len(widths)))
-    while len(inline) > 1 and _row_width(least, inline) > room:
-        inline.remove(max(inline, key=lambda i: least[i]))
-    while _row_width(widths, inline) > room:
-        foldable = [i for i in inline if widths[i] > least[i]]
-        if not foldable:
-            break
-        widths[max(foldable, key=lambda i: widths[i])] -= 1
-    return inline
+    length = max(above.width(), grid.width()) - MARGIN + 2
+    rule = click.style(f" {_rule_letter() * length}", dim=True)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in range(1, len(filled[0])):
+        groups.setdefault(above.cells(row), []).append(row)
+    body: list[str] = []
+    for first, *others in groups.values():
+        body += (*above.lines(first), *grid.lines(first))
+        body += (line for row in others for line in grid.lines(row))
+    echo("\n".join((*heads, rule, *body, "")))
 
 
-def _row_width(widths: Sequence[int], inline: Sequence[int]) -> int:
-    indent = INDENT if len(inline) < len(widths) else 0
-    return indent + sum(widths[i] + SPACE for i in inline) - SPACE
+class _Grid:
+    """Columns side by side; one that finds no room has lines of its own above each row."""
 
+    def __init__(
+        self, columns: Sequence[Sequence[str]], is_right: Sequence[bool], margin: int
+    ) -> None:
+        self.columns = columns  # the head, then the cells
+        self.is_right = is_right
+        self.margin = margin
+        self.widths = [_widest(column) for column in columns]
+        self.inline = list(range(len(columns)))
+        self.room = 0  # columns of a line, once it is fitted to a terminal
 
-def _lines(
-    cells: Sequence[str],
-    widths: Sequence[int],
-    is_right: Sequence[bool],
-    inline: Sequence[int],
-    room: int,
-) -> Iterator[str]:
-    """Yield the lines of a row: the cells that have their own, then the inline cells."""
-    margin = " " * MARGIN
-    if others := [cell for i, cell in enumerate(cells) if i not in inline]:
-        yield from (f"{margin}{part}" for cell in others for part in _fold(cell, room) if part)
-        margin += " " * INDENT
-    for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in inline), fillvalue=""):
-        line = margin
-        for i, part in zip(inline, parts, strict=True):
-            padding = " " * (widths[i] - _width(part))
-            line += (padding + part if is_right[i] else part + padding) + " " * SPACE
-        yield line.rstrip()
+    @property
+    def indent(self) -> int:
+        """Columns before cells that are not lines of their own, after the margin."""
+        return INDENT if len(self.inline) < len(self.widths) else 0
+
+    def width(self, widths: Sequence[int] = ()) -> int:
+        """Return the columns of a row whose cells have these widths, with the margin."""
+        cells = sum((widths or self.widths)[i] + SPACE for i in self.inline) - SPACE
+        return self.margin + self.indent + cells
+
+    def _with_folded_heads(self) -> list[int]:
+        return [
+            width if is_right else max(_widest(_words(head)), _widest(cells))
+            for (head, *cells), is_right, width in zip(
+                self.columns, self.is_right, self.widths, strict=True
+            )
+        ]
+
+    def has_room(self, terminal: int) -> bool:
+        """Return whether the rows fit if only heads are folded."""
+        return self.width(self._with_folded_heads()) < terminal
+
+    def fit(self, terminal: int) -> None:
+        """Narrow the columns until a row fits: first the heads, then the widest cells."""
+        self.room = terminal - 1  # the rule is longer than the rows
+        least = [
+            width if is_right else max(_widest(_words(cell)) for cell in column)
+            for column, is_right, width in zip(
+                self.columns, self.is_right, self.widths, strict=True
+            )
+        ]
+        while len(self.inline) > 1 and self.width(least) > self.room:
+            self.inline.remove(max(self.inline, key=lambda i: least[i]))
+        if self.width() > self.room:
+            self.widths = self._with_folded_heads()
+        while self.width() > self.room:
+            foldable = [i for i in self.inline if self.widths[i] > least[i]]
+            if not foldable:
+                break
+            self.widths[max(foldable, key=lambda i: self.widths[i])] -= 1
+
+    def cells(self, row: int) -> tuple[str, ...]:
+        """Return the cells of a row; row 0 is the heads."""
+        return tuple(column[row] for column in self.columns)
+
+    def lines(self, row: int) -> Iterator[str]:
+        """Yield the lines of a row: the cells that have their own, then the inline cells."""
+        cells = self.cells(row)
+        for i, cell in enumerate(cells):
+            if i not in self.inline:
+                folded = _fold(cell, self.room - self.margin)
+                yield from (" " * self.margin + part for part in folded if part)
+        inline = (_fold(cells[i], self.widths[i]) for i in self.inline)
+        for parts in zip_longest(*inline, fillvalue=""):
+            line = " " * (self.margin + self.indent)
+            for i, part in zip(self.inline, parts, strict=True):
+                padding = " " * (self.widths[i] - _width(part))
+                line += (padding + part if self.is_right[i] else part + padding) + " " * SPACE
+            yield line.rstrip()
 
 
 def _fold(text: str, width: int, indent: int = 0) -> list[str]:
@@ -248,9 +294,21 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
     return lines
 
 
+# What stays on one line: (4, 2), 64 x 32, rows / 2, x 4, step 2_10, 189.8 KiB, 8 ranks.
+_TIED = re.compile(
+    r"\(\d+(?:, \d+)+\)|(?<=\d) x (?=\d)| / |"
+    r"(?<![^ (])(?:x|step|ranks?|stages?|byte) (?=\d)|(?<![^ (])\d[\d.,_-]*(?<!,) (?=[^\d ])"
+)
+
+
 def _words(text: str) -> list[str]:
-    """Split a text between words; ``rows / 2`` and ``32 x 16`` are one word."""
-    return re.split(r"(?<! [/x]) (?![/x] )", text)
+    """Split a text between words; a number and its unit are one word, as is a shape."""
+    tied = _TIED.sub(lambda found: found[0].replace(" ", "\0"), text)
+    return [word.replace("\0", " ") for word in tied.split(" ")]
+
+
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(_width, texts), default=0)
 
 
 def _width(text: str) -> int:
