@@ -104,9 +104,14 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
     number += f" ({shorten(weights.dtypes, 3)})" if weights.tensors else ""
     if not weights.tensors and done.complete is not True:
         number = "parameters not known"
+    step = f"step {catalog.step}" if catalog.step else ""
+    if not files:
+        reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
+        yield ", ".join(filter(None, (what, step, shorten(reasons, 1))))
+        return
     parts = (
         f"{readable} of {what}" if readable < len(ranks) else what,
-        f"step {catalog.step}" if catalog.step else "",
+        step,
         ", ".join(sorted({file.format for file in files})),
         format_bytes(sum(file.nbytes for file in files)),
         count(len(catalog.metas), "tensor") if is_stored and catalog.metas else number,

@@ -160,6 +160,15 @@ def test_on_a_terminal_a_message_is_folded_between_words_and_indented(capsys, mo
     assert all(len(line) <= columns or len(line.split()) == 1 for line in (first, *rest))
 
 
+@pytest.mark.parametrize("columns", range(8, 60))
+def test_a_number_stays_with_its_unit(capsys, monkeypatch, columns):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
+    print_text("from 8 ranks at step 2_10, 189.8 KiB of (4, 2), rows / 2 of 64 x 32, x 4 of 3 1-2")
+    lines = capsys.readouterr().out
+    for word in ("8 ranks", "step 2_10", "189.8 KiB", "(4, 2)", "rows / 2", "64 x 32", "x 4"):
+        assert word in lines
+
+
 def test_a_bullet_does_not_stand_alone(capsys, monkeypatch):
     monkeypatch.setattr(tables, "terminal_columns", lambda stream: 12)
     print_text("  - rank_0/net-2_10.ckpt: cut short", indent=4)
