@@ -335,7 +335,7 @@ _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded tabl
 
 
 def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
-    """Return the columns after the names, of a checkpoint or of a strategy."""
+    """Return the columns of a checkpoint or of a strategy."""
     longest = _longest_ranks()
 
     def ranks(row: Row) -> str:
@@ -346,6 +346,7 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
 
     if summary.parallelism is not None:
         return {
+            "tensors": _name,
             "full shape" if catalog else "listed shape": _shape,
             "dtype": _dtype,
             "sharded": _sharded,
@@ -356,13 +357,14 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
     if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
         has_files = len(catalog.files) > 1
         return {
+            "tensors": _name,
             "full shape": _shape,
             "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
             "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
         }
     title = "ranks with equal samples" if summary.equal_ranks else "ranks"
-    return {"shape": _shape, "dtype": _dtype, title: ranks}
+    return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
 
 
 def _file_name(name: str, catalog: Catalog) -> str:
@@ -371,8 +373,12 @@ def _file_name(name: str, catalog: Catalog) -> str:
 
 def _print_all(title: str, summary: Summary, columns: Columns) -> None:
     """Print a table with a row for each tensor."""
-    rows = [Row(entry.name, ("",), (entry,)) for entry in summary.entries]
-    _print_cells(title, {"tensors": [row.pattern for row in rows]}, rows, columns)
+    _print_cells(title, [Row(entry.name, ("",), (entry,)) for entry in summary.entries], columns)
+
+
+def _print_cells(title: str, rows: Sequence[Row], columns: Columns) -> None:
+    cells = ([cell(row) for cell in columns.values()] for row in rows)
+    print_table(title, list(columns), cells, is_grouped=True)
 
 
 def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
@@ -387,16 +393,9 @@ def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
     columns = {titles.get(key, key): columns[key] for key in columns if key not in _DETAILS}
     if len({*map(_dtype, rows)}) == 1:
         del columns["dtype"]  # a line above the table says it
-    _print_cells(title, {"tensors": [_name(row, common) for row in rows]}, rows, columns)
+    _print_cells(title, rows, {**columns, "tensors": lambda row: _name(row, common)})
     if more > 0:
         print_text(f"and {more} more rows")
-
-
-def _print_cells(
-    title: str, names: Mapping[str, Sequence[str]], rows: Sequence[Row], columns: Columns
-) -> None:
-    cells = [*names.values(), *(map(cell, rows) for cell in columns.values())]
-    print_table(title, (*names, *columns), zip(*cells, strict=True), is_grouped=True)
 
 
 def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:

@@ -165,109 +165,102 @@ def print_table(
 ) -> None:
     """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
 
-    A column without contents is left out.  If ``is_grouped`` and the terminal is too narrow, the
-    last columns stand above the rows, once for all rows that have the same there.
+    A column without contents is left out.  On a narrow terminal the columns with the longest words,
+    or if ``is_grouped`` the last ones, stand above the rows: once for all rows that share them.
     """
     cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
-    shown = [i for i in range(len(columns)) if not cells or any(cells[i])]
-    filled = [(columns[i].rstrip(">"), *(cells[i] if cells else ())) for i in shown]
-    is_right = [columns[i].endswith(">") for i in shown]
-    above, grid = _Grid([], [], MARGIN), _Grid(filled, is_right, MARGIN)
-    titles = [printable(title)]
+    inline = [
+        _Column((name.rstrip(">"), *(cells[i] if cells else ())), name.endswith(">"))
+        for i, name in enumerate(columns)
+        if not cells or any(cells[i])
+    ]
+    above: list[_Column] = []
+    titles, margin = [printable(title)], MARGIN
     if (terminal := terminal_columns(sys.stdout)) is not None:
         titles = _fold(titles[0], terminal)
-        while is_grouped and (own := len(grid.columns) - 1) and not grid.has_room(terminal):
-            above = _Grid(filled[own:], is_right[own:], MARGIN)
-            grid = _Grid(filled[:own], is_right[:own], MARGIN + INDENT)
-        above.fit(terminal)
-        grid.margin += above.indent
-        grid.fit(terminal)
-    heads = [
-        click.style(line, bold=True) for line in (*titles, "", *above.lines(0), *grid.lines(0))
-    ]
-    length = max(above.width(), grid.width()) - MARGIN + 2
-    rule = click.style(f" {_rule_letter() * length}", dim=True)
+        least = {column: column.folded(cells=not is_grouped) for column in inline}
+        while len(inline) > 1 and _end(margin, (least[one] for one in inline)) >= terminal:
+            inline.remove(inline[-1] if is_grouped else max(inline, key=lambda one: least[one]))
+            above = [column for column in least if column not in inline]
+            margin = MARGIN + INDENT
+    grids = _Grid(above, MARGIN, terminal), _Grid(inline, margin, terminal)
+    heads = [line for grid in grids for line in grid.lines(0)]
     groups: dict[tuple[str, ...], list[int]] = {}
-    for row in range(1, len(filled[0])):
-        groups.setdefault(above.cells(row), []).append(row)
+    for row in range(1, len(inline[0].cells)):
+        groups.setdefault(tuple(column.cells[row] for column in above), []).append(row)
     body: list[str] = []
-    for first, *others in groups.values():
-        body += (*above.lines(first), *grid.lines(first))
-        body += (line for row in others for line in grid.lines(row))
-    echo("\n".join((*heads, rule, *body, "")))
+    for members in groups.values():
+        body += grids[0].lines(members[0])
+        body += (line for row in members for line in grids[1].lines(row))
+    length = max(grid.end for grid in grids) - MARGIN + 2
+    rule = f" {_rule_letter() * (length if terminal is None else min(length, terminal - 1))}"
+    bold = (click.style(line, bold=True) for line in (*titles, "", *heads))
+    echo("\n".join((*bold, click.style(rule, dim=True), *body, "")))
+
+
+class _Column:
+    """The head and the cells of a column, and its width."""
+
+    def __init__(self, cells: Sequence[str], is_right: bool) -> None:
+        self.cells = cells
+        self.is_right = is_right
+        self.width = _widest(cells)
+
+    def folded(self, cells: bool) -> int:
+        """Return the least width if the head is folded between words, and perhaps the cells."""
+        if self.is_right:
+            return self.width
+        head, *others = self.cells
+        return max(
+            _widest(_words(head)), *(_widest(_words(one) if cells else [one]) for one in others)
+        )
+
+
+def _end(margin: int, widths: Iterable[int]) -> int:
+    """Return the columns of a row, with its margin."""
+    return margin + sum(width + SPACE for width in widths) - SPACE
 
 
 class _Grid:
-    """Columns side by side; one that finds no room has lines of its own above each row."""
+    """Columns side by side; where a terminal has no room, one below the other."""
 
-    def __init__(
-        self, columns: Sequence[Sequence[str]], is_right: Sequence[bool], margin: int
-    ) -> None:
-        self.columns = columns  # the head, then the cells
-        self.is_right = is_right
+    def __init__(self, columns: Sequence[_Column], margin: int, terminal: int | None) -> None:
+        self.columns = columns
         self.margin = margin
-        self.widths = [_widest(column) for column in columns]
-        self.inline = list(range(len(columns)))
-        self.room = 0  # columns of a line, once it is fitted to a terminal
+        self.room: int | None = None  # of columns that are one below the other
+        if terminal is not None and self.end >= terminal:
+            self._narrow(terminal)
 
     @property
-    def indent(self) -> int:
-        """Columns before cells that are not lines of their own, after the margin."""
-        return INDENT if len(self.inline) < len(self.widths) else 0
+    def end(self) -> int:
+        """The columns of the longest row, with the margin."""
+        return _end(self.margin, (column.width for column in self.columns))
 
-    def width(self, widths: Sequence[int] = ()) -> int:
-        """Return the columns of a row whose cells have these widths, with the margin."""
-        cells = sum((widths or self.widths)[i] + SPACE for i in self.inline) - SPACE
-        return self.margin + self.indent + cells
-
-    def _with_folded_heads(self) -> list[int]:
-        return [
-            width if is_right else max(_widest(_words(head)), _widest(cells))
-            for (head, *cells), is_right, width in zip(
-                self.columns, self.is_right, self.widths, strict=True
-            )
-        ]
-
-    def has_room(self, terminal: int) -> bool:
-        """Return whether the rows fit if only heads are folded."""
-        return self.width(self._with_folded_heads()) < terminal
-
-    def fit(self, terminal: int) -> None:
-        """Narrow the columns until a row fits: first the heads, then the widest cells."""
-        self.room = terminal - 1  # the rule is longer than the rows
-        least = [
-            width if is_right else max(_widest(_words(cell)) for cell in column)
-            for column, is_right, width in zip(
-                self.columns, self.is_right, self.widths, strict=True
-            )
-        ]
-        while len(self.inline) > 1 and self.width(least) > self.room:
-            self.inline.remove(max(self.inline, key=lambda i: least[i]))
-        if self.width() > self.room:
-            self.widths = self._with_folded_heads()
-        while self.width() > self.room:
-            foldable = [i for i in self.inline if self.widths[i] > least[i]]
+    def _narrow(self, terminal: int) -> None:
+        """Narrow the columns: first the heads, then the widest cells."""
+        least = {column: column.folded(cells=True) for column in self.columns}
+        for column in self.columns:
+            column.width = column.folded(cells=False)
+        while self.end >= terminal:
+            foldable = [column for column in self.columns if column.width > least[column]]
             if not foldable:
+                self.room = terminal - 1 - self.margin
                 break
-            self.widths[max(foldable, key=lambda i: self.widths[i])] -= 1
-
-    def cells(self, row: int) -> tuple[str, ...]:
-        """Return the cells of a row; row 0 is the heads."""
-        return tuple(column[row] for column in self.columns)
+            max(foldable, key=lambda column: column.width).width -= 1
 
     def lines(self, row: int) -> Iterator[str]:
-        """Yield the lines of a row: the cells that have their own, then the inline cells."""
-        cells = self.cells(row)
-        for i, cell in enumerate(cells):
-            if i not in self.inline:
-                folded = _fold(cell, self.room - self.margin)
-                yield from (" " * self.margin + part for part in folded if part)
-        inline = (_fold(cells[i], self.widths[i]) for i in self.inline)
-        for parts in zip_longest(*inline, fillvalue=""):
-            line = " " * (self.margin + self.indent)
-            for i, part in zip(self.inline, parts, strict=True):
-                padding = " " * (self.widths[i] - _width(part))
-                line += (padding + part if self.is_right[i] else part + padding) + " " * SPACE
+        """Yield the lines of a row; row 0 is the heads."""
+        margin = " " * self.margin
+        if self.room is not None:
+            folded = (part for one in self.columns for part in _fold(one.cells[row], self.room))
+            yield from (margin + part for part in folded if part)
+            return
+        cells = (_fold(column.cells[row], column.width) for column in self.columns)
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = margin
+            for column, part in zip(self.columns, parts, strict=True):
+                padding = " " * (column.width - _width(part))
+                line += (padding + part if column.is_right else part + padding) + " " * SPACE
             yield line.rstrip()
 
 

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
@@ -475,7 +474,8 @@ def find_parallelism(
     splits: Counter[tuple[int, int]] = Counter()
     shards: Counter[int] = Counter()
     cuts = set()
-    groups: set[frozenset[Ranks]] = set()  # ranks with equal slices, of each sharded parameter
+    grids: set[tuple[Ranks, tuple[Ranks, ...]]] = set()  # of sharded parameters
+    groups: set[frozenset[Ranks]] = set()  # ranks with equal slices, before an optimizer shard
     for entry in entries:
         placement = entry.placement
         if placement.is_listed:
@@ -485,7 +485,11 @@ def find_parallelism(
             splits[slices, placement.replicas] += 1
             if slices > 1:
                 cuts.add(placement.cuts)
-                groups.add(_equal_ranks(entry))
+                if entry.layout is None:
+                    groups.add(frozenset(placement.local_owners))
+                else:
+                    grids.add((entry.layout.device_matrix, entry.layout.tensor_map))
+    groups |= {frozenset(Layout(*grid).slice_owners()) for grid in grids}
     tensors = shards.total()
     del shards[1]
     matrices = {(rows > 1, columns > 1) for rows, columns in (one for one in cuts if len(one) == 2)}
@@ -499,21 +503,6 @@ def find_parallelism(
         tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
         tuple(OptimizerShard(*item) for item in sorted(shards.items())),
     )
-
-
-def _equal_ranks(entry: Entry) -> frozenset[Ranks]:
-    """Return the groups of ranks with equal slices, before an optimizer shard cuts these."""
-    layout = entry.layout
-    if layout is None:
-        return frozenset(entry.placement.local_owners)
-    return _equal_ranks_of(layout.device_matrix, layout.tensor_map)
-
-
-@lru_cache(maxsize=64)  # thousands of tensors have few layouts, each of thousands of ranks
-def _equal_ranks_of(
-    device_matrix: tuple[int, ...], tensor_map: tuple[tuple[int, ...], ...]
-) -> frozenset[Ranks]:
-    return frozenset(Layout(device_matrix, tensor_map).slice_owners())
 
 
 def _find_stages(strategy: Strategy) -> Iterator[Stage]:

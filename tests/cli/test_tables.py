@@ -125,7 +125,7 @@ def test_another_cell_that_leaves_no_room_stands_above_its_row_too(terminal):
     assert terminal(40, FILES, PATHS[:1]) == [
         "  path",
         "    rank      size",
-        " " + "─" * 18,
+        " " + "─" * 33,
         "  rank_0/llama_7b_rank_0-2_3.ckpt",
         "       0   1.5 GiB",
     ]
