@@ -34,6 +34,7 @@ from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.layout import Layout
     from ckpttool.model.strategy import Strategy
     from ckpttool.verification.describe import Inspection, Json
     from ckpttool.verification.summary import (
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     )
 
 MAX_ROWS = 40  # of the folded table; more are no overview
-_LONGEST_RANKS = 30, 1000  # columns for the ranks of each slice: at least, and in a pipe
+_LEAST_RANKS = 30  # columns for the ranks of each slice
+_PIPE = 2000  # columns of a pipe, for lists that must end somewhere
 _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
@@ -98,33 +100,33 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
     assert done is not None
     is_stored = summary.parallelism is None and not examined.is_merged
     ranks = _all_ranks(examined)
-    what = count(len(ranks), "file" if examined.is_merged else "rank")
     readable = len(ranks) - len(done.missing_ranks) - len(done.unreadable_ranks)
-    number = f"{format_number(weights.parameters)} parameters"
-    number += f" ({shorten(weights.dtypes, 3)})" if weights.tensors else ""
-    if not weights.tensors and done.complete is not True:
+    of_all = f"{readable} of " if 0 < readable < len(ranks) else ""
+    parameters = f"{format_number(weights.parameters)} parameters"
+    dtypes = shorten(weights.dtypes, 3)
+    if is_stored:
+        number = count(len(catalog.metas), "tensor")
+    elif weights.tensors or done.complete:
+        number = f"{parameters} ({dtypes})" if dtypes else parameters
+    else:
         number = "parameters not known"
-    step = f"step {catalog.step}" if catalog.step else ""
-    if not files:
-        reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
-        yield ", ".join(filter(None, (what, step, shorten(reasons, 1))))
-        return
+    reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
+    nbytes = format_bytes(sum(file.nbytes for file in files))
+    stored = (", ".join(sorted({file.format for file in files})), nbytes, number)
     parts = (
-        f"{readable} of {what}" if readable < len(ranks) else what,
-        step,
-        ", ".join(sorted({file.format for file in files})),
-        format_bytes(sum(file.nbytes for file in files)),
-        count(len(catalog.metas), "tensor") if is_stored and catalog.metas else number,
+        of_all + count(len(ranks), "file" if examined.is_merged else "rank"),
+        f"step {catalog.step}" if catalog.step else "",
+        *(stored if files else [shorten(reasons, 1)]),
     )
     yield ", ".join(filter(None, parts))
     sizes = []
     if weights.tensors:
-        of_stored = f" ({number[:-1].replace(' (', ', ')})" if is_stored else ""
-        sizes.append(f"weights {format_bytes(weights.nbytes)}{of_stored}")
+        each = f" ({parameters}, {dtypes})" if is_stored else ""
+        sizes.append(f"weights {format_bytes(weights.nbytes)}{each}")
     if states.tensors:
         same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
-        dtypes = "" if same else f" ({shorten(states.dtypes, 3)})"
-        sizes.append(f"optimizer state {format_bytes(states.nbytes)}{dtypes}")
+        each = "" if same else f" ({shorten(states.dtypes, 3)})"
+        sizes.append(f"optimizer state {format_bytes(states.nbytes)}{each}")
     if is_stored and sizes:
         sizes.append("replicas included")
     if done.missing_tensors:
@@ -284,14 +286,13 @@ def _print_tensors(examined: Inspection) -> None:
     in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
     in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
     number = sum(len(row.entries) for row in in_lines)
-    what, others = "single values", count(number, "single value")
+    what = "single value" if number == 1 else "single values"
     if summary.parallelism is not None:
         is_described = isinstance(examined.catalog, SelfDescribedCatalog)
         what = "not described" if is_described else "not in the strategy"
-        others = f"{number} {what}"
     elif not in_table:
         in_lines, in_table = [], in_lines
-    title = _title(in_table, in_lines) + (f"; {others}" if in_lines else "")
+    title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
     _print_rows(title, in_table, _columns(summary, examined.catalog))
     names: dict[str, list[str]] = {}
     for row in in_lines:
@@ -324,10 +325,8 @@ def _equality_text(row: Row, examined: Inspection) -> str:
 
 
 def _longest_ranks() -> int:
-    """Return the columns for the ranks of each slice: some half of the terminal."""
-    terminal = terminal_columns(sys.stdout)
-    least, in_pipe = _LONGEST_RANKS
-    return in_pipe if terminal is None else max(least, terminal // 2)
+    """Return the columns for the ranks of each slice: half of the terminal, or more."""
+    return max(_LEAST_RANKS, (terminal_columns(sys.stdout) or _PIPE) // 2)
 
 
 Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
@@ -349,7 +348,7 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
             "tensors": _name,
             "full shape" if catalog else "listed shape": _shape,
             "dtype": _dtype,
-            "sharded": _sharded,
+            "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
             "ranks of each slice": ranks,
@@ -458,11 +457,6 @@ def _only(texts: Iterable[str]) -> str:
     return "" if others else first
 
 
-def _sharded(row: Row) -> str:
-    layout = row.first.layout
-    return sharded_text(row.first.placement, () if layout is None else layout.rows)
-
-
 def _device_matrix(row: Row) -> str:
     layout = row.first.layout
     return "" if layout is None else format_shape(layout.device_matrix)
@@ -474,11 +468,8 @@ def _tensor_map(row: Row) -> str:
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def sharded_text(placement: Placement, rows: Sequence[int] = ()) -> str:
-    """Return along which axes a tensor is sharded, and into how many slices.
-
-    ``rows`` are those of uneven slices.
-    """
+def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
+    """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
     if placement.known == "unlisted":
         return "not listed"
     if not placement.is_sharded:
@@ -491,8 +482,8 @@ def sharded_text(placement: Placement, rows: Sequence[int] = ()) -> str:
         for axis, slices in enumerate(placement.cuts)
         if slices > 1
     ]
-    if 0 < len(rows) <= _MAX_UNEVEN:
-        parts[0] = f"rows / {' + '.join(map(str, rows))}"
+    if layout is not None and 0 < len(layout.rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, layout.rows))}"
     shard = placement.optimizer_shard
     return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
