@@ -96,6 +96,12 @@ class UnsupportedError(FormatError):
     code = "unsupported"
 
 
+class ForeignError(FormatError):
+    """A file of another kind, such as text or an archive; replicas replace that of a rank."""
+
+    code = "unsupported"
+
+
 class LibraryError(UnsupportedError):
     """A file that needs a package that is not installed; exit code 8."""
 

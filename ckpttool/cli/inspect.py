@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from shlex import join
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
+from ckpttool.cli.params import UsageProblem
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics, severities
 
@@ -55,20 +58,25 @@ def inspect(
     from ckpttool.verification import describe
 
     if describe.are_strategies((source.path, *more)):
+        options.refuse_options("a strategy", {"strategy_files", "show_all"})
         named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
         summary = describe.summarize_strategy(named)
         if report.as_json:
             tables.print_json(describe.describe_strategy(named, summary))
         else:
-            overview.print_strategy(named, summary, show_all=show_all)
+            if not report.quiet:
+                overview.print_strategy(named, summary, show_all=show_all)
             tables.print_notes(named.notes, severities("inspect"), report.quiet)
         return
     if more:
-        wanted, context = "one checkpoint, or strategy files", click.get_current_context()
-        raise options.too_many_paths(wanted, [source.path, *more], context)
+        raise _explain_paths((source.path, *more), source.strategy_files)
     foreign = describe.describe_foreign(source.path)
     if foreign is not None:
-        (tables.print_json if report.as_json else overview.print_foreign)(foreign)
+        options.refuse_options("not a checkpoint", ())
+        if report.as_json:
+            tables.print_json(foreign)
+        elif not report.quiet:
+            overview.print_foreign(foreign)
         return
     found = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
@@ -86,10 +94,23 @@ def inspect(
     if report.as_json:
         tables.print_json(describe.describe_inspection(examined))
     else:
-        if examined.catalog.files or not examined.catalog.errors("inspect"):
+        is_known = examined.catalog.files or not examined.catalog.errors("inspect")
+        if is_known and not report.quiet:
             overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
         said = ("damaged_replica", "missing_replica")
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
     found.raise_if_errors()
+
+
+def _explain_paths(paths: Sequence[str], strategy_files: Sequence[str]) -> UsageProblem:
+    """Return the problem of several paths; strategies among them belong behind -s."""
+    from ckpttool.verification.describe import are_strategies
+
+    others = [path for path in paths if not are_strategies([path])]
+    named = [*strategy_files, *(path for path in paths if path not in others)]
+    words = [*others, *(word for path in named for word in ("-s", path))]
+    context = click.get_current_context()
+    hint = f"{context.command_path} {join(words)}" if named and len(others) == 1 else ""
+    return options.too_many_paths("one checkpoint, or strategy files", paths, context, hint)

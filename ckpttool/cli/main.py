@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
+from ckpttool.cli.params import COLOR, Existing, UsageProblem
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.errors import (
     INTERNAL,
@@ -24,6 +26,7 @@ from ckpttool.errors import (
     join_clauses,
     notes_of,
 )
+from ckpttool.model.wording import nearest
 
 if TYPE_CHECKING:
     from ckpttool.model.diagnostics import Diagnostic
@@ -69,9 +72,6 @@ class CommandGroup(click.Group):
         """Return the requested command; if the name is unknown, fail with a suggestion."""
         known = {*COMMANDS, *ALIASES}
         if args[0] not in known and not args[0].startswith("-"):
-            from ckpttool.cli.params import UsageProblem
-            from ckpttool.model.wording import nearest
-
             near = nearest(args[0], COMMANDS)
             hint = f"{ctx.command_path} {near} ..." if near else ""
             raise UsageProblem(f"ckpttool has no command {args[0]!r}", hint)
@@ -95,7 +95,8 @@ class CommandGroup(click.Group):
             try:
                 # Versions of click differ in what they do without arguments.
                 shown = args or ["--help"]
-                ctx = super().make_context(info_name, shown, parent, color=_use_color(), **extra)
+                color = _use_color(args)
+                ctx = super().make_context(info_name, shown, parent, color=color, **extra)
             except click.ClickException as error:
                 if as_json:
                     _print_document(*_diagnose(error))
@@ -139,8 +140,15 @@ class CommandGroup(click.Group):
             ctx.exit(exit_code)
 
 
-def _use_color() -> bool | None:
-    """Return whether `click.echo` keeps colours; None keeps them on a terminal."""
+def _use_color(args: Sequence[str]) -> bool | None:
+    """Return whether `click.echo` keeps colours; None keeps them on a terminal.
+
+    A mistake ends the parser before it comes to --color, so that is looked for in the arguments.
+    """
+    pattern = r"(?<![^\0])--color[=\0](always|never|auto)(?![^\0])"
+    chosen = [found[1] for found in re.finditer(pattern, "\0".join(args))]
+    if chosen and chosen[-1] != "auto":
+        return chosen[-1] == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     forced = (os.environ.get(name, "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
@@ -203,9 +211,7 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
-    from ckpttool.cli.params import Existing, UsageProblem
     from ckpttool.model.diagnostics import Diagnostic
-    from ckpttool.model.wording import nearest
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
@@ -213,7 +219,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     match error:
         case UsageProblem():
             message, hint, facts = error.message, error.hint or hint, error.facts
-            where = _names_of(error.param) if error.param is not None else ""
+            if error.param is not None:
+                where, hint = _names_of(error.param), error.hint  # --help would add nothing
         case click.MissingParameter(param=click.Option() as option):
             message = f"{name} needs {option.opts[0]} {option.metavar}"
             facts = option.help or ""
@@ -257,6 +264,7 @@ def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
 
 @click.group(
     cls=CommandGroup,
+    params=[COLOR],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="""\b
     ckpttool merge checkpoint/ -s strategy.ckpt -o merged.h5

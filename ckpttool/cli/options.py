@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -19,8 +19,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ckpttool.cli.params import (
+    COLOR,
     Choice,
     EngineName,
     Existing,
@@ -161,6 +163,7 @@ class GroupedCommand(click.Command):
         self, *args: Any, misplaced: Mapping[str, tuple[str, str]] | None = None, **more: Any
     ) -> None:
         super().__init__(*args, **more)
+        self.params.append(COLOR)
         self.misplaced = misplaced or {}
 
     @property
@@ -214,7 +217,7 @@ class GroupedCommand(click.Command):
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = " and ".join(one.human_readable_name for one in wanted)
-            raise too_many_paths(names, paths, ctx)
+            raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths, ctx)
         return extra
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
@@ -230,13 +233,40 @@ class GroupedCommand(click.Command):
         return f"It is an option of {', '.join(having)}.", hint
 
 
-def too_many_paths(wanted: str, paths: Sequence[str], ctx: click.Context) -> UsageProblem:
+def too_many_paths(
+    wanted: str, paths: Sequence[str], ctx: click.Context, hint: str = ""
+) -> UsageProblem:
     """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
     first, *others = (Path(path).parents for path in paths)
     common = next((folder for folder in first if all(folder in one for one in others)), Path())
-    hint = f"{ctx.command_path} {quote(str(common))} ..." if common.name else ""
-    message = f"{ctx.info_name} takes {wanted}, found {len(paths)} paths"
+    if common.name and not hint:
+        hint = f"{ctx.command_path} {quote(str(common))} ..."
+    message = f"{ctx.info_name} takes {wanted}, and {len(paths)} were given"
     return UsageProblem(message, hint, shorten(paths, 3), ctx=ctx)
+
+
+def refuse_options(what: str, used: Collection[str]) -> None:
+    """Refuse the options that were typed and that do nothing for what SRC is.
+
+    Parameters
+    ----------
+    what
+        What SRC is, which is not a checkpoint.
+    used
+        Names of the parameters that do something, beside those of `report_options`.
+    """
+    ctx = click.get_current_context()
+    typed = [
+        one.opts[0]
+        for one in ctx.command.params
+        if isinstance(one, GroupedOption)
+        and one.name not in {*used, *report_options.parameters}
+        and ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+    ]
+    if typed:
+        flags, facts = ", ".join(typed), f"{ctx.params['src']} is {what}."
+        hint = f"the same command without {flags}"
+        raise UsageProblem(f"options for checkpoints only: {flags}", hint, facts, ctx=ctx)
 
 
 def option(*flags: str, **settings: Any) -> Parameter:
@@ -385,19 +415,13 @@ def _build_run(
     return {"run": RunOptions(of_jobs or engine or "threads", max_memory_bytes)}
 
 
-def _build_report(color: None, **values: Any) -> Mapping[str, object]:
+def _build_report(**values: Any) -> Mapping[str, object]:
     return {"report": ReportOptions(**values)}
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[DEBUG] = value
     return value
-
-
-def _set_color(ctx: click.Context, param: click.Parameter, value: str) -> None:
-    """Replace what the environment says about colours; the root prints errors."""
-    if value != "auto":
-        ctx.color = ctx.find_root().color = value == "always"
 
 
 def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -626,16 +650,6 @@ report_options = OptionGroup(
         "as_json": option("--json", is_flag=True, help="Print one JSON document."),
         "quiet": option(
             "-q", "--quiet", is_flag=True, help="Print nothing but warnings and errors."
-        ),
-        "color": option(
-            "--color",
-            metavar="WHEN",
-            type=Choice(["auto", "always", "never"]),
-            default="auto",
-            show_default=True,
-            is_eager=True,
-            callback=_set_color,
-            help="Use colours: auto, always or never.",
         ),
         "debug": option(
             "--debug",

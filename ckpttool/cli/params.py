@@ -1,4 +1,4 @@
-"""Parameter types of the command line: paths, numbers, ranks, sizes, parts."""
+"""Parameter types of the command line, and the option that every command has."""
 
 from __future__ import annotations
 
@@ -78,11 +78,22 @@ class Choice(ChoiceType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word."""
         if value not in self.choices:
-            names = shorten(self.choices, 3)
-            raise UsageProblem(
-                f"{value!r} is not one of {names}", instead=nearest(value, self.choices)
-            )
+            some, names = shorten(self.choices, 3), ", ".join(self.choices)
+            facts = names if names != some else ""
+            instead = nearest(value, self.choices)
+            raise UsageProblem(f"{value!r} is not one of {some}", facts=facts, instead=instead)
         return str(value)
+
+
+COLOR = click.Option(
+    ["--color"],
+    metavar="WHEN",
+    type=Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,  # `ckpttool.cli.main` finds it in the arguments
+    help="Use colours: auto, always or never.",
+)
 
 
 class PathName(click.Path):
@@ -189,7 +200,7 @@ class Existing(PathName):
 
     def _explain_absence(self, path: Path) -> UsageProblem:
         """Return why a path does not exist: a dangling link, a stopped run or a misspelt name."""
-        from ckpttool.formats.local import is_folder, is_link, list_folder
+        from ckpttool.formats.local import is_link, list_folder
         from ckpttool.transaction.states import find_unfinished_run
 
         message = f"{str(path)!r} does not exist"
@@ -205,8 +216,7 @@ class Existing(PathName):
             names = (one.name for one in list_folder(path.parent))
             if near := nearest(path.name, names, lambda name: self.fits(path.parent / name)):
                 return UsageProblem(message, instead=str(path.parent / near))
-        folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
-        return UsageProblem(message, f"ls {shlex.quote(str(folder))}")
+        return UsageProblem(message)
 
 
 class StrategyFile(Existing):

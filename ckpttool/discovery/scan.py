@@ -29,6 +29,7 @@ from ckpttool.discovery.rank_folders import (
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import choose_step
 from ckpttool.errors import (
+    ForeignError,
     FormatError,
     PlanError,
     StepError,
@@ -37,6 +38,7 @@ from ckpttool.errors import (
     raise_all,
 )
 from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
@@ -260,7 +262,11 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     diagnostics.add(*_problems(path))
     note_index(path, diagnostics)
     note_special_save(path.name, diagnostics)
-    files = {0: read_index(str(path), key)}
+    try:
+        files = {0: read_index(str(path), key)}
+    except ForeignError as error:
+        kind = identify_foreign(str(path))
+        raise error if kind is None else kind.error(str(path), is_src=True) from error
     diagnostics.add(*_encryption_notes(files, key))
     return MergedCatalog(
         str(path), files, diagnostics=tuple(diagnostics), one_of_several=_rank_evidence(path)

@@ -27,7 +27,7 @@ from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
@@ -57,6 +57,9 @@ from ckpttool.storage.files import (
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+# Message, hint and facts.  The `Diagnostic` of a worker of another version may have other fields.
+WorkerProblem: TypeAlias = tuple[str, str, str]
 
 PAUSES = (0.0, 0.5, 1.5, 3.0)  # seconds; a network file system may show a new file late
 CHECK_SECONDS = 0.2  # between two checks for a request to end the run
@@ -145,15 +148,13 @@ def software() -> tuple[str, str]:
     return __version__, ".".join(platform.python_version_tuple()[:2])
 
 
-def check_worker(required: WorkerRequirements) -> Diagnostic | None:
+def check_worker(required: WorkerRequirements) -> WorkerProblem | None:
     """Return the problem of the worker that runs this call, or None."""
     version, python = software()
     if (version, python) != (required.version, required.python):
         here = f"ckpttool {required.version} on Python {required.python}"
         there = f"ckpttool {version} on Python {python}"
-        return Diagnostic(
-            "engine", f"workers have {there}", SAME_SOFTWARE, facts=f"this run is {here}"
-        )
+        return f"workers have {there}", SAME_SOFTWARE, f"this run is {here}"
     unseen = list(required.files)
     for pause in PAUSES:
         time.sleep(pause)
@@ -162,10 +163,9 @@ def check_worker(required: WorkerRequirements) -> Diagnostic | None:
             break
     if unseen:
         message = f"workers do not see {len(unseen)} of {count(len(required.files), 'file')}"
-        facts = f"{unseen[0].path}: {reasons[0]}"
-        return Diagnostic("engine", message, SHARED, facts=facts)
+        return message, SHARED, f"{unseen[0].path}: {reasons[0]}"
     if not os.access(required.folder, os.W_OK | os.X_OK):
-        return Diagnostic("engine", f"workers may not write to {required.folder}", SHARED)
+        return f"workers may not write to {required.folder}", SHARED, ""
     return None
 
 
@@ -215,20 +215,25 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
-        hosts: dict[Diagnostic, list[str]] = {}  # by problem
+        hosts: dict[WorkerProblem, list[str]] = {}
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
                 message = f"workers cannot run ckpttool {__version__}"
-                answer = Diagnostic("engine", message, SAME_SOFTWARE, facts=str(answer))
+                answer = message, SAME_SOFTWARE, str(answer)
             if answer is not None:
                 hosts.setdefault(answer, []).append(host)
         if hosts:
-            raise PlanError([replace(one, where=shorten(on, 3)) for one, on in hosts.items()])
+            raise PlanError(
+                [
+                    Diagnostic("engine", message, hint, facts=facts, where=shorten(on, 3))
+                    for (message, hint, facts), on in hosts.items()
+                ]
+            )
 
 
 def _check_each(
     cluster: Cluster, required: WorkerRequirements, check: Callable[[], None]
-) -> Mapping[str, Diagnostic | BaseException | None]:
+) -> Mapping[str, WorkerProblem | BaseException | None]:
     """Return the problem of each worker or its exception; do not hang if a worker hangs."""
     thread = Threads(1)
     answers = thread.submit(cluster.run_on_each, check_worker, required)

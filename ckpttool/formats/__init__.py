@@ -18,7 +18,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
-from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
+from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
@@ -104,9 +104,10 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     ------
     FormatError
         The file is in none of the formats, or damaged, or the key does not fit.
+    ForeignError
+        The file is of an identified foreign kind.
     UnsupportedError
-        The file is of an identified foreign kind, or encrypted and there is no key, or it uses a
-        feature that is not read.
+        The file is encrypted and there is no key, or it uses a feature that is not read.
     OSError
         The file cannot be opened or read.
     """
@@ -207,5 +208,5 @@ def _find_format(path: str) -> str:
         raise FormatError(path, None, "empty (0 bytes)")
     if name is None and first != b"\n":
         reason = "not a .ckpt, .safetensors or HDF5 file, by content and by name"
-        raise FormatError(path, None, reason, FOREIGN_KINDS["text"].hint)
+        raise FormatError(path, None, reason, NAME_CHECKPOINT)
     return name or "ckpt"

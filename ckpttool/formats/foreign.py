@@ -60,19 +60,22 @@ MindSpore 2.10 ``train/anf_ir.proto``, ``train/mind_ir.proto``, ``utils/node_str
 from __future__ import annotations
 
 import re
+import shlex
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import ForeignError, FormatError
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
+from ckpttool.model.diagnostics import COPY_AGAIN
 from ckpttool.model.tensors import StoredFile
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
+_MIN_TEXT_BYTES = 8
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
 _MAX_VERSION_BYTES = 40
 _MAX_TABLE_BYTES = 16 << 20  # of a rank table; a device takes a hundred bytes
@@ -113,55 +116,53 @@ class ForeignKind:
         A word for programs.
     noun
         Name of the kind in messages.
+    src
+        What to name as SRC instead of FILE; "" if ``hint`` helps.
     hint
-        What to do for a user who named the file as a checkpoint.
+        What makes a checkpoint of FILE; by default it has to be copied again.
     """
 
     kind: str
     noun: str
-    hint: str
+    src: str = ""
+    hint: str = COPY_AGAIN
 
-    def error(self, path: str, facts: str = "") -> UnsupportedError:
-        """Return the error of a file or a folder of this kind."""
-        return UnsupportedError(path, None, f"{self.noun}, {_NOT_OURS}", self.hint, facts)
+    def error(self, path: str, facts: str = "", *, is_src: bool = False) -> ForeignError:
+        """Return the error of a file or a folder of this kind; ``is_src`` if a user named it."""
+        hint = (self.src or self.hint).replace("FILE", shlex.quote(path)) if is_src else self.hint
+        return ForeignError(path, None, f"{self.noun}, not a MindSpore checkpoint", hint, facts)
 
 
-_NOT_OURS = "not a MindSpore checkpoint"
-_NAME_CHECKPOINT = "the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
+NAME_CHECKPOINT = "the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
 _INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
+_MODEL = "the checkpoint that it was made from as SRC"
+_STRATEGY = "the checkpoint as SRC, and this file with -s"
+_SAVE_TENSORS = "load it with PyTorch and save it with safetensors.torch.save_file"
+_SAVE_ARRAYS = "save its arrays with safetensors.numpy.save_file"
+_DOWNLOAD = "download the file again; the server sent this page instead"
 FOREIGN_KINDS = {
     kind.kind: kind
     for kind in (
-        ForeignKind("graph", "a graph that MindSpore dumped", _NAME_CHECKPOINT),
-        ForeignKind(
-            "mindir", "an exported model (MindIR)", "the checkpoint that it was made from as SRC"
-        ),
-        ForeignKind("strategy", "a strategy file", "the checkpoint as SRC, and this file with -s"),
+        ForeignKind("graph", "a graph that MindSpore dumped", NAME_CHECKPOINT),
+        ForeignKind("mindir", "an exported model (MindIR)", _MODEL),
+        ForeignKind("strategy", "a strategy file", _STRATEGY),
         ForeignKind("group_info", "group information", _INSPECT),
         ForeignKind("rank_table", "a rank table", _INSPECT),
         ForeignKind("index", "an index of checkpoint files", "the folder of the index as SRC"),
-        ForeignKind(
-            "pytorch",
-            "a PyTorch checkpoint",
-            "load it with PyTorch and save it with safetensors.torch.save_file",
-        ),
-        ForeignKind("numpy", "a file of NumPy arrays", "save it with safetensors.numpy.save_file"),
-        ForeignKind("keras", "a Keras model", "save its weights with safetensors.numpy.save_file"),
+        ForeignKind("pytorch", "a PyTorch checkpoint", hint=_SAVE_TENSORS),
+        ForeignKind("numpy", "a file of NumPy arrays", hint=_SAVE_ARRAYS),
+        ForeignKind("keras", "a Keras model", hint=_SAVE_ARRAYS),
         ForeignKind("zip", "a ZIP archive", "unzip FILE, then the checkpoint in it as SRC"),
         ForeignKind("tar", "a tar archive", "tar -xf FILE, then the checkpoint in it as SRC"),
         *(
-            ForeignKind(tool, f"a file compressed with {tool}", f"{tool} -dc FILE > NEW.ckpt")
+            ForeignKind(tool, f"a file compressed with {tool}", hint=f"{tool} -dc FILE > NEW.ckpt")
             for tool in ("gzip", "bzip2", "xz", "zstd")
         ),
-        ForeignKind("lfs", "a Git LFS pointer", "git lfs pull, which downloads the file itself"),
-        ForeignKind(
-            "page",
-            "an HTML or XML page",
-            "download the file again; the server sent this page instead",
-        ),
-        ForeignKind("json", "a JSON document", _NAME_CHECKPOINT),
-        ForeignKind("python", "Python source", _NAME_CHECKPOINT),
-        ForeignKind("text", "a text file", _NAME_CHECKPOINT),
+        ForeignKind("lfs", "a Git LFS pointer", hint="git lfs pull, which downloads the file"),
+        ForeignKind("page", "an HTML or XML page", hint=_DOWNLOAD),
+        ForeignKind("json", "a JSON document", NAME_CHECKPOINT),
+        ForeignKind("python", "Python source", NAME_CHECKPOINT),
+        ForeignKind("text", "a text file", NAME_CHECKPOINT),
     )
 }
 
@@ -192,7 +193,12 @@ def _kind_of_bytes(head: bytes) -> str:
 
 
 def _text_kind(head: bytes) -> str:
-    """Return the kind of a file that begins with printable text; "" for other bytes."""
+    """Return the kind of a file that begins with printable text; "" for other bytes.
+
+    A cut .ckpt may be printable, and begins with a line feed; so may a few bytes of any format.
+    """
+    if head.startswith(b"\n") or len(head) < _MIN_TEXT_BYTES:
+        return ""
     try:
         text = getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut
     except UnicodeDecodeError:

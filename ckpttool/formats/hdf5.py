@@ -49,7 +49,6 @@ from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, refuse
-from ckpttool.formats.foreign import FOREIGN_KINDS
 from ckpttool.formats.local import demand_same
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -290,8 +289,6 @@ def _read_file(file: StoredFile, on_object: Callable[[], None]) -> FileIndex:
         stamp = demand_same(file, opened.id.get_vfd_handle())
         base = opened.userblock_size
         contents = []
-        if h5a.exists(root, b"keras_version"):
-            raise FOREIGN_KINDS["keras"].error(path)
         places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
         attrs = _read_provenance(root)
         for name, dataset in _walk_file(path, root):

@@ -47,7 +47,7 @@ from ckpttool.planning.unlisted import (
 )
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
-Contents = Literal["headers", "samples", "slices", "all"]
+Contents = Literal["samples", "slices", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,7 @@ def resolve(
     diagnostics
         Collects problems and notes; without it all problems are raised as one error.
     contents
-        How much of the contents to read.  ``"headers"``: some pages of optimizer states; the
-        strategy is checked against headers only.  ``"samples"``: some pages of all tensors.
+        How much of the contents to read.  ``"samples"``: some pages of all tensors.
         ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
         every byte of the parameters that are not in the strategy, as a conversion needs.
     keep_going
@@ -225,10 +224,7 @@ def _resolve(
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
-            elif contents == "headers":
-                of_contents.add(*find_contradictions(catalog, sharding))
-            elif keep_going or not (sources.problems or sources.damage):
-                # Otherwise the contents would repeat these problems.
+            elif not _would_repeat(sources, keep_going):
                 by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, sharding, executor, options, by_samples, of_contents
@@ -248,6 +244,13 @@ def _resolve(
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )
+
+
+def _would_repeat(sources: Sources, keep_going: bool) -> bool:
+    """Return whether contents would repeat the problems of the headers."""
+    if keep_going:
+        return any(one.code == "strategy" for one in sources.problems)
+    return bool(sources.problems or sources.damage)
 
 
 def source_sharding(

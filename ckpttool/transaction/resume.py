@@ -292,7 +292,8 @@ def _inspect_stopped(
         diagnostics.add(_already_written(outputs))
         return _without_other_problems(assignment, outputs)
     stopped = destination.parts.keys() - destination.finished_parts.keys()
-    if outputs.part is None or outputs.part in stopped:
+    ran_here = destination.state is not State.NONE
+    if ran_here and (outputs.part is None or outputs.part in stopped):
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     if not assignment.is_resumed:
         return assignment

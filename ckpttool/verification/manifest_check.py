@@ -148,6 +148,8 @@ def check_manifest(
         for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
+        if error.path != str(path):  # of an output
+            raise
         found = _finding(path, "the manifest cannot be read", remedy_for(error), error.path)
         yield replace(found, facts=error.reason)
         return

@@ -281,9 +281,9 @@ def _resolve(
 ) -> ResolvedSources:
     """Resolve a checkpoint; without a strategy each file is resolved separately.
 
-    Contents correct the strategy only with ``deep``.
+    Without ``deep`` only samples are compared with the strategy, as a plan does.
     """
-    contents: Contents = "slices" if deep else "headers"
+    contents: Contents = "slices" if deep else "samples"
     options = replace(options, unlisted="first", check_replicas=False)  # ``deep`` reads them all
     has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
     given = Merged() if has_none else strategy
@@ -340,8 +340,9 @@ class _Verification:
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
+        of_samples = self.resolved.content_diagnostics
         # Reading every byte finds differing replicas again, with more detail.
-        found.add(*(one for one in self.resolved.content_diagnostics if one.code != "replica"))
+        found.add(*(one for one in of_samples if not deep or one.code != "replica"))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)

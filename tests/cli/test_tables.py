@@ -270,6 +270,21 @@ def test_a_pipe_gets_colours_only_on_request(monkeypatch):
     assert "\x1b" not in run("verify", *SRC, "--json").stdout
 
 
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("words", [["merge", "a", "--nope"], ["help", "damagd"], ["verify", "x"]])
+def test_colours_are_chosen_anywhere_and_for_mistakes_as_well(monkeypatch, words, place):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run(*words).stderr
+    for chosen in (
+        ["--color", "always"],
+        ["--color=always"],
+        ["--color", "never", "--color=always"],
+    ):
+        result = run(*words[:place], *chosen, *words[place:])
+        assert result.exit_code == 2
+        assert result.stderr == f"{RED}error\x1b[0m" + run(*words).stderr.removeprefix("error")
+
+
 @pytest.mark.parametrize("columns", [60, 80, 140])
 def test_no_line_is_longer_than_the_terminal_except_for_a_long_word(tmp_path, columns):
     for words in (["verify"], ["merge", "-v", "-o", tmp_path / "m.ckpt"]):

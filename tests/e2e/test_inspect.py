@@ -369,10 +369,40 @@ def test_the_patterns_of_a_hand_written_strategy_are_shown(tmp_path):
 def test_several_checkpoints_are_not_shown_together():
     result = run("inspect", CASE / "src", LLAMA / "src")
     assert result.exit_code == 2
-    said = "inspect takes one checkpoint, or strategy files, found 2 paths "
+    said = "inspect takes one checkpoint, or strategy files, and 2 were given "
     assert f"{said}{CASE / 'src'}, {LLAMA / 'src'} Try: ckpttool inspect {GOLDEN} ..." in message(
         result
     )
+
+
+def test_a_strategy_beside_a_checkpoint_belongs_behind_its_option():
+    for words in ((SOURCE[0], SOURCE[2]), (SOURCE[2], SOURCE[0])):
+        result = run("inspect", *words)
+        assert result.exit_code == 2
+        assert f"Try: ckpttool inspect {SOURCE[0]} -s {SOURCE[2]}" in message(result)
+
+
+@pytest.mark.parametrize("kind", ["strategy", "table"])
+def test_what_is_not_a_checkpoint_refuses_the_options_of_one(tmp_path, kind):
+    path = SOURCE[2]
+    if kind == "table":
+        device = {"device_id": "0", "device_ip": "1.1.1.1", "rank_id": "0"}
+        servers = [{"server_id": "10.0.0.1", "device": [device]}]
+        path = tmp_path / "rank_table.json"
+        path.write_text(json.dumps({"version": "1.0", "server_list": servers}), encoding="utf-8")
+    run_well("inspect", path, "--color", "never", "--debug")
+    result = run("inspect", path, "--ranks", "--crc", "--step", "9")
+    assert result.exit_code == 2
+    assert "error[usage]: options for checkpoints only: --step, --crc, --ranks" in message(result)
+
+
+def test_quiet_prints_warnings_and_errors_only(tmp_path):
+    for path in (SOURCE[0], SOURCE[2]):
+        assert message(run_well("inspect", path, "-q")) == ""
+    shutil.copytree(SOURCE[0], tmp_path / "src")
+    shutil.rmtree(tmp_path / "src" / "rank_3")
+    said = message(run_well("inspect", tmp_path / "src", *SOURCE[1:], "-q"))
+    assert said.startswith("warning[missing_replica]:")
 
 
 # ---------------------------------------------------------------------------------------- terminals

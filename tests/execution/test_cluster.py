@@ -29,7 +29,6 @@ from ckpttool.execution.copy import Filled, fill
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
@@ -98,10 +97,10 @@ def test_a_worker_says_which_file_it_does_not_see(tmp_path, change):
             os.utime(path, ns=(0, required.files[1].stamp.mtime_ns))
         else:
             os.utime(path, ns=(0, 1))
-    problem = check_worker(required)
+    said, _, facts = check_worker(required)
     reason = "No such file" if change == "remove" else "another size, time of change or inode"
-    assert problem.message == f"workers do not see 2 of {len(paths)} files"
-    assert problem.facts.startswith(f"{paths[1]}: {reason}")
+    assert said == f"workers do not see 2 of {len(paths)} files"
+    assert facts.startswith(f"{paths[1]}: {reason}")
 
 
 def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
@@ -120,14 +119,14 @@ def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
 def test_another_version_of_the_package_or_of_python_is_a_problem(tmp_path):
     mine = f"workers have ckpttool {ckpttool.__version__} on Python {software()[1]}"
     for other in (("0.0.9", software()[1]), (ckpttool.__version__, "3.9")):
-        problem = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
-        assert problem.message == mine
-        assert f"this run is ckpttool {other[0]} on Python {other[1]}" in problem.text
+        answer = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
+        here = f"this run is ckpttool {other[0]} on Python {other[1]}"
+        assert answer == (mine, cluster.SAME_SOFTWARE, here)
 
 
 def test_a_folder_that_a_worker_may_not_write_to_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.os, "access", lambda path, mode: False)
-    assert check_worker(requirements(tmp_path)).message == f"workers may not write to {tmp_path}"
+    assert check_worker(requirements(tmp_path))[0] == f"workers may not write to {tmp_path}"
 
 
 def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads):
@@ -136,7 +135,7 @@ def test_every_worker_that_cannot_is_named_and_nothing_is_left(tmp_path, threads
     def answers(function, argument):
         seen.extend(files_below(tmp_path))
         assert function(argument) is None
-        blind = Diagnostic("engine", "is blind")
+        blind = ("is blind", "", "")
         lost = ImportError("No module named 'ckpttool'")
         return {"worker on a": blind, "b": blind, "c": None, "worker on d": lost}
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.errors import FormatError, UnreadableError, UnsupportedError
+from ckpttool.errors import ForeignError, FormatError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import RankCatalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
@@ -132,8 +132,9 @@ def test_a_file_of_a_kind_that_is_not_read_is_not_replaced():
     assert not notes
 
 
-def test_a_file_that_cannot_be_read_is_replaced():
-    damage, problems, notes = outcome(damaged(FULL, 2, kind=UnreadableError), content_groups=SAME)
+@pytest.mark.parametrize("kind", [UnreadableError, ForeignError])
+def test_a_file_that_cannot_be_read_is_replaced(kind):
+    damage, problems, notes = outcome(damaged(FULL, 2, kind=kind), content_groups=SAME)
     assert not damage
     assert not problems
     assert len(notes) == 1
@@ -236,7 +237,7 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
     assert not mentions(message(result), f"not in {path}", "and no other rank has their slices ")
 
 
-@pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable"])
+@pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable", "web page"])
 def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, harm, monkeypatch):
     whole = tmp_path / "whole.ckpt"
     assert merge(source, whole).exit_code == 0
@@ -247,6 +248,8 @@ def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, har
         path.unlink()
     elif harm == "unreadable":
         make_unreadable(monkeypatch, path)
+    elif harm == "web page":
+        path.write_text("<html>504</html>")
     result = merge(source, tmp_path / "m.ckpt", "-q")
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
@@ -257,8 +260,11 @@ def test_a_merge_without_one_rank_gives_the_same_and_warns(source, tmp_path, har
     found = "byte 28091: expected 73 bytes from there, found 68; "
     found = found if harm == "damaged" else ""
     assert facts == f"  {found}all slices are read from replicas: ranks 0, 3"
-    copy = ["  Try: copy the file again from where it was saved"]
-    assert hint == (copy if harm == "damaged" else [])
+    hints = {
+        "damaged": ["  Try: copy the file again from where it was saved"],
+        "web page": ["  Try: download the file again; the server sent this page instead"],
+    }
+    assert hint == hints.get(harm, [])
     assert ("no checkpoint file found" in line) == (harm in ("missing", "empty folder"))
     assert ("Input/output error" in line) == (harm == "unreadable")
 

@@ -79,10 +79,10 @@ def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
 
 def test_only_resolve_itself_reads_less_than_a_conversion_needs(catalog, tmp_path):
     with pytest.raises(TypeError, match="contents"):
-        ckpttool.ResolveOptions(contents="headers")
+        ckpttool.ResolveOptions(contents="samples")
     found = Diagnostics()
-    ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found, contents="headers")
-    assert not found.has_errors  # `b` was not read
+    ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found, contents="samples")
+    assert not found.has_errors  # `b` was not compared
     with pytest.raises(ckpttool.PlanError, match="different between ranks"):
         ckpttool.plan_merge(catalog, replace(ONE_STAGE, files=()), str(tmp_path / "merged.h5"))
 

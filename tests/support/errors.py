@@ -5,6 +5,7 @@ from ckpttool.errors import (
     CkptToolError,
     EngineError,
     ExecutionError,
+    ForeignError,
     FormatError,
     LibraryError,
     NoStrategyError,
@@ -51,6 +52,12 @@ EXAMPLES = [
         AuthenticityError("a.ckpt", 0, "the wrong key"),
         {"path": "a.ckpt", "offset": 0, "reason": "the wrong key"},
         "a.ckpt: byte 0: the wrong key",
+        3,
+    ),
+    (
+        ForeignError("a.ckpt", None, "a text file"),
+        {"path": "a.ckpt", "offset": None, "reason": "a text file"},
+        "a.ckpt: a text file",
         3,
     ),
     (

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.errors import UnreadableError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.verification import manifest_check
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well, verify_document
 from tests.support.damage import flip_byte, flipped
@@ -256,6 +258,18 @@ def test_a_manifest_that_is_none_is_a_finding_and_no_error(tmp_path, text):
     (tmp_path / f"m.ckpt.{MANIFEST}").write_text(text)
     (found,) = findings_of(tmp_path / "m.ckpt")
     assert found.endswith(f"m.ckpt.{MANIFEST}: the manifest cannot be read")
+
+
+def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp_path, monkeypatch):
+    run_well(*merge_words(tmp_path / "m.ckpt"))
+
+    def fail(tensor):
+        raise UnreadableError(tensor.file.path, None, "Input/output error")
+
+    monkeypatch.setattr(manifest_check, "hash_units", fail)
+    monkeypatch.setattr(manifest_check, "fingerprint", lambda *of: b"")
+    with pytest.raises(UnreadableError, match=r"m\.ckpt: Input/output error"):
+        ckpttool.verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
 
 
 def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):

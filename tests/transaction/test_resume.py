@@ -1080,6 +1080,7 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
     said = "a run did not end here, and nothing of it can be kept"
     assert f"note: {out}: {said}" in message(result)
     assert "can be kept" not in message(run_well(*MERGE, out, "--resume"))
+    assert "can be kept" not in message(run_well(*MERGE, tmp_path / "first.h5", "--resume"))
 
 
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])

@@ -177,7 +177,7 @@ def test_replicas_that_differ_are_located(tmp_path):
     data[4 * (2 * 3 + 1)] ^= 1
     data[-1] ^= 1
     ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
-    assert not check(tmp_path, ranks).findings  # not from headers
+    assert the_finding(check(tmp_path, ranks), "replica").ranks == (2, 3)  # by samples
     found = the_finding(verify(tmp_path, STATES, deep=True), "replica")
     assert found == Diagnostic(
         "replica",
@@ -189,6 +189,15 @@ def test_replicas_that_differ_are_located(tmp_path):
         count=2,
         first=(6, 1),
     )
+
+
+def test_samples_find_the_strategy_of_another_run_as_merge_does(tmp_path):
+    strategy = CASE / "dst_strategy.ckpt"
+    result = run("verify", CASE / "src", "-s", strategy)
+    assert result.exit_code == 1
+    text = f"error[contradicted]: {strategy}: the strategy shards 12 parameters further than"
+    assert text in message(result)
+    assert text in message(run("merge", CASE / "src", "-s", strategy, "-o", tmp_path / "m.h5"))
 
 
 def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, monkeypatch):
