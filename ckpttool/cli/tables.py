@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -208,12 +208,9 @@ class _Column:
 
     def folded(self, cells: bool) -> int:
         """Return the least width if the head is folded between words, and perhaps the cells."""
-        if self.is_right:
-            return self.width
         head, *others = self.cells
-        return max(
-            _widest(_words(head)), *(_widest(_words(one) if cells else [one]) for one in others)
-        )
+        words = map(_words, others) if cells and not self.is_right else [others]
+        return _widest(chain(_words(head), *words))
 
 
 def _end(margin: int, widths: Iterable[int]) -> int:
