@@ -98,7 +98,7 @@ def inspect(
         if is_known and not report.quiet:
             overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
-        said = ("damaged_replica", "missing_replica")
+        said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
     found.raise_if_errors()

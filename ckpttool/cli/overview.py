@@ -50,6 +50,7 @@ _PIPE = 2000  # columns of a pipe, for lists that must end somewhere
 _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
+_IF_REPLICAS = "yes, if they are: `ckpttool merge SRC --replicated -o FILE` compares all of it"
 
 # ---------------------------------------------------------------------------------- the first lines
 
@@ -72,7 +73,7 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
     if show_ranks:
         _print_files(examined)
     if show_all:
-        title = count(len(summary.entries), "tensor")
+        title = count(len({one.name for one in summary.entries}), "tensor")
         _print_all(title, summary, _columns(summary, catalog))
     else:
         _print_tensors(examined)
@@ -173,7 +174,8 @@ def _parallelism_of(examined: Inspection) -> Iterator[str]:
     elif examined.is_merged:
         yield "none: full tensors"
     else:
-        yield _NO_STRATEGY
+        replicas = f"perhaps {count(len(examined.catalog.files), 'full replica')}"
+        yield replicas if examined.looks_replicated else _NO_STRATEGY
         if len(examined.catalog.files) > 1:
             yield _samples_text(summary)
 
@@ -233,7 +235,9 @@ def _samples_text(summary: Summary) -> str:
         kind = "of one value" if equal.one_value else "equal on their ranks"
         numbers["different between ranks" if len(equal.ranks) > 1 else kind] += 1
     found = [f"{number} {kind}" for kind, number in numbers.items() if number]
-    return f"sampled pages of {count(len(summary.equal_ranks), 'tensor')}: {', '.join(found)}"
+    which = "" if summary.has_all_samples else ", the first of each row (--all samples every one)"
+    number = count(len(summary.equal_ranks), "tensor")
+    return f"sampled pages of {number}{which}: {', '.join(found)}"
 
 
 def _completeness_text(examined: Inspection) -> str:
@@ -262,7 +266,8 @@ def _completeness_text(examined: Inspection) -> str:
     codes = [one for one in done.complete_codes if not gone or one not in ("missing", "damaged")]
     reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
     if done.complete is None:
-        return f"not known: {reasons}" if codes else "; ".join([_NO_STRATEGY, *gone])
+        unknown = _IF_REPLICAS if examined.looks_replicated else _NO_STRATEGY
+        return f"not known: {reasons}" if codes else "; ".join([unknown, *gone])
     return f"no: {reasons}"
 
 
@@ -285,7 +290,7 @@ def _print_tensors(examined: Inspection) -> None:
     summary = examined.summary
     in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
     in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
-    number = sum(len(row.entries) for row in in_lines)
+    number = len({one.name for row in in_lines for one in row.entries})
     what = "single value" if number == 1 else "single values"
     if summary.parallelism is not None:
         is_described = isinstance(examined.catalog, SelfDescribedCatalog)
@@ -312,16 +317,22 @@ def _is_in_line(row: Row, summary: Summary) -> bool:
 
 def _equality_text(row: Row, examined: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
-    ranks = row.first.placement.owners[0]
+    summary, ranks = examined.summary, row.first.placement.owners[0]
     on = "" if len(ranks) == len(_all_ranks(examined)) else f" on {_ranks_text(ranks)}"
-    equal = examined.summary.equal_ranks.get(row.first.name)
     if examined.is_merged:
         return ""
-    if equal is None or len(ranks) == 1:
+    if not summary.has_all_samples or len(ranks) == 1:
         return f",{on}" if on else ""
-    if len(equal.ranks) > 1:
-        return f", different between ranks ({groups_text(equal.ranks, _longest_ranks())})"
-    return f", {'equal samples' if equal.sampled else 'equal'}{on or ' on all ranks'}"
+    if len(groups := _equal_groups(row, summary)) > 1:
+        return f", different between ranks ({groups_text(groups, _longest_ranks())})"
+    is_sampled = any(summary.equal_ranks[one.name].sampled for one in row.entries)
+    return f", {'equal samples' if is_sampled else 'equal'}{on or ' on all ranks'}"
+
+
+def _equal_groups(row: Row, summary: Summary) -> list[Sequence[int]]:
+    """Return the ranks with equal samples, among those that store the shape of a row."""
+    held = row.first.placement.owners[0]
+    return [group for group in summary.equal_ranks[row.first.name].ranks if group[0] in held]
 
 
 def _longest_ranks() -> int:
@@ -341,7 +352,7 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
         found = summary.equal_ranks.get(row.first.name)
         if found is None:
             return owners_text(row, longest)
-        return groups_text(found.ranks, longest) + (" (one value)" if found.one_value else "")
+        return groups_text(_equal_groups(row, summary), longest) + " (one value)" * found.one_value
 
     if summary.parallelism is not None:
         return {
@@ -362,7 +373,8 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
             "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
             "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
         }
-    title = "ranks with equal samples" if summary.equal_ranks else "ranks"
+    title = "ranks with equal samples" if summary.has_all_samples else "ranks equal in the first"
+    title = title if summary.equal_ranks else "ranks"
     return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
 
 
@@ -399,9 +411,9 @@ def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
 
 def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:
     """Return the number of parameters, and the states that each has."""
-    parameters = sum(row.count for row in rows if "" in row.prefixes)
+    parameters = len({one.name for row in rows if "" in row.prefixes for one in row.parameters})
     states = ", ".join(filter(None, _common_prefixes(rows)))
-    text = count(sum(len(row.entries) for row in (*rows, *others)), "tensor")
+    text = count(len({one.name for row in (*rows, *others) for one in row.entries}), "tensor")
     each = "each with" if parameters > 1 else "with"
     return f"{text}: {count(parameters, 'parameter')}, {each} {states}" if states else text
 
@@ -427,7 +439,7 @@ def _join_unsharded(rows: Sequence[Row]) -> list[Row]:
             unsharded.setdefault((row.prefixes, placement.replicas, alone), []).append(row)
     for alike in unsharded.values():
         first, *others = alike
-        number = sum(row.count for row in alike)
+        number = sum(len(row.parameters) for row in alike)
         entries = tuple(entry for row in alike for entry in row.entries)
         shown.append(Row(f"{number} more", first.prefixes, entries) if others else first)
     return shown
@@ -559,7 +571,7 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
     if listed:
         titles.append(_title(listed))
         parameters = (row for row in listed if "" in row.prefixes)
-        sharded = sum(row.count for row in parameters if row.first.placement.is_sharded)
+        sharded = sum(len(row.parameters) for row in parameters if row.first.placement.is_sharded)
         tensors = count(len(strategy.layouts), "tensor")
         parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
     if rules is not None:

@@ -150,7 +150,8 @@ def _check_rivals(src: str, chosen: Groups, best: str) -> None:
         )
         names = [path.name for path in files]
         ranks = tuple(sorted(chosen[rivals[0]]))
-        text = f"several checkpoints in the folders of {format_ranks(ranks)}"
+        folders = "folder" if len(ranks) == 1 else "folders"
+        text = f"several checkpoints in the {folders} of {format_ranks(ranks)}"
         hint = f"--step {names[0]}, or another of these names"
         facts = shorten(names, 3)
         raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks, where=src)])

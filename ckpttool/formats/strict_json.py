@@ -44,8 +44,11 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
             json.dumps(document, ensure_ascii=False).encode(errors=halves)
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deep") from error
-    except (UnicodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not valid JSON: {error}") from error
+    except UnicodeError as error:
+        raise ValueError("not valid JSON: not all of it is UTF-8") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"not valid JSON from {place} on") from error
     except ValueError as error:
         if _LONG_NUMBER.search(data):  # Python's message describes how to lift its limit
             raise ValueError("a number of more than 4300 digits") from error

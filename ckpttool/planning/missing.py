@@ -489,11 +489,11 @@ def limit_to_written_ranks(
 
     For inspect and verify, which expect no files of other ranks.
     """
-    ranks, note = _written_ranks(catalog, sharding)
-    if ranks is None or note is None:
+    written = _written_ranks(catalog, sharding)
+    if written is None or not isinstance(catalog, RankCatalog):
         return catalog, []
+    ranks, note = written
     others = sorted(_expected_ranks(catalog, sharding) - ranks)
-    assert isinstance(catalog, RankCatalog)
     facts = f"{format_ranks(others)}: not expected"
     return replace(catalog, expected_ranks=ranks), [replace(note, facts=facts)]
 
@@ -503,10 +503,10 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
 
     For conversions, which need all ranks and report those that are missing.
     """
-    _, note = _written_ranks(catalog, sharding)
-    if note is None:
+    written = _written_ranks(catalog, sharding)
+    if written is None:
         return catalog
-    return replace(catalog, diagnostics=(*catalog.diagnostics, note))
+    return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
 def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
@@ -517,7 +517,7 @@ def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
 
 def _written_ranks(
     catalog: Catalog, sharding: Sharding | None
-) -> tuple[frozenset[int] | None, Diagnostic | None]:
+) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
     `check_manifest` reports a manifest that cannot be read.
@@ -526,15 +526,15 @@ def _written_ranks(
     found = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, sharding)
     if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
-        return None, None
+        return None
     if expected <= found or not is_file(path):
-        return None, None
+        return None
     try:
         outputs = ManifestFile.read(path).manifest().outputs
     except FormatError:
-        return None, None
+        return None
     ranks = frozenset({*found, *(output.rank for output in outputs)})
     if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
-        return None, None
+        return None
     text = f"written only for {format_ranks([output.rank for output in outputs])} (--rank)"
     return ranks, Diagnostic("part", text, where=str(path))

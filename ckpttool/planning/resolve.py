@@ -370,13 +370,17 @@ def sample_ranks(
 ) -> Iterator[tuple[str, RankGroups, bool]]:
     """Yield the ranks grouped by equal samples of each tensor, and whether it is one value.
 
-    Slices of one value are equal even if they are of different elements.  Texts are left out.
+    Slices of one value are equal even if they are of different elements.  Equal bytes of different
+    shapes or element types are not equal tensors.
     """
-    metas = catalog.metas
-    tensors = [name for name in names if metas[name].text is None]
-    for name, contents in _group_ranks(catalog, tensors, sample, executor).items():
-        groups = tuple(map(tuple, contents.values()))
-        yield name, groups, _is_constant(metas[name], contents)
+    for name, contents in _group_ranks(catalog, names, sample, executor).items():
+        metas = catalog.metas_of(name)
+        groups: dict[object, list[int]] = defaultdict(list)
+        for one, ranks in contents.items():
+            for rank in ranks:
+                groups[one, metas[rank]].append(rank)
+        is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
+        yield name, tuple(map(tuple, groups.values())), is_constant
 
 
 def _group_ranks(

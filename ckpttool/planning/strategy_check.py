@@ -99,24 +99,21 @@ def sample_tensors(
 ) -> list[SampledTensor]:
     """Sample the largest tensors of each layout, and spot-check the others."""
     chosen, others = _choose_sources(sources, handwritten)
-    replicas: list[Replicas] = [list(source.slicing.replicas()) for source in chosen]
-    to_sample: list[Replicas] = [*replicas]
+    all_slices = [(source, list(source.slicing.replicas())) for source in chosen]
+    to_sample = [(source, slices, slices) for source, slices in all_slices]
     for source in others:
         largest = max(source.slicing.replicas(), key=len)
-        replicas.append([largest])
-        to_sample.append([_first_and_last(source, largest)])
-    tensors = (one for slices in to_sample for ranks in slices for one in ranks.values())
+        to_sample.append((source, [largest], [_first_and_last(source, largest)]))
+    tensors = (one for *_, slices in to_sample for ranks in slices for one in ranks.values())
     samples = _sample(tensors, executor)
     return [
         SampledTensor(
             source,
             slices,
             [{rank: samples[one] for rank, one in ranks.items()} for ranks in sampled],
-            is_spot_check=i >= len(chosen),
+            is_spot_check=sampled is not slices,
         )
-        for i, (source, slices, sampled) in enumerate(
-            zip([*chosen, *others], replicas, to_sample, strict=True)
-        )
+        for source, slices, sampled in to_sample
     ]
 
 
@@ -222,12 +219,14 @@ def check_strategy(
         return found
     by_name = {one.source.meta.name: one for one in sampled}
     if with_equal_shards:
-        shown = by_name[with_equal_shards[0]]
-        found.append(_equal_shards_problem(sharding, with_equal_shards, shown))
+        text = "further than the files do"
+        found.append(_too_large_problem(sharding, with_equal_shards, by_name, text))
     found += _stage_problems(catalog, sharding, sources, executor)
     names = equal.get(ALL_RANKS, [])
     if names and _are_all_equal(sampled, handwritten):
-        return [*found, _replicated_problem(sharding, names, by_name[names[0]])]
+        in_full = _too_large_problem(sharding, names, by_name, "that all ranks hold in full")
+        hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
+        return [*found, replace(in_full, hint=hint)]
     if problem := _equal_slices_problem(sharding, sampled, equal):
         return [*found, problem]
     notes = [_equal_slices_note(groups, names, handwritten) for groups, names in equal.items()]
@@ -363,28 +362,15 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
     return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
-def _equal_shards_problem(
-    sharding: Sharding, names: Sequence[str], shown: SampledTensor
+def _too_large_problem(
+    sharding: Sharding, names: Sequence[str], by_name: Mapping[str, SampledTensor], reason: str
 ) -> Diagnostic:
-    """Return the problem of equal slices of an optimizer shard, with the shapes of one tensor."""
-    text = f"the strategy shards {count(len(names), 'parameter')} further than the files do"
-    return contradiction(sharding, text, f"{shorten(names, 3)}; {_shapes(shown)}")
-
-
-def _replicated_problem(
-    sharding: Sharding, names: Sequence[str], shown: SampledTensor
-) -> Diagnostic:
-    """Return the problem of ranks that hold full tensors, with the shapes of one tensor."""
-    text = f"the strategy shards {count(len(names), 'parameter')} that all ranks hold in full"
-    hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
-    problem = contradiction(sharding, text, f"{shorten(names, 3)}; {_shapes(shown)}")
-    return replace(problem, hint=hint)
-
-
-def _shapes(one: SampledTensor) -> str:
-    """Return the slice shape and the full shape of a tensor, for messages."""
-    shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
-    return f"{one.source.meta.name} of {shape} would become {one.source.meta.shape}"
+    """Return the problem of full tensors that would be too large, with the shapes of the first."""
+    text = f"the strategy shards {count(len(names), 'parameter')} {reason}"
+    shown = by_name[names[0]]
+    shape = next(tensor.meta.shape for tensors in shown.replicas for tensor in tensors.values())
+    facts = f"{shorten(names, 3)}; {names[0]} of {shape} would become {shown.source.meta.shape}"
+    return contradiction(sharding, text, facts)
 
 
 def _equal_slices_note(

@@ -108,8 +108,9 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
 
 
 def sample(tensor: StoredTensor) -> Sample:
-    """Return the sample of one tensor; see `take_samples`."""
-    return take_samples([tensor])[0]
+    """Return the sample of one tensor, or a text; see `take_samples`."""
+    text = tensor.meta.text
+    return take_samples([tensor])[0] if text is None else Sample(text.encode(), False)
 
 
 def sample_box(source: Source) -> bytes:

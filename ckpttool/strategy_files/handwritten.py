@@ -79,7 +79,8 @@ _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", 
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
-_YAML_WORDS = {  # names of tokens in PyYAML's messages
+_YAML_WORDS = {  # words and names of tokens in PyYAML's messages
+    "found character '\\t' that cannot start any token": "a tab; indent with spaces",
     "'<block mapping start>'": "keys that are indented further",
     "'<block sequence start>'": "items that are indented further",
     "<block end>": "the end of the block",
@@ -426,8 +427,8 @@ def parse_yaml(data: bytes, path: str) -> Node:
     try:
         text = data.decode("utf-8-sig")
         root = yaml.compose(text, Loader=Loader)
-    except UnicodeError as error:
-        raise StrategyError(path, "not UTF-8", facts=str(error)) from error
+    except UnicodeDecodeError as error:
+        raise StrategyError(path, "not UTF-8", facts=f"byte {error.start}") from error
     except RecursionError as error:
         raise StrategyError(path, "nested too deep") from error
     except yaml.composer.ComposerError as error:  # not one of anchors, refused above

@@ -38,6 +38,7 @@ from ckpttool.planning.missing import (
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
 from ckpttool.verification.summary import (
+    Entry,
     EqualRanks,
     Summary,
     assess,
@@ -46,6 +47,7 @@ from ckpttool.verification.summary import (
     entries_of_sources,
     find_parallelism,
     layouts_of_rules,
+    names_without_layout,
     slice_shapes,
     summarize,
 )
@@ -75,6 +77,12 @@ class Inspection:
     def is_merged(self) -> bool:
         """Whether the files hold full tensors, and no strategy says otherwise."""
         return isinstance(self.catalog, MergedCatalog) and self.sources is None
+
+    @property
+    def looks_replicated(self) -> bool:
+        """Whether samples are equal on all ranks, so that each may hold the full model."""
+        equal = self.summary.equal_ranks.values()
+        return {one.ranks for one in equal if not one.one_value} == {(tuple(self.catalog.files),)}
 
 
 def describe(
@@ -125,8 +133,8 @@ def examine(
 ) -> Inspection:
     """Inspect a checkpoint like `describe`, without the document.
 
-    Pages of one tensor of each row that has no layout tell which ranks hold the same of it, if
-    these are few; with ``every_tensor`` those of each tensor do.
+    Pages of the tensors without a layout tell which ranks hold the same: of all of them, or of the
+    first of each row if there are many.  With ``every_tensor`` there is no limit.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -190,9 +198,7 @@ def _inspect_full_tensors(
     """Resolve the files of ranks to full tensors, and inspect these."""
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
-    if strategy is not None:
-        strategy, problems = strategy.resolve(catalog.metas)
-        found.add(*problems)
+    strategy, of_rules = (None, ()) if strategy is None else strategy.resolve(catalog.metas)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
@@ -201,9 +207,10 @@ def _inspect_full_tensors(
     found.failures += (error for error in of_headers.failures if error not in damaged)
     found.add(*of_headers, *resolved.content_diagnostics)
     catalog, sharding, sources = resolved.catalog, resolved.sharding, resolved.sources
-    if any(one.code == "strategy" for one in found):
-        summary = _summarize_files(catalog, None, found)
-        return Inspection(catalog, summary, found, sharding, sources)
+    is_wrong = any(one.code == "strategy" for one in found)
+    found.add(*of_rules)
+    if is_wrong or (of_rules and not sharding.layouts):
+        return Inspection(catalog, _summarize_files(catalog, None, found), found)
     entries = entries_of_sources(resolved)
     metas = {source.meta.name: source.meta for source in sources}
     expected = catalog.holders or sharding.layouts  # of files that cannot be read
@@ -228,13 +235,15 @@ def _sample_equal_ranks(
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    It is empty if that takes longer than reading the headers, unless every tensor is requested.
+    Unless every tensor is requested, they are the first of each row if there are too many, and none
+    if that takes longer than reading the headers.
     """
-    entries = summary.entries if every_tensor else [row.first for row in summary.rows]
-    names = [one.name for one in entries if one.placement.known in ("unlisted", "stored")]
     ranks = len(catalog.files)
-    is_quick = ranks <= MAX_SAMPLED_RANKS and ranks * len(names) <= MAX_SAMPLES
-    if ranks < 2 or not names or not (is_quick or every_tensor):
+    limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
+    names = names_without_layout(summary.entries)
+    if ranks * len(names) > limit and not every_tensor:
+        names = names_without_layout(row.first for row in summary.rows)
+    if ranks < 2 or not names or (ranks * len(names) > limit and not every_tensor):
         return {}
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
@@ -261,13 +270,11 @@ def describe_inspection(inspected: Inspection) -> Json:
         document |= {
             "path": catalog.root,
             "step": catalog.step,
-            "ranks": [
-                _describe_rank(rank, file, inspected.devices)
-                for rank, file in catalog.files.items()
-            ],
+            "ranks": [_describe_rank(*item, inspected.devices) for item in catalog.files.items()],
         }
         if isinstance(catalog, SelfDescribedCatalog):
             document["values"] = dict(catalog.description.values)
+        document["tensors"] = [*map(_describe_entry, summary.entries)]
         if inspected.sources is not None:
             sharding = inspected.sharding
             document["tensors"] = [_describe_source(one, sharding) for one in inspected.sources]
@@ -294,12 +301,8 @@ def describe_inspection(inspected: Inspection) -> Json:
 
 def _describe_summary(summary: Summary) -> Json:
     """Describe everything but the tensors."""
-    document: Json = {
-        "weights": _to_json(summary.weights),
-        "optimizer_state": _to_json(summary.optimizer_state),
-        "other": _to_json(summary.other),
-        "parallelism": _to_json(summary.parallelism),
-    }
+    facts = ("weights", "optimizer_state", "other", "parallelism")
+    document = {name: _to_json(getattr(summary, name)) for name in facts}
     assert summary.completeness is not None
     for name in summary.completeness.__slots__:
         document[name] = _to_json(getattr(summary.completeness, name))
@@ -336,6 +339,12 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
             **({} if meta.text is None else {"text": meta.text}),
             **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
         }
+
+
+def _describe_entry(one: Entry) -> Json:
+    """Describe a tensor as ranks store it."""
+    facts = {key: _to_json(getattr(one, key)) for key in ("name", "dtype", "shape", "nbytes")}
+    return {**facts, "ranks": list(one.placement.owners[0])}
 
 
 def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import CkptToolError, PlanError, StrategyError, raise_all, with_side
+from ckpttool.errors import (
+    CkptToolError,
+    PlanError,
+    StrategyError,
+    join_clauses,
+    raise_all,
+    with_side,
+)
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import OutputTensor
@@ -45,6 +52,7 @@ UNCERTAIN_CODES = (  # the strategy may belong to other files
     "one_of_several",
     "unlike_states",
 )
+MISFIT_CODES = ("contradicted", "strategy", "undecided_shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +184,11 @@ def diff(
             is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
             borrowed = [BORROWED] if is_borrowed and is_uncertain else []
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
-            problems = [*catalog.errors(), *(one for one in wrong if one.code != "replica")]
+            others = (one for one in wrong if one.code != "replica")
+            explained = map(_explain_by_borrowing, others) if borrowed else others
+            problems = [*catalog.errors(), *explained]
             errors += [*found.failures, *checksum_errors]
-            errors += [with_side(PlanError([*problems, *borrowed]), side)] if problems else []
+            errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
             sides.append(resolved.sources)
@@ -189,6 +199,13 @@ def diff(
             differences = tuple(_differences(pairs, executor, tolerance, on_progress))
         sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
         return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
+
+
+def _explain_by_borrowing(problem: Diagnostic) -> Diagnostic:
+    """Return a problem of B that the strategy of A may explain."""
+    hint = BORROWED.hint if problem.code in MISFIT_CODES else problem.hint
+    facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
+    return replace(problem, hint=hint, facts=facts)
 
 
 def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:

@@ -12,12 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
@@ -87,12 +89,13 @@ def _shift(ranks: Iterable[int], by: int) -> Ranks:
 class Entry:
     """A tensor of a checkpoint or of a strategy, and how it is distributed.
 
-    ``nbytes`` and ``elements`` count the full tensor, or without layouts all that is stored.
+    Without layouts a tensor is an entry for each element type and shape in which ranks store it;
+    ``nbytes`` and ``elements`` then count all that these ranks store, and else the full tensor.
     """
 
     name: str
     dtype: str  # "" in a strategy
-    shape: tuple[int, ...] | None  # of the full tensor, or of the slice of the lowest rank
+    shape: tuple[int, ...] | None  # of the full tensor, or without layouts as it is stored
     placement: Placement
     nbytes: int = 0
     elements: int = 0
@@ -121,11 +124,6 @@ class Row:
     def first(self) -> Entry:
         """The first tensor."""
         return self.entries[0]
-
-    @property
-    def count(self) -> int:
-        """Number of parameters."""
-        return len(self.parameters)
 
     @property
     def parameters(self) -> tuple[Entry, ...]:
@@ -205,15 +203,15 @@ class Completeness:
 
 @dataclass(frozen=True, slots=True)
 class EqualRanks:
-    """The ranks with equal samples of a tensor, grouped."""
+    """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
 
-    name: str
+    name: str = field(compare=False)
     ranks: tuple[Ranks, ...]
     one_value: bool  # in all samples, so that slices of different elements may be equal
-    sampled: bool  # not all of the tensor was read
+    sampled: bool = field(compare=False)  # not all of the tensor was read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, for cached_property
 class Summary:
     """A checkpoint or a strategy at a glance.
 
@@ -222,13 +220,23 @@ class Summary:
     """
 
     entries: tuple[Entry, ...]
-    rows: tuple[Row, ...]  # of all entries
+    parameter_of_state: Mapping[str, str]
     weights: Amount
     optimizer_state: Amount
     other: Amount
     parallelism: Parallelism | None = None  # None if nothing says it
     completeness: Completeness | None = None  # None for a strategy
     equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
+
+    @cached_property
+    def has_all_samples(self) -> bool:
+        """Whether all tensors without a layout have samples, not only the first of each row."""
+        return len(self.equal_ranks) == len(names_without_layout(self.entries))
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """All entries, folded."""
+        return fold_rows(self)
 
 
 # ------------------------------------------------------------------------------------------ entries
@@ -324,31 +332,32 @@ def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
 
 
 def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
-    """Return the tensors of files without layouts, each with all that is stored of it.
-
-    The shape is that of the lowest rank.
-    """
+    """Return the tensors of files without layouts: one for each element type and shape."""
     is_merged = isinstance(catalog, MergedCatalog)
-    full = Placement("full", None, (tuple(catalog.files),))
-    stored = {held: Placement("stored", None, (held,)) for held in {*catalog.holders.values()}}
-    nbytes: Counter[str] = Counter()
-    elements: Counter[str] = Counter()
+    kinds: dict[str, dict[tuple[str, tuple[int, ...]], dict[Ranks, int]]] = {}
     for ranks, header in catalog.headers.items():
         for name, tensor in header.items():
             meta = tensor.meta
-            nbytes[name] += meta.nbytes * len(ranks)
-            elements[name] += math.prod(meta.shape) * len(ranks) if meta.text is None else 0
-    return tuple(
-        Entry(
-            name,
-            meta.dtype,
-            meta.shape,
-            full if is_merged else stored[catalog.holders[name]],
-            nbytes[name],
-            elements[name],
-        )
-        for name, meta in catalog.metas.items()
-    )
+            stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.shape), {})
+            stored[ranks] = meta.nbytes
+    placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
+    entries = []
+    for name, found in kinds.items():
+        for (dtype, shape), stored in found.items():
+            groups = (tuple(catalog.files),) if is_merged else tuple(stored)
+            if groups not in placements:
+                held = tuple(sorted(chain(*groups)))
+                placements[groups] = Placement("full" if is_merged else "stored", None, (held,))
+            nbytes = sum(len(ranks) * one for ranks, one in stored.items())
+            elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
+            entries.append(Entry(name, dtype, shape, placements[groups], nbytes, elements))
+    return tuple(entries)
+
+
+def names_without_layout(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the names of which only contents tell which ranks hold the same."""
+    found = (one.name for one in entries if one.placement.known in ("unlisted", "stored"))
+    return tuple(dict.fromkeys(found))
 
 
 def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
@@ -364,30 +373,31 @@ def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
-def fold_rows(entries: Iterable[Entry], parameter_of_state: Mapping[str, str]) -> tuple[Row, ...]:
+def fold_rows(summary: Summary) -> tuple[Row, ...]:
     """Fold equal layers into one row, and optimizer states into the row of their parameter.
 
     Examples
     --------
     >>> full = Placement("layout", (1,), ((0, 1),))
     >>> names = ("layers.0.weight", "layers.1.weight", "adam_m.layers.0.weight")
-    >>> rows = fold_rows([Entry(name, "Float32", (4,), full) for name in names],
-    ...                  {"adam_m.layers.0.weight": "layers.0.weight"})
-    >>> [(row.pattern, row.prefixes) for row in rows]
+    >>> summary = summarize([Entry(name, "Float32", (4,), full) for name in names],
+    ...                     {"adam_m.layers.0.weight": "layers.0.weight"})
+    >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
     [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
     """
-    alike: dict[tuple[str, object, Placement, int], list[Entry]] = {}
-    for entry in entries:
-        parameter = parameter_of_state.get(entry.name, entry.name)
+    alike: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
+    samples = summary.equal_ranks if summary.has_all_samples else {}
+    for entry in summary.entries:
+        parameter = summary.parameter_of_state.get(entry.name, entry.name)
         base = parameter if entry.name.endswith(parameter) else entry.name
-        key = (base, entry.shape, entry.placement, entry.placement.first_rank)
-        alike.setdefault(key, []).append(entry)
+        how: tuple[object, ...] = (entry.shape, entry.placement, samples.get(entry.name))
+        alike.setdefault((base, entry.placement.first_rank, how), []).append(entry)
     layers: dict[object, dict[tuple[int, ...], Row]] = {}
-    for (base, shape, placement, _), members in alike.items():
+    for (base, _, how), members in alike.items():
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
         row = Row(base, tuple(one.name.removesuffix(base) for one in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
-        kind = (_NUMBER.sub("#", base), row.prefixes, dtypes, shape, placement)
+        kind = (_NUMBER.sub("#", base), row.prefixes, dtypes, how)
         layers.setdefault(kind, {})[tuple(map(int, _NUMBER.findall(base)))] = row
     return tuple(row for found in layers.values() for row in _fold_layers(found))
 
@@ -434,7 +444,7 @@ def summarize(
     parallelism: Parallelism | None = None,
     completeness: Completeness | None = None,
 ) -> Summary:
-    """Return the summary of tensors: their amounts and rows.
+    """Return the summary of tensors, with their amounts.
 
     A tensor with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
     unless a strategy lists it.
@@ -449,9 +459,8 @@ def summarize(
             states.append(entry)
         else:
             (other if entry.is_single_value and not is_listed else weights).append(entry)
-    rows = fold_rows(entries, parameter_of_state)
     amounts = (_add_up(weights), _add_up(states), _add_up(other))
-    return Summary(tuple(entries), rows, *amounts, parallelism, completeness)
+    return Summary(tuple(entries), parameter_of_state, *amounts, parallelism, completeness)
 
 
 def _add_up(entries: Sequence[Entry]) -> Amount:
@@ -459,7 +468,8 @@ def _add_up(entries: Sequence[Entry]) -> Amount:
     for entry in entries:
         dtypes[entry.dtype] += entry.elements
     nbytes = sum(entry.nbytes for entry in entries)
-    return Amount(len(entries), dtypes.total(), nbytes, dict(dtypes.most_common()))
+    names = {entry.name for entry in entries}
+    return Amount(len(names), dtypes.total(), nbytes, dict(dtypes.most_common()))
 
 
 def find_parallelism(
@@ -543,7 +553,7 @@ def assess(
     # A strategy that does not fit tells nothing of ranks.
     missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
     unreadable = tuple(catalog.damaged)
-    if "strategy" in codes or sharding is None:
+    if sharding is None:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
     named = {entry.name for entry in entries}

@@ -28,7 +28,6 @@ from ckpttool.planning.replicas import (
     with_remedy,
 )
 from ckpttool.planning.resolve import (
-    Contents,
     ResolvedSources,
     ResolveOptions,
     find_running_statistics,
@@ -249,7 +248,17 @@ def verify(
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
-        resolved = _resolve(catalog, strategy, options, deep, executor, of_headers, open_progress)
+        has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
+        resolved = resolve(
+            catalog,
+            Merged() if has_none else strategy,  # without a strategy each file by itself
+            replace(options, unlisted="first", check_replicas=False),  # ``deep`` compares all
+            executor,
+            of_headers,
+            contents="slices" if deep else "samples",
+            keep_going=True,
+            open_progress=open_progress,
+        )
         damaged = resolved.catalog.damaged.values()
         raise_all(error for error in of_headers.failures if error not in damaged)
         of_files = find_damage(resolved.catalog, of_headers)
@@ -267,35 +276,6 @@ def verify(
         found.findings,
         found.of("note"),
         verification.is_whole,
-    )
-
-
-def _resolve(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    options: ResolveOptions,
-    deep: bool,
-    executor: Executor,
-    diagnostics: Diagnostics,
-    open_progress: OpenProgress,
-) -> ResolvedSources:
-    """Resolve a checkpoint; without a strategy each file is resolved separately.
-
-    Without ``deep`` only samples are compared with the strategy, as a plan does.
-    """
-    contents: Contents = "slices" if deep else "samples"
-    options = replace(options, unlisted="first", check_replicas=False)  # ``deep`` reads them all
-    has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
-    given = Merged() if has_none else strategy
-    return resolve(
-        catalog,
-        given,
-        options,
-        executor,
-        diagnostics,
-        contents=contents,
-        keep_going=True,
-        open_progress=open_progress,
     )
 
 

@@ -211,7 +211,7 @@ def test_a_number_in_a_name_is_its_rank_only_if_it_is_the_folders(make_run):
     assert found(src) == {0: "rank_0/part_7.ckpt", 1: "rank_1/part_7.ckpt"}
     fails(
         make_run("rank_2/part_2.ckpt", "rank_2/part_7.ckpt", "rank_3/part_7.ckpt"),
-        "several checkpoints in the folders of rank 2",
+        "several checkpoints in the folder of rank 2",
     )
 
 

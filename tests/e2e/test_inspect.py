@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from typing import Any
 
 import pytest
 
 import ckpttool
 from ckpttool.cli import overview, tables
-from ckpttool.verification.describe import examine
+from ckpttool.formats import get_format
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.verification import describe
 from ckpttool.verification.summary import Placement
-from tests.support.checkpoints import noise, write_ranks
+from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import rank_file, read, zeros
@@ -27,6 +30,11 @@ PP2 = SAMPLES / "pp2" / "strategy"
 def screen(*words) -> str:
     """What inspect prints on stdout, with single spaces."""
     return re.sub(r"[ ]+", " ", run_well("inspect", *words).stdout)
+
+
+def document(*words) -> dict[str, Any]:
+    """The document of inspect, whatever the exit code."""
+    return json.loads(run("inspect", *words, "--json").stdout)
 
 
 # -------------------------------------------------------------------------------------- the answers
@@ -164,10 +172,88 @@ def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
 def test_samples_tell_which_ranks_hold_the_same():
     text = screen(CASE / "src")
     assert "parallelism not known without a strategy (-s STRATEGY)" in text
-    assert "sampled pages of 8 tensors: 6 equal on their ranks, 2 different between ranks" in text
-    assert "sampled pages of 21 tensors: 15 equal on " in screen(CASE / "src", "--all")
+    assert "sampled pages of 21 tensors: 15 equal on their ranks, 6 different between" in text
     assert " layer1.weight 64 x 16 0,1,4,5 | 2,3,6,7" in text
     assert "single values, equal on all ranks: global_step, learning_rate, momentum" in text
+
+
+def layers(rank: int, differing: tuple[str, ...] = ()) -> dict[str, Entry]:
+    """Six layers with a state, equal on all ranks but for those in ``differing``."""
+    names = [f"{prefix}layers.{i}.weight" for prefix in ("", "adam_m.") for i in range(6)]
+    return {n: noise(f"{n}{rank if n in differing else ''}", "Float32", (8, 8)) for n in names}
+
+
+def test_layers_that_differ_between_ranks_unfold(tmp_path):
+    differing = ("layers.2.weight", "adam_m.layers.2.weight", "adam_m.layers.3.weight")
+    write_ranks(tmp_path / "src", {rank: layers(rank, differing) for rank in range(4)}, "ckpt")
+    lines = screen(tmp_path / "src").splitlines()
+    assert " layers.{0,1,4,5}.weight + adam_m. 8 x 8 0-3" in lines
+    assert " layers.2.weight + adam_m. 8 x 8 0-3, one each" in lines
+    assert " layers.3.weight 8 x 8 0-3" in lines
+    assert " adam_m.layers.3.weight 8 x 8 0-3, one each" in lines
+
+
+def test_of_many_tensors_only_the_first_of_each_row_is_called_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr(describe, "MAX_SAMPLES", 30)
+    ranks = {r: layers(r) | {f"step{n}": noise("s", "Float32", (1,)) for n in "12"} for r in (0, 1)}
+    write_ranks(tmp_path / "src", ranks, "ckpt")
+    assert "ranks with equal samples" in screen(tmp_path / "src")
+    monkeypatch.setattr(describe, "MAX_SAMPLES", 27)
+    text = screen(tmp_path / "src")
+    assert "pages of 2 tensors, the first of each row (--all samples every one): 2 equal" in text
+    assert " tensors shape ranks equal in the first\n" in text
+    assert "\n single values: step{1,2}\n" in text
+    assert "sampled pages of 14 tensors: 14 equal" in screen(tmp_path / "src", "--all")
+
+
+def test_texts_are_compared_by_their_value(tmp_path):
+    for rank, text in enumerate(("one", "two", "two")):
+        folder = tmp_path / f"rank_{rank}"
+        folder.mkdir()
+        metas = [TensorMeta("note", "str", (), text), TensorMeta("mixed", "str", (), "x")]
+        create_file(get_format("ckpt"), folder / "net.ckpt", metas, {})
+    write_ranks(tmp_path, {3: {"mixed": noise("m", "Float32", (4,))}}, "ckpt")
+    groups = {one["name"]: one["ranks"] for one in document(tmp_path)["summary"]["equal_ranks"]}
+    assert groups == {"note": [[0], [1, 2]], "mixed": [[0, 1, 2], [3]]}
+
+
+def test_shapes_and_types_that_differ_between_ranks_are_rows_of_their_own(tmp_path):
+    """The bytes of ``b`` are equal, but it is not the same tensor."""
+    b = noise("b", "Float32", (2, 2))
+    ranks = {
+        0: {"w": noise("w", "Float32", (16, 8)), "v": noise("v", "Float32", (4,)), "b": b},
+        1: {"w": noise("w", "Float32", (8, 8)), "v": noise("v", "Float16", (4,)), "b": b},
+        2: {"w": noise("w", "Float32", (8, 8)), "b": b._replace(shape=(4,))},
+    }
+    write_ranks(tmp_path / "src", ranks, "ckpt")
+    text = screen(tmp_path / "src")
+    assert "1.2 KiB, 3 tensors\n" in text
+    rows = ["w 16 x 8 Float32 0", "w 8 x 8 Float32 1,2", "v 4 Float32 0", "v 4 Float16 1"]
+    assert "\n ".join([*rows, "b 2 x 2 Float32 0,1", "b 4 Float32 2"]) in text
+    assert "sampled pages of 3 tensors: 3 different between ranks" in text
+    found = [
+        (one["name"], one["shape"], one["ranks"]) for one in document(tmp_path / "src")["tensors"]
+    ]
+    assert found[:2] == [("w", [16, 8], [0]), ("w", [8, 8], [1, 2])]
+
+
+def test_equal_ranks_are_perhaps_replicas_and_merge_tells(tmp_path):
+    write_ranks(tmp_path / "src", dict.fromkeys(range(8), layers(0)), "ckpt")
+    text = screen(tmp_path / "src")
+    assert "parallelism perhaps 8 full replicas\n sampled pages of 12 tensors: 12 equal on " in text
+    assert "complete yes, if they are: `ckpttool merge SRC --replicated -o FILE` compares" in text
+    run_well("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.ckpt")
+
+
+def test_the_document_lists_the_stored_tensors_without_a_strategy_that_fits():
+    first, *others = document(CASE / "src")["tensors"]
+    facts = {"dtype": "Float32", "shape": [64, 16], "nbytes": 8 * 64 * 16 * 4}
+    assert first == {"name": "layer1.weight", **facts, "ranks": [*range(8)]}
+    assert len(others) == 20
+    four = GOLDEN / "reshard_4_to_8" / "src_strategy.ckpt"
+    wrong = document(GOLDEN / "reshard_8_to_4" / "src", "-s", four)
+    assert wrong["tensors"] == document(GOLDEN / "reshard_8_to_4" / "src")["tensors"]
+    assert [one["code"] for one in wrong["problems"]] == ["strategy"]
 
 
 def test_slices_of_one_value_are_not_taken_for_equal_tensors(tmp_path):
@@ -366,6 +452,31 @@ def test_the_patterns_of_a_hand_written_strategy_are_shown(tmp_path):
     assert (rule["pattern"], document["replicates_rest"]) == ("layers.*.weight", True)
 
 
+def test_a_name_without_a_pattern_leaves_the_rest_known(tmp_path):
+    ranks = {
+        rank: {f"l.{i}.w": noise(f"{i}{rank // 2}", "Float32", (4, 4)) for i in range(3)}
+        | {"extra": noise("x", "Float32", (5,))}
+        for rank in range(4)
+    }
+    source = write_ranks(tmp_path / "src", ranks, "ckpt")
+    path = tmp_path / "hand.yaml"
+    for pattern, parallelism in (
+        ("*.w", "parameters in 2 slices x 2 replicas"),
+        ("z", "not known"),
+    ):
+        path.write_text(
+            f"ckpttool_strategy: 1\nranks: 4\nparameters:\n  '{pattern}': {{axis: 0, parts: 2}}\n"
+        )
+        result = run("inspect", source, "-s", path)
+        text = " ".join(result.stdout.split())
+        assert result.exit_code == 5
+        assert f"parallelism {parallelism}" in text
+        assert "complete not known: the strategy does not fit the checkpoint" in text
+        assert ("l.{0-2}.w 8 x 4 rows / 2 0,1 | 2,3" in text) == (pattern == "*.w")
+        assert ("not in the strategy, equal on all ranks: extra" in text) == (pattern == "*.w")
+        assert "hand.yaml: no pattern matches" in message(result)
+
+
 def test_several_checkpoints_are_not_shown_together():
     result = run("inspect", CASE / "src", LLAMA / "src")
     assert result.exit_code == 2
@@ -417,7 +528,7 @@ def terminal(capsys, monkeypatch):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
-        examined = examine(catalog, strategy)
+        examined = describe.examine(catalog, strategy)
         overview.print_checkpoint(examined, **{"show_all": False, "show_ranks": False} | more)
         return capsys.readouterr().out.splitlines()
 

@@ -114,7 +114,7 @@ OPERATORS = {"parallel_strategy_item": {"a": {"alias_name": "a"}}, "parallel_out
     ("content", "reason"),
     [
         (b"", r"empty \(0 bytes\)"),
-        (b"{", r"s\.json: not valid JSON: .*: line 1 column 2 .*; the strategy file of"),
+        (b"{", r"s\.json: not valid JSON from line 1, column 2 on; the strategy file of"),
         (b"\xff{}", "not valid JSON"),
         (b"[]", "not a JSON object"),
         (b"{}", ": a JSON document, not a strategy file; "),

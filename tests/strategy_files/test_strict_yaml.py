@@ -78,7 +78,7 @@ def test_every_value_knows_where_it_stands():
         ("a: !x &y 1\n", "^line 1, column 4: anchor &y"),
         ("? [a]\n: 1\n", "line 1, column 3: a key is not text"),
         ("a: [1\n", "line 2, column 1: not valid YAML: expected ',' or ']'"),
-        ("a: 1\n\tb: 2\n", "line 2, column 1: not valid YAML: found character"),
+        ("a: 1\n\tb: 2\n", "line 2, column 1: not valid YAML: a tab; indent"),
         ("a: 1\n---\nb: 2\n", "^line 2, column 1: a second document, expected one$"),
         ("a: 1\n---\n", "^line 2, column 1: a second document, expected one$"),
         ("a: \x01\n", "not valid YAML: unacceptable character"),

@@ -217,7 +217,7 @@ STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (["no json"], "not valid JSON: Expecting value"),
+        (["no json"], "not valid JSON from line 1, column 1 on"),
         (["[]"], "not a log of ckpttool"),
         (["{}"], "not a log of ckpttool"),
         (['{"done": true}'], "not a log of ckpttool"),

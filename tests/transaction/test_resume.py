@@ -699,7 +699,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         (5, "path: expected a string"),
         ("\0", "path: expected a path below the folder"),
         ("a" * 5000, "path: expected a path below the folder"),
-        ("\ud800", "not valid JSON: 'utf-8' codec can't encode"),
+        ("\ud800", "not valid JSON: not all of it is UTF-8"),
     ],
 )
 def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name, reason):
@@ -824,7 +824,7 @@ STRANGE = {
     "deep": (log_line("[" * 60000), "not valid JSON: nested too deep"),
     "control": (
         log_line('{"process": 1, "host": "\x1b[2J", "time": "now", "plan": "p"}'),
-        "not valid JSON: Invalid control character",
+        "not valid JSON from line 1, column 25 on",
     ),
     "no text": (
         log_line('{"process": 1, "host": ["\\u001b[2J"], "time": "now", "plan": "p"}'),
@@ -832,7 +832,7 @@ STRANGE = {
     ),
     "half": (
         log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now", "plan": "p"}'),
-        "not valid JSON: 'utf-8' codec can't encode",
+        "not valid JSON: not all of it is UTF-8",
     ),
     "no process": (
         log_line('{"process": -1, "host": "a", "time": "now", "plan": "p"}'),
@@ -860,7 +860,7 @@ STRANGE_PLANS = {
     "a half": (
         '"step": "2_10"',
         '"step": "\\ud800\\u0007"',
-        "not valid JSON: 'utf-8' codec can't encode",
+        "not valid JSON: not all of it is UTF-8",
     ),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import Layout
 from ckpttool.storage.compare import Tolerance
 from tests.strategies import as_stored, examples, moves
@@ -523,8 +523,10 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
     assert not mentions(
         str(caught.value),
         "B: ranks 2, 3: no checkpoint",
+        r"read with the strategy of A \(--b-strategy\)",
         r"A \(.* differs? between ranks that should",
     )
+    assert "borrowed_strategy" not in {one.code for one in diagnose(caught.value)}
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):

@@ -55,7 +55,7 @@ def summary_of_files(files, strategy, found=None) -> Summary:
 
 def patterns(summary: Summary) -> list[tuple[str, tuple[str, ...], int]]:
     """The names, prefixes and numbers of parameters of the rows."""
-    return [(row.pattern, row.prefixes, row.count) for row in summary.rows]
+    return [(row.pattern, row.prefixes, len(row.parameters)) for row in summary.rows]
 
 
 # --------------------------------------------------------------------------------------------- rows
