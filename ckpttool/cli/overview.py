@@ -105,11 +105,10 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
     of_all = f"{readable} of " if 0 < readable < len(ranks) else ""
     parameters = f"{format_number(weights.parameters)} parameters"
     dtypes = shorten(weights.dtypes, 3)
+    number = f"{parameters} ({dtypes})" if dtypes else parameters
     if is_stored:
         number = count(len(catalog.metas), "tensor")
-    elif weights.tensors or done.complete:
-        number = f"{parameters} ({dtypes})" if dtypes else parameters
-    else:
+    elif not (dtypes or done.complete):
         number = "parameters not known"
     reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
     nbytes = format_bytes(sum(file.nbytes for file in files))
@@ -521,14 +520,11 @@ def _placement_text(placement: Placement, first_rank: int, longest: int) -> str:
 def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
     """Return the ranks of each group; how many there are, if the text is too long."""
     ranks = [rank for group in groups for rank in group]
-    has_one_each = len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks})
-    text = f"{format_numbers(ranks)}, one each"
-    if not has_one_each:
-        text = " | ".join(map(format_numbers, groups))
+    text = " | ".join(map(format_numbers, groups))
+    if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks}):
+        text = f"{format_numbers(ranks)}, one each"
     if len(text) <= longest:
         return text
-    if has_one_each:
-        return f"{len(groups)} slices, a rank each"
     sizes = sorted({len(group) for group in groups})
     each = "-".join(map(str, {sizes[0]: 0, sizes[-1]: 0}))
     if len(groups) == 1:
