@@ -258,7 +258,8 @@ class _Grid:
             for column, part in zip(self.columns, parts, strict=True):
                 padding = " " * (column.width - _width(part))
                 line += (padding + part if column.is_right else part + padding) + " " * SPACE
-            yield line.rstrip()
+            if line := line.rstrip():
+                yield line
 
 
 def _fold(text: str, width: int, indent: int = 0) -> list[str]:

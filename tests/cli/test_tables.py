@@ -139,6 +139,17 @@ def test_long_cells_are_folded_between_words(terminal):
     ]
 
 
+def test_last_columns_stand_once_above_the_rows_that_share_them(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 24)
+    rows = [("layer.1", "4", "0,2 | 1,3"), ("norm", "4", "0-3"), ("layer.2", "8", "0,2 | 1,3")]
+    print_table("t", ("name", "shape>", "ranks of slices"), rows, is_grouped=True)
+    assert capsys.readouterr().out.splitlines()[2:-1] == [
+        *("  ranks of slices", "    name      shape", " " + 19 * "─"),
+        *("  0,2 | 1,3", "    layer.1       4", "    layer.2       8"),
+        *("  0-3", "    norm          4"),
+    ]
+
+
 # ------------------------------------------------------------------------------------ paragraphs
 
 LONG = "rank 2: checkpoint/rank_2/net-2_10.ckpt: byte 28091: cut short; give the right file"
