@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.cli.main import COMMANDS
+from tests.support.programs import need
 
 ROOT = Path(__file__).parents[1]
 MAN_PAGE = ROOT / "man" / "ckpttool.1"
@@ -83,7 +84,7 @@ def test_the_man_page_is_current_and_has_every_command():
 
 
 @pytest.mark.source
-@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
 def test_the_man_page_is_free_of_mistakes():
+    need("mandoc")
     done = subprocess.run(["mandoc", "-T", "lint", MAN_PAGE], capture_output=True, text=True)
     assert done.stdout + done.stderr == ""

@@ -61,6 +61,9 @@ sides = options.OptionGroup(
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced=dict.fromkeys(
+        ("-d", "--dst-strategy"), ("-s is for A and B.", "--b-strategy STRATEGY, which is for B")
+    ),
     help="""\b
     ckpttool diff checkpoint/ merged.h5 -s strategy.ckpt
 

@@ -128,8 +128,8 @@ def print_topics() -> None:
     """Print the name and the title of each page, in groups."""
     formatter = click.get_current_context().make_formatter()
     formatter.write_text(
-        "`ckpttool help NAME` prints a topic, or what a message, an option or a command means: "
-        "`ckpttool help damaged`, `ckpttool help --unlisted`, `ckpttool help merge`."
+        "`ckpttool help NAME` prints a topic, or what the code of a message (damaged), an option "
+        "(--unlisted) or a command (merge) means."
     )
     for group in GROUPS:
         with formatter.section(group):
@@ -149,7 +149,7 @@ def print_all_about(name: str, group: click.Context) -> bool:
     command = group.command.get_command(group, name)
     if command is not None:
         with click.Context(command, group, name) as context:
-            echo(command.get_help(context))
-    for text in texts:
-        print_markdown(text)
+            echo(f"{command.get_help(context)}\n")
+    if texts:
+        print_markdown("\n".join(texts))
     return command is not None or bool(texts)

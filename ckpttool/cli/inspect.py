@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from shlex import join
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.cli.params import UsageProblem
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostics, severities
 
@@ -57,9 +55,10 @@ def inspect(
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification import describe
 
-    if describe.are_strategies((source.path, *more)):
+    strategies = (source.path, *more, *source.strategy_files)
+    if describe.are_strategies(strategies):
         options.refuse_options("a strategy", {"strategy_files", "show_all"})
-        named = ckpttool.read_strategy((source.path, *more, *source.strategy_files))
+        named = ckpttool.read_strategy(strategies)
         summary = describe.summarize_strategy(named)
         if report.as_json:
             tables.print_json(describe.describe_strategy(named, summary))
@@ -69,7 +68,13 @@ def inspect(
             tables.print_notes(named.notes, severities("inspect"), report.quiet)
         return
     if more:
-        raise _explain_paths((source.path, *more), source.strategy_files)
+        paths, hint = (source.path, *more), ""
+        checkpoints = [path for path in paths if not describe.are_strategies([path])]
+        if len(checkpoints) == 1:
+            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
+            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
+            hint = f"{click.get_current_context().command_path} {join(words)}"
+        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
     foreign = describe.describe_foreign(source.path)
     if foreign is not None:
         options.refuse_options("not a checkpoint", ())
@@ -102,15 +107,3 @@ def inspect(
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
     found.raise_if_errors()
-
-
-def _explain_paths(paths: Sequence[str], strategy_files: Sequence[str]) -> UsageProblem:
-    """Return the problem of several paths; strategies among them belong behind -s."""
-    from ckpttool.verification.describe import are_strategies
-
-    others = [path for path in paths if not are_strategies([path])]
-    named = [*strategy_files, *(path for path in paths if path not in others)]
-    words = [*others, *(word for path in named for word in ("-s", path))]
-    context = click.get_current_context()
-    hint = f"{context.command_path} {join(words)}" if named and len(others) == 1 else ""
-    return options.too_many_paths("one checkpoint, or strategy files", paths, context, hint)

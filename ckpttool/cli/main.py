@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli.params import COLOR, Existing, UsageProblem
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.errors import (
     INTERNAL,
@@ -26,7 +25,6 @@ from ckpttool.errors import (
     join_clauses,
     notes_of,
 )
-from ckpttool.model.wording import nearest
 
 if TYPE_CHECKING:
     from ckpttool.model.diagnostics import Diagnostic
@@ -47,7 +45,15 @@ COMMANDS = {
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
 }
-ALIASES = {"commit": "finalize"}
+COLOR = click.Option(  # of the group and of every command
+    ["--color"],
+    metavar="WHEN",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,  # `_use_color` finds it in the arguments
+    help="Use colours: auto, always or never.",
+)
 
 
 class CommandGroup(click.Group):
@@ -59,19 +65,23 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
-        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} is not a command"
+        command.short_help = COMMANDS[cmd_name]  # shells show it beside the name
+        if COLOR not in command.params:
+            command.params.append(COLOR)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
-        known = {*COMMANDS, *ALIASES}
-        if args[0] not in known and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from ckpttool.cli.params import UsageProblem
+            from ckpttool.model.wording import nearest
+
             near = nearest(args[0], COMMANDS)
             hint = f"{ctx.command_path} {near} ..." if near else ""
             raise UsageProblem(f"ckpttool has no command {args[0]!r}", hint)
@@ -146,7 +156,7 @@ def _use_color(args: Sequence[str]) -> bool | None:
     A mistake ends the parser before it comes to --color, so that is looked for in the arguments.
     """
     pattern = r"(?<![^\0])--color[=\0](always|never|auto)(?![^\0])"
-    chosen = [found[1] for found in re.finditer(pattern, "\0".join(args))]
+    chosen: list[str] = re.findall(pattern, "\0".join(args))
     if chosen and chosen[-1] != "auto":
         return chosen[-1] == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -211,7 +221,9 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
+    from ckpttool.cli.params import Existing, UsageProblem
     from ckpttool.model.diagnostics import Diagnostic
+    from ckpttool.model.wording import nearest
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
@@ -229,6 +241,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             message = f"{name} needs {word}"
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."
+        case click.BadParameter(param=click.Option() as option):
+            where, message, hint = _names_of(option), error.message.rstrip("."), ""
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
             options = context.command.get_params(context) if context else ()

@@ -22,7 +22,6 @@ import click
 from click.core import ParameterSource
 
 from ckpttool.cli.params import (
-    COLOR,
     Choice,
     EngineName,
     Existing,
@@ -139,18 +138,11 @@ class GroupedOption(click.Option):
         if aliases:
             self.help = f"{self.help}  Also {', '.join(aliases)}."
 
-    def _without_aliases(self) -> GroupedOption:
-        shown = copy(self)
-        shown.opts = [name for name in self.opts if name not in self.aliases]
-        return shown
-
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the names and the text of the option."""
-        return click.Option.get_help_record(self._without_aliases(), ctx)
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the names of the option, for errors."""
-        return click.Option.get_error_hint(self._without_aliases(), ctx)
+        shown = copy(self)
+        shown.opts = [name for name in self.opts if name not in self.aliases]
+        return click.Option.get_help_record(shown, ctx)
 
 
 class GroupedCommand(click.Command):
@@ -163,7 +155,6 @@ class GroupedCommand(click.Command):
         self, *args: Any, misplaced: Mapping[str, tuple[str, str]] | None = None, **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        self.params.append(COLOR)
         self.misplaced = misplaced or {}
 
     @property
@@ -217,7 +208,7 @@ class GroupedCommand(click.Command):
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]
             names = " and ".join(one.human_readable_name for one in wanted)
-            raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths, ctx)
+            raise too_many_paths(names if len(wanted) > 1 else f"one {names}", paths)
         return extra
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
@@ -233,10 +224,9 @@ class GroupedCommand(click.Command):
         return f"It is an option of {', '.join(having)}.", hint
 
 
-def too_many_paths(
-    wanted: str, paths: Sequence[str], ctx: click.Context, hint: str = ""
-) -> UsageProblem:
+def too_many_paths(wanted: str, paths: Sequence[str], hint: str = "") -> UsageProblem:
     """Return the problem of paths that are too many: the shell has perhaps expanded a pattern."""
+    ctx = click.get_current_context()
     first, *others = (Path(path).parents for path in paths)
     common = next((folder for folder in first if all(folder in one for one in others)), Path())
     if common.name and not hint:
@@ -246,14 +236,9 @@ def too_many_paths(
 
 
 def refuse_options(what: str, used: Collection[str]) -> None:
-    """Refuse the options that were typed and that do nothing for what SRC is.
+    """Refuse options that were typed and do nothing, since SRC is ``what``, not a checkpoint.
 
-    Parameters
-    ----------
-    what
-        What SRC is, which is not a checkpoint.
-    used
-        Names of the parameters that do something, beside those of `report_options`.
+    ``used`` has the names of parameters that do something, beside those of `report_options`.
     """
     ctx = click.get_current_context()
     typed = [
@@ -451,7 +436,7 @@ source_options = OptionGroup(
         "step": option(
             "--step",
             metavar="STEP",
-            help="Step to read, such as 10_1.  [default: the newest that every rank has]",
+            help="Step to read (10_1), or a file name.  [default: the newest that every rank has]",
         ),
         "pattern": option(
             "--pattern",

@@ -1,4 +1,4 @@
-"""Parameter types of the command line, and the option that every command has."""
+"""Parameter types of the command line: paths, numbers, ranks, sizes, parts."""
 
 from __future__ import annotations
 
@@ -83,17 +83,6 @@ class Choice(ChoiceType):
             instead = nearest(value, self.choices)
             raise UsageProblem(f"{value!r} is not one of {some}", facts=facts, instead=instead)
         return str(value)
-
-
-COLOR = click.Option(
-    ["--color"],
-    metavar="WHEN",
-    type=Choice(["auto", "always", "never"]),
-    default="auto",
-    show_default=True,
-    expose_value=False,  # `ckpttool.cli.main` finds it in the arguments
-    help="Use colours: auto, always or never.",
-)
 
 
 class PathName(click.Path):
@@ -200,7 +189,7 @@ class Existing(PathName):
 
     def _explain_absence(self, path: Path) -> UsageProblem:
         """Return why a path does not exist: a dangling link, a stopped run or a misspelt name."""
-        from ckpttool.formats.local import is_link, list_folder
+        from ckpttool.formats.local import is_folder, is_link, list_folder
         from ckpttool.transaction.states import find_unfinished_run
 
         message = f"{str(path)!r} does not exist"
@@ -216,7 +205,8 @@ class Existing(PathName):
             names = (one.name for one in list_folder(path.parent))
             if near := nearest(path.name, names, lambda name: self.fits(path.parent / name)):
                 return UsageProblem(message, instead=str(path.parent / near))
-        return UsageProblem(message)
+        folder = next(one for one in (*path.parents, Path("/")) if is_folder(one))
+        return UsageProblem(message, f"ls {shlex.quote(str(folder))}" if folder.name else "")
 
 
 class StrategyFile(Existing):
@@ -347,13 +337,14 @@ class Size(SizeType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)B\s*", value, re.ASCII)
+        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", value, re.ASCII)
         prefix = match[2].upper() if match is not None else ""
         unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
         nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
-        if not nbytes:
-            facts = "A size has a unit: 500MB (of 1000) or 2GiB (of 1024)."
-            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead="2GiB")
+        if match is None or not match[3] or not nbytes:
+            facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
+            instead = f"{value.strip()}B" if nbytes and prefix else "2GiB"
+            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead=instead)
         return nbytes
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=options.GroupedCommand,
+    misplaced={"--replicated": ("", "ckpttool split SRC --replicated -d STRATEGY -o DIR")},
     help="""\b
     ckpttool reshard checkpoint/ -s strategy.ckpt \\
         -d new_strategy.ckpt -o new/ --format ckpt

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from shlex import join
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -20,7 +21,7 @@ from ckpttool.cli.signals import Terminated
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
-from ckpttool.model.wording import count, format_bytes, shorten
+from ckpttool.model.wording import count, format_bytes, format_sizes, shorten
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -90,12 +91,12 @@ def load(
         for paths in (src_files, dst_strategy)
     ]
     errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
+    for option, paths, strategy in zip(
+        ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
+    ):
+        if isinstance(strategy, CkptToolError) and _are_exchanged(source.path, paths):
+            raise PlanError([_exchange_problem(source.path, option, paths[0])])
     if isinstance(catalog, CkptToolError):
-        for option, paths, strategy in zip(
-            ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
-        ):
-            if isinstance(strategy, CkptToolError) and _are_exchanged(source.path, paths):
-                raise PlanError([_exchange_problem(source.path, option, paths[0])])
         raise_all(errors)
     elif diagnostics is not None:
         diagnostics.failures += errors
@@ -114,18 +115,29 @@ def _are_exchanged(src: str, strategy: Sequence[str]) -> bool:
 
 
 def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
-    """Return the problem of a strategy given as SRC, and a checkpoint as the strategy."""
+    """Return the problem of a strategy given as SRC, and a checkpoint as the strategy.
+
+    The hint keeps the paths that the command needs.
+    """
     text = f"SRC and {option} look exchanged"
     facts = f"{src} is a strategy, {strategy} is a checkpoint"
-    hint = f"{click.get_current_context().command_path} {strategy} {option} {src}"
-    return Diagnostic("source", text, hint, facts=facts)
+    context = click.get_current_context()
+    words: list[str] = []
+    for one in context.command.params:
+        value: Any = context.params.get(str(one.name))
+        if option in one.opts:
+            words += [option, src]
+        elif one.required and isinstance(one, click.Argument):
+            words += [strategy if value == src else str(value)]
+        elif one.required:
+            for path in [value] if isinstance(value, str) else value:
+                words += [one.opts[0], path]
+    return Diagnostic("source", text, f"{context.command_path} {join(words)}", facts=facts)
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
     """Return the note on strategy files that were found without -s."""
-    names = shorten((Path(path).name for path in files), 3)
-    text = f"strategy: {count(len(files), 'file')} in {Path(files[0]).parent} ({names})"
-    return Diagnostic("strategy_file", text, "-s takes another")
+    return Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")
 
 
 class MakePlan(Protocol):
@@ -217,11 +229,8 @@ def _print_written(
             ("path", "format", "tensors>", "size>"),
             ((*row, format_bytes(nbytes)) for *row, nbytes in rows),
         )
-    largest = [
-        f"{source.meta.name} {'x'.join(map(str, source.meta.shape))}"
-        for source in documents.find_largest(plan)
-    ]
-    if largest:
+    metas = [source.meta for source in documents.find_largest(plan)]
+    if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
     catalog = plan.catalog
     files = count(len(catalog.files), "file" if isinstance(catalog, MergedCatalog) else "rank")
@@ -250,6 +259,7 @@ def _describe_outputs(plan: Plan, assignment: Assignment, written: Sequence[Writ
         return f"{verb} {paths[0]} ({', '.join(facts)})"
     if not plan.target.is_merged:
         paths = [path.parent for path in paths]
-    names = f"{paths[0]} ... {paths[-1].name}" if len(paths) > 1 else str(paths[0])
+    shown = [str(paths[0]), *(path.name for path in paths[1:])]
+    names = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} ... {shown[-1]}"
     of_kept = [f"{kept} kept, {len(written) - kept} written"] if kept else []
     return f"{verb} {names} ({', '.join([count(len(paths), 'file'), *of_kept, *facts])})"

@@ -22,7 +22,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -155,33 +155,28 @@ def check_worker(required: WorkerRequirements) -> WorkerProblem | None:
         here = f"ckpttool {required.version} on Python {required.python}"
         there = f"ckpttool {version} on Python {python}"
         return f"workers have {there}", SAME_SOFTWARE, f"this run is {here}"
-    unseen = list(required.files)
+    unseen = dict.fromkeys(required.files, "")  # file to reason
     for pause in PAUSES:
         time.sleep(pause)
-        unseen, reasons = _find_unseen(unseen)
+        unseen = {file: reason for file in unseen if (reason := _why_unseen(file))}
         if not unseen:
             break
     if unseen:
+        (file, reason), *_ = unseen.items()
         message = f"workers do not see {len(unseen)} of {count(len(required.files), 'file')}"
-        return message, SHARED, f"{unseen[0].path}: {reasons[0]}"
+        return message, SHARED, f"{file.path}: {reason}"
     if not os.access(required.folder, os.W_OK | os.X_OK):
         return f"workers may not write to {required.folder}", SHARED, ""
     return None
 
 
-def _find_unseen(files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
-    """Return the files that differ or are missing on this host, and the reason for each."""
-    unseen, reasons = [], []
-    for file in files:
-        try:
-            is_same = identify_file(file.path).stamp == file.stamp
-            reason = "" if is_same else "another size, time of change or inode"
-        except OSError as error:
-            reason = describe_os_error(error)
-        if reason:
-            unseen.append(file)
-            reasons.append(reason)
-    return unseen, reasons
+def _why_unseen(file: StoredFile) -> str:
+    """Return why a file differs or is missing on this host; "" if it is the same."""
+    try:
+        is_same = identify_file(file.path).stamp == file.stamp
+    except OSError as error:
+        return describe_os_error(error)
+    return "" if is_same else "another size, time of change or inode"
 
 
 def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> None:

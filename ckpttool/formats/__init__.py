@@ -163,12 +163,13 @@ def read_indexes(
 def _read_index(
     path: str, cache: HeaderCache, key: Secret | None, sandbox: Sandbox
 ) -> FileIndex | FormatError:
-    """Return the header of a file, or its error."""
+    """Return the header of a file, or its error, which names a foreign kind."""
     try:
         try:
             return _read_cached(path, cache, key, sandbox)
         except FormatError as error:
-            return _with_foreign_kind(error)
+            kind = None if isinstance(error, UnsupportedError) else identify_foreign(path)
+            return error if kind is None else kind.error(path)
     except OSError as error:
         error.filename = error.filename or path  # errors of reading lack it
         return unreadable(path, error)
@@ -189,12 +190,6 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
         return index
 
     return read(file) if name == "ckpt" else cache.read_index(file, name, read)
-
-
-def _with_foreign_kind(error: FormatError) -> FormatError:
-    """Return the error of a file; name the kind of the file if it is a foreign one."""
-    kind = None if isinstance(error, UnsupportedError) else identify_foreign(error.path)
-    return error if kind is None else kind.error(error.path)
 
 
 def _find_format(path: str) -> str:

@@ -76,9 +76,8 @@ from ckpttool.model.tensors import StoredFile
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MIN_TEXT_BYTES = 8
-_MAX_JSON_BYTES = 16 << 20  # a larger document is not identified
+_MAX_JSON_BYTES = 16 << 20  # a larger document is not identified; a device takes a hundred bytes
 _MAX_VERSION_BYTES = 40
-_MAX_TABLE_BYTES = 16 << 20  # of a rank table; a device takes a hundred bytes
 
 _ZIP = b"PK\3\4"  # header of the first file: at byte 26 the length of its name, at 30 the name
 _IN_ZIP = (("/data.pkl", "pytorch"), (".npy", "numpy"), ("metadata.json", "keras"))
@@ -339,7 +338,7 @@ def read_rank_table(path: str) -> RankTable:
     OSError
         The file cannot be opened or read.
     """
-    table = read_json_object(path, _MAX_TABLE_BYTES)
+    table = read_json_object(path, _MAX_JSON_BYTES)
     try:
         devices = sorted(_table_devices(table), key=lambda device: device.rank)
     except ValueError as error:

@@ -44,8 +44,10 @@ def parse_json(data: bytes, halves: str = "strict") -> object:
             json.dumps(document, ensure_ascii=False).encode(errors=halves)
     except RecursionError as error:
         raise ValueError("not valid JSON: nested too deep") from error
-    except UnicodeError as error:
-        raise ValueError("not valid JSON: not all of it is UTF-8") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not valid JSON: byte {error.start} is not UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("not valid JSON: half of a character (surrogate)") from error
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ValueError(f"not valid JSON from {place} on") from error

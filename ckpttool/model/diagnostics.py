@@ -87,7 +87,7 @@ CODES: Mapping[str, Code] = {
     "lacking": Code(
         "a file lacks parameters that its replicas or the other ranks of its stage hold", "warning"
     ),
-    "empty": Code("a file holds no tensor, which may be right", "note"),
+    "empty": Code("a file holds no tensor: cut short, or saved without redundancy", "note"),
     "faulty_replica": Code(
         "a described file is not as described, and others hold all its slices",
         "warning",

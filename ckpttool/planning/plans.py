@@ -191,13 +191,16 @@ def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, 
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
+    Outputs of a merged checkpoint keep its step and its strategy.
     """
+    is_merged = isinstance(catalog, MergedCatalog)
+    kept = next(iter(catalog.files.values())).attrs if is_merged else {}
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
     found = {
         "version": __version__,
         "source": name.decode(errors="replace"),
-        "step": catalog.step,
-        "src_strategy": _hash_strategy(src),
+        "step": catalog.step or kept.get(f"{PROVENANCE}step"),
+        "src_strategy": _hash_strategy(src) or kept.get(f"{PROVENANCE}src_strategy"),
         "dst_strategy": _hash_strategy(dst),
     }
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
@@ -290,7 +291,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}, or `ckpttool split` for a target",
+            f"the same command without {option}",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
@@ -313,7 +314,8 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
     elif isinstance(catalog, MergedCatalog):
         text = "already merged, and reshard reads the files of ranks"
-        problem = Diagnostic("strategy", text, "`ckpttool split`", where=catalog.root)
+        hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
+        problem = Diagnostic("strategy", text, hint, where=catalog.root)
     missing = NoStrategyError([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing

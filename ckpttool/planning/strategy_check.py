@@ -73,25 +73,19 @@ class SampledTensor:
     @property
     def differing_ranks(self) -> tuple[int, ...]:
         """Ranks that should hold equal slices and do not; none if all replicas agree."""
-        return next((tuple(ranks) for ranks, _ in self._differing_slices()), ())
+        slices = zip(self.replicas, self.samples, strict=True)
+        return next((tuple(ranks) for ranks, found in slices if len({*found.values()}) > 1), ())
 
     @property
     def equal_groups(self) -> RankGroups:
         """The sampled ranks of `differing_ranks`, grouped by equal samples."""
-        samples = next(samples for _, samples in self._differing_slices())
+        samples = next(found for found in self.samples if len({*found.values()}) > 1)
         return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
 
     @property
     def is_constant(self) -> bool:
         """Whether every sample has equal elements, so that equal slices show nothing."""
         return all(sample.is_constant for by_rank in self.samples for sample in by_rank.values())
-
-    def _differing_slices(
-        self,
-    ) -> Iterator[tuple[Mapping[int, StoredTensor], Mapping[int, Sample]]]:
-        for tensors, samples in zip(self.replicas, self.samples, strict=True):
-            if len(set(samples.values())) > 1:
-                yield tensors, samples
 
 
 def sample_tensors(

@@ -75,7 +75,8 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
-        text = f"{format_ranks(outside)} not in the target, which has {target.ranks} ranks"
+        verb = "is" if len(outside) == 1 else "are"
+        text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
     if not transfers and not diagnostics.has_errors:

@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
@@ -240,7 +241,8 @@ def check_files(
     errors = [*forged.values(), *wrong.values()]
     if not crc:
         text = "the checksum (crc_check) is not verified"
-        return errors, note("unverified", text, with_checksum, "ckpttool verify SRC --crc")
+        hint = f"ckpttool verify {quote(catalog.root)} --crc"
+        return errors, note("unverified", text, with_checksum, hint)
     notes = note("verified", "the checksum is right", checksums.keys() - wrong.keys())
     notes += note(
         "verified", "the tags of all encrypted blocks are right", tags.keys() - forged.keys()

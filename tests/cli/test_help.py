@@ -176,6 +176,7 @@ def test_the_script_of_a_shell_is_printed(shell):
     printed = run_well("completion", shell).stdout
     assert f"_CKPTTOOL_COMPLETE={shell}_complete" in printed
     assert printed.count("ckpttool") > 2
+    assert main.get_command(click.Context(main), "diff").get_short_help_str() == COMMANDS["diff"]
 
 
 @pytest.mark.interpreter

@@ -1,6 +1,7 @@
 """Groups of options: one heading of ``--help`` and one object for each."""
 
 import re
+import shlex
 from dataclasses import fields
 
 import click
@@ -8,8 +9,7 @@ import pytest
 
 import ckpttool
 from ckpttool.cli import options
-from ckpttool.cli.main import COMMANDS, main
-from ckpttool.cli.params import COLOR
+from ckpttool.cli.main import COLOR, COMMANDS, main
 from ckpttool.formats import FORMAT_NAMES
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -220,3 +220,12 @@ SIDES = ("src", "dst")
 
 def test_a_key_is_not_shown_with_the_options_of_a_source():
     assert "0123456789abcdef" not in repr(ckpttool.SourceOptions(key=b"0123456789abcdef"))
+
+
+@pytest.mark.parametrize("typed", [("merge", "-o", "a b"), ("reshard", "-o", "x", "-d", SRC[2])])
+def test_an_exchange_is_answered_with_all_paths_of_the_command(typed):
+    command, *more = typed
+    result = run(command, SRC[2], "-s", SRC[0], *more)
+    assert result.exit_code == 5
+    hint = shlex.join(map(str, (command, SRC[0], "-s", SRC[2], *more)))
+    assert message(result).endswith(f"Try: ckpttool {hint}")

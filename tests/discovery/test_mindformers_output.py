@@ -54,7 +54,9 @@ def test_merge_needs_nothing_but_the_output_folder(sample, strategies, suffix, t
     out = tmp_path / "full.h5"
     result = run_well("merge", tmp_path / "output", "-o", out)
     assert_merged(out, sample)
-    assert not mentions(message(result), "step 3_7", "strategy: 8 files in .*output/strategy")
+    assert not mentions(
+        message(result), "step 3_7", "strategy from .*output/strategy/.* and 7 more"
+    )
 
 
 def test_merge_takes_the_step_that_was_recorded_last(output, tmp_path):
@@ -129,7 +131,7 @@ def test_weights_alone_are_taken_when_named_and_never_mixed(output, tmp_path):
     out = tmp_path / "full.ckpt"
     result = run_well("merge", output / "checkpoint_network", "-o", out)
     assert read(out).keys() == {"blocks.0.w", "blocks.1.w"}
-    assert "strategy: 8 files" in message(result)
+    assert not mentions(message(result), "strategy from .* and 7 more")
     result = run_well("merge", output, "-o", tmp_path / "all.h5")
     assert_merged(tmp_path / "all.h5", "pp2_opt")
     phrase = "the folder checkpoint is read, not checkpoint_network checkpoint_network: weights"

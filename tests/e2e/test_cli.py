@@ -24,7 +24,7 @@ from tests.support.readers import rank_file, read, write_ckpt
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SMALL = GOLDEN / "empty_tensors"
 LINK = "'link' is a link to 'gone', which does not exist"
-UNITS = "A size has a unit: 500MB (of 1000) or 2GiB (of 1024)."
+UNITS = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
 COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff")
 
 
@@ -256,7 +256,7 @@ def test_rank_option_takes_ranges_and_refuses_what_the_target_does_not_have(tmp_
     assert files_below(tmp_path / "r") == [f"rank_{r}/checkpoint_{r}.h5" for r in (0, 3, 4, 5)]
     result = run("reshard", *words, "--rank", "6,16-17")
     assert result.exit_code == 5
-    assert "ranks 16, 17 not in the target, which has 16 ranks" in result.stderr
+    assert "ranks 16, 17 are not in the target, which has 16 ranks" in result.stderr
     assert len(files_below(tmp_path / "r")) == 4
     assert run("reshard", *words, "--rank", "5-3").exit_code == 2
 
@@ -665,7 +665,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
     result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5", "-q")
     said = "warning[unverified]: ranks 0-3: the checksum (crc_check) is not verified\n  Try: "
-    assert result.stderr == f"{said}ckpttool verify SRC --crc\n"
+    assert result.stderr == f"{said}ckpttool verify {GOLDEN / 'crc_check' / 'src'} --crc\n"
 
 
 def test_inspect_shows_the_rows_of_a_manual_split():
@@ -717,6 +717,10 @@ def test_split_of_one_ranks_folder_or_of_all_says_what_to_do(tmp_path):
             f"'9' is not a size {UNITS} Try: --max-memory 2GiB",
         ),
         (
+            ["merge", SMALL / "src", "-o", "x", "--max-memory", "64M"],
+            f"'64M' is not a size {UNITS} Try: --max-memory 64MB",
+        ),
+        (
             ["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"],
             f"'1mb' is not a size {UNITS} Try: --max-shard-size 2GiB",
         ),
@@ -743,7 +747,7 @@ def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
             2,
             "SRC: 'src/rank0' does not exist Try: ckpttool inspect src/rank_0 ...",
         ),
-        (["inspect", "other"], 2, "SRC: 'other' does not exist Try: ls ."),
+        (["inspect", "other"], 2, "SRC: 'other' does not exist"),
         (["inspect", "src/rank_9/x"], 2, "SRC: 'src/rank_9/x' does not exist Try: ls src"),
         (["inspect", "src/" + "x" * 250], 2, "xxx' does not exist Try: ls src"),
         (["inspect", "link"], 2, f"SRC: {LINK} Try: ls -l link"),
@@ -922,8 +926,7 @@ def test_an_empty_path_is_a_usage_error_and_not_the_folder_one_is_in(tmp_path, m
     monkeypatch.chdir(tmp_path)
     result = run(*words)
     assert result.exit_code == 2
-    said = "the path is empty A variable of the shell may be unset. Try: ckpttool "
-    assert f"{said}{words[0]} --help" in message(result)
+    assert message(result).endswith("the path is empty A variable of the shell may be unset.")
     assert not list(tmp_path.iterdir())
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -18,6 +20,7 @@ from ckpttool.errors import CkptToolError
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.executors import COMMAND, environment
+from tests.support.programs import need
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
@@ -152,3 +155,27 @@ def test_the_table_has_a_row_for_every_code_and_every_row_is_tested():
 def test_the_help_names_the_page_of_the_table():
     assert "ckpttool help exit-codes" in main.get_help(click.Context(main))
     assert run_well("help", "exit-codes").stdout == PAGE
+
+
+@pytest.mark.parametrize(
+    ("code", "broken"),
+    [
+        (0, None),
+        (1, "checkpoint/rank_3/checkpoint-2_10.ckpt"),
+        (2, "strategy.ckpt"),
+    ],
+)
+def test_the_script_of_the_page_takes_the_branch_of_each_code(code, broken):
+    need("jq")
+    shutil.copytree(SOURCE[0], "checkpoint")
+    shutil.copy(SOURCE[2], "strategy.ckpt")
+    if broken is not None:
+        Path(broken).rename("away")
+    (text,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    words = ["bash", "-euo", "pipefail", "-c", f"{text}exit $code"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        words, env=environment(PATH=path), capture_output=True, text=True, check=False
+    )
+    said = ("clean", "rank 3: no checkpoint file found", "'strategy.ckpt' does not exist")[code]
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr

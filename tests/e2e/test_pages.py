@@ -45,6 +45,7 @@ from tests.support.pages import (
     needs_mindspore,
     prose_of,
 )
+from tests.support.programs import need
 from tests.support.readers import read
 from tests.support.schedulers import write_stand_ins
 from tests.support.snapshots import UPDATE
@@ -230,7 +231,8 @@ def run_block(block: Block, namespace: dict[str, object]) -> str:
         run_script(prepare_dask(block.text) if "dask scheduler" in block.text else block.text)
     elif block.language in ("zsh", "fish"):
         if shutil.which(block.language):
-            words = [block.language, "-c", block.text]
+            before = "autoload -Uz compinit; compinit -u -D\n" if block.language == "zsh" else ""
+            words = [block.language, "-c", before + block.text]
             subprocess.run(words, env=environment(), check=True)
     elif block.language == "yaml":
         Path("untitled.yaml").write_text(block.text, encoding="utf-8")
@@ -240,6 +242,7 @@ def run_block(block: Block, namespace: dict[str, object]) -> str:
             exec(compile(block.text, "a page", "exec"), namespace)
     else:
         assert block.language in DRAWINGS, f"nothing runs {block.language}"
+        assert not re.match(r"(\$ )?ckpttool ", block.text), "nothing runs a command in a drawing"
     return block.text
 
 
@@ -259,8 +262,8 @@ def torch(monkeypatch):
     [pytest.param(page, id=name_of(page), marks=NEEDS.get(name_of(page), [])) for page in PAGES],
 )
 def test_what_a_page_shows_runs(page, shell, torch):
-    if "jq " in page.read_text(encoding="utf-8") and shutil.which("jq") is None:
-        pytest.skip("jq is not installed")
+    if "jq " in page.read_text(encoding="utf-8"):
+        need("jq")
     for marker, package in (("dask", "distributed"), ("mpi", "mpi4py")):
         if page.name == f"{marker}.md":
             pytest.importorskip(package, reason=f"the extra ckpttool[{marker}] is not installed")
@@ -278,6 +281,8 @@ def test_what_a_page_shows_runs(page, shell, torch):
         page.write_text(text, encoding="utf-8")
     else:
         assert list(wrong) == list(wrong.values()), f"{UPDATE}=1 writes the screens"
+    for shell_of_page in sorted({block.language for block in blocks_of(page)} & {"zsh", "fish"}):
+        need(shell_of_page)
     if folders := SAME_AS_ONE_RUN.get(name_of(page)):
         words = ["checkpoint/", "-s", "strategy.ckpt", "-d", "new_strategy.ckpt", "-o", "expected"]
         run_well("reshard", *words, "--format", "ckpt")

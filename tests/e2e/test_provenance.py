@@ -94,18 +94,21 @@ def test_the_hash_of_several_strategy_files_is_that_of_their_bytes_in_order(tmp_
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_what_is_made_from_a_merged_file_tells_of_the_last_run_only(case, tmp_path, suffix):
+def test_what_is_made_from_a_merged_file_keeps_its_step_and_strategy(case, tmp_path, suffix):
     full = merge(case, tmp_path / f"merged{suffix}")
     run_well("merge", full, "-o", tmp_path / f"again{suffix}")
+    kept = {"step": "2_10", "src_strategy": hash_of(case / "src_strategy.ckpt")}
     assert provenance(tmp_path / f"again{suffix}") == {
         "version": ckpttool.__version__,
         "source": full.name,
+        **kept,
     }
     words = ["-d", case / "dst_strategy.ckpt", "-o", tmp_path / "cut", "--format", "hdf5"]
     run_well("split", full, *words)
     assert provenance(tmp_path / "cut" / "rank_3" / "checkpoint_3.h5") == {
         "version": ckpttool.__version__,
         "source": full.name,
+        **kept,
         "dst_strategy": hash_of(case / "dst_strategy.ckpt"),
     }
     run_well("diff", full, tmp_path / f"again{suffix}")

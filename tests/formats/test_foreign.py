@@ -362,7 +362,7 @@ def test_a_rank_table_that_is_no_json_or_too_large_is_refused(tmp_path, monkeypa
     path.write_text("{")
     with pytest.raises(FormatError, match="not valid JSON"):
         read_rank_table(str(path))
-    monkeypatch.setattr("ckpttool.formats.foreign._MAX_TABLE_BYTES", 100)
+    monkeypatch.setattr("ckpttool.formats.foreign._MAX_JSON_BYTES", 100)
     path.write_text(json.dumps(server_table(devices(2))))
     with pytest.raises(FormatError, match="at most 100 bytes"):
         read_rank_table(str(path))

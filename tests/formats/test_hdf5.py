@@ -1,9 +1,7 @@
 """HDF5 as written: judged by h5py's high-level interface and by h5dump, byte by byte."""
 
 import errno
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import create_file
 from tests.support.file_bytes import metas, write_contents
+from tests.support.programs import need
 
 FORMAT = Hdf5()
 
@@ -162,13 +161,11 @@ def test_very_long_names_are_read_back_up_to_the_limit(tmp_path):
 @pytest.fixture(scope="module")
 def h5dump():
     """A function that gives what h5dump prints."""
-    program = shutil.which("h5dump")
-    if program is None and not os.environ.get("CI"):
-        pytest.skip("needs h5dump (Debian: hdf5-tools)")
+    need("h5dump")
 
     def dumped(*words):
         return subprocess.run(
-            [program, *words], capture_output=True, check=True, encoding="utf-8"
+            ["h5dump", *words], capture_output=True, check=True, encoding="utf-8"
         ).stdout
 
     return dumped

@@ -699,7 +699,7 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
         (5, "path: expected a string"),
         ("\0", "path: expected a path below the folder"),
         ("a" * 5000, "path: expected a path below the folder"),
-        ("\ud800", "not valid JSON: not all of it is UTF-8"),
+        ("\ud800", "not valid JSON: half of a character"),
     ],
 )
 def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name, reason):
@@ -832,7 +832,7 @@ STRANGE = {
     ),
     "half": (
         log_line('{"process": 1, "host": "\\ud800\\u0007", "time": "now", "plan": "p"}'),
-        "not valid JSON: not all of it is UTF-8",
+        "not valid JSON: half of a character",
     ),
     "no process": (
         log_line('{"process": -1, "host": "a", "time": "now", "plan": "p"}'),
@@ -860,7 +860,7 @@ STRANGE_PLANS = {
     "a half": (
         '"step": "2_10"',
         '"step": "\\ud800\\u0007"',
-        "not valid JSON: not all of it is UTF-8",
+        "not valid JSON: half of a character",
     ),
 }
 
