@@ -236,8 +236,8 @@ def _sample_equal_ranks(
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    Unless every tensor is requested, they are the first of each row if there are too many, and none
-    if that takes longer than reading the headers.
+    Of too many tensors only the first of each row is sampled, and of too many ranks none, unless
+    every tensor is requested.  So it takes no longer than reading the headers.
     """
     ranks = len(catalog.files)
     limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
