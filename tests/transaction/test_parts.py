@@ -212,7 +212,7 @@ def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_part
     run_parts(tmp_path, (1,), 2)
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "0-3,9", "--part", "2/2")
     assert result.exit_code == 5
-    assert "rank 9 not in the target" in message(result)
+    assert "rank 9 is not in the target" in message(result)
     assert "exist" not in message(result)
 
 
