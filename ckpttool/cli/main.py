@@ -217,8 +217,8 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
             hint = "the same command with --debug, and report what it prints"
             problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
-        *first, last = problems
-        problems = (*first, replace(last, facts=join_clauses(last.facts, *notes)))
+        first, *others = problems
+        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
     return problems, exit_code
 
 
@@ -265,8 +265,9 @@ def _names_of(param: click.Parameter) -> str:
 def _print_problems(problems: Sequence[Diagnostic]) -> None:
     """Print on stderr what ended a command."""
     from ckpttool.cli.tables import print_diagnostic
+    from ckpttool.model.diagnostics import join_alike
 
-    for problem in problems:
+    for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
 
 

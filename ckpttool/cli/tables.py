@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, TextIO
@@ -22,7 +23,7 @@ import click
 from ckpttool.cli.options import ANSWERED
 from ckpttool.errors import ExecutionError
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.diagnostics import severities
+from ckpttool.model.diagnostics import join_alike, severities
 from ckpttool.model.wording import (
     count,
     format_bytes,
@@ -111,7 +112,7 @@ def print_diagnostic(one: Diagnostic, severity: str, *, err: bool = False) -> No
 
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
     """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
-    for note in notes:
+    for note in join_alike(notes):
         is_warning = severity_of[note.code] == "warning"
         if is_warning or not quiet:
             print_diagnostic(note, "warning" if is_warning else "note", err=True)
@@ -320,7 +321,8 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
-    counts = found.count_severities()
+    findings = join_alike(found.findings)
+    counts = Counter(str(found.severity_of[one.code]) for one in findings)
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
     read_right = "headers and checksums" if crc else "headers"
@@ -328,7 +330,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     clean += "" if found.is_whole else " in each rank by itself"
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
-    _print_findings(found.findings, found.severity_of, options.limit)
+    _print_findings(findings, found.severity_of, options.limit)
     # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
     of_verify = severities("verify")
     shown_as: SeverityOf = {
@@ -358,7 +360,7 @@ def print_comparison(
             print_table("differences", columns, map(_difference_row, shown))
         _print_number_of_others(len(found.differences) - len(shown))
     severity_of = severities("diff")
-    _print_findings(found.findings, severity_of, options.limit)
+    _print_findings(join_alike(found.findings), severity_of, options.limit)
     print_notes(found.notes, severity_of, options.quiet)
 
 

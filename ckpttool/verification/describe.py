@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError, CombinedError
+from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -293,7 +294,7 @@ def describe_inspection(inspected: Inspection) -> Json:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
     document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
-    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
+    of_files = chain.from_iterable(map(diagnose, found.failures))
     document["problems"] = describe_errors((*of_files, *found.errors))
     document["summary"] = _describe_summary(summary)
     return document

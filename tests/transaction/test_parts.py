@@ -397,7 +397,8 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
         (tmp_path / names[0]).symlink_to("nowhere")
     way = "--resume" if damage.startswith("remove") else "--overwrite"
     remedy = f"Try: the same command with --part 2/2 {way}"
-    expected = [f"{', '.join(gone)}: missing {remedy}"] if gone else []
+    more = f" and 1 more: missing also {tmp_path / names[1]}" if gone == names else ": missing"
+    expected = [f"{gone[0]}{more} {remedy}"] if gone else []
     if damage in ("shorten", "both"):
         expected.append(f"{names[0]}: expected {sizes[0]} bytes, found 100 {remedy}")
     text = commit_fails(tmp_path, 7)
@@ -637,4 +638,4 @@ def test_every_problem_is_told_at_once(tmp_path):
     result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 3 missing" in message(result)
-    assert "missing Try: the same command with --part 1/3 --resume" in message(result)
+    assert "checkpoint_0.ckpt and 1 more: missing also " in message(result)
