@@ -39,10 +39,13 @@ class CkptToolError(Exception):
         Code of the diagnostic that `ckpttool.model.diagnostics.diagnose` makes of the error.
     exit_code
         Exit code of the command line; see docs/reference/exit-codes.md.
+    side
+        The side of a comparison, which `with_side` sets; "" without one.
     """
 
     code = "internal"  # workers of a cluster raise it, and the run makes an `ExecutionError` of it
     exit_code = INTERNAL
+    side = ""
 
 
 class FormatError(CkptToolError):
@@ -65,14 +68,11 @@ class FormatError(CkptToolError):
     ----------
     rank
         The rank of the file, which `ckpttool.model.catalog.RankCatalog` sets; None without one.
-    lost_names
-        Parameters with slices that only this file held, or only damaged ones; planning sets them.
     """
 
     code = "damaged"
     exit_code = 3
     rank: int | None = None
-    lost_names: tuple[str, ...] = ()
 
     def __init__(
         self, path: str, offset: int | None, reason: str, hint: str = "", facts: str = ""
@@ -85,9 +85,16 @@ class FormatError(CkptToolError):
         self.facts = facts
 
     def __str__(self) -> str:
-        where = "" if self.offset is None else f" byte {self.offset}:"
-        text = _with_hint(f"{self.path}:{where} {self.reason}", self.facts)
-        return _with_hint(text, self.hint)
+        at = "" if self.offset is None else f" byte {self.offset}:"
+        text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
+        return join_clauses(text, self.facts, self.hint)
+
+    def with_hint(self, hint: str, facts: str = "") -> FormatError:
+        """Return the error with another hint and with more facts."""
+        facts = join_clauses(self.facts, facts)
+        copied = type(self)(self.path, self.offset, self.reason, hint, facts)
+        copied.rank, copied.side = self.rank, self.side
+        return copied
 
 
 class UnsupportedError(FormatError):
@@ -147,7 +154,8 @@ class StrategyError(CkptToolError):
         self.facts = facts
 
     def __str__(self) -> str:
-        return _with_hint(_with_hint(f"{self.where}: {self.reason}", self.facts), self.hint)
+        text = f"{place_on_side(self.side, self.where)}: {self.reason}"
+        return join_clauses(text, self.facts, self.hint)
 
 
 class PlanError(CkptToolError):
@@ -305,10 +313,6 @@ class CombinedError(CkptToolError):
         return "\n".join(map(str, self.errors))
 
 
-def _with_hint(text: str, hint: str) -> str:
-    return f"{text}; {hint}" if hint else text
-
-
 def add_note(error: BaseException, text: str) -> None:
     """Add a note to an exception, as ``BaseException.add_note`` of Python 3.11 does."""
     error.__dict__["__notes__"] = [*notes_of(error), text]
@@ -327,9 +331,7 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 
 
 def with_side(error: CkptToolError, side: str) -> CkptToolError:
-    """Return the error with the side of a comparison in its message.
-
-    A `FormatError` already names its file, and is returned unchanged.
+    """Return the error with its side of a comparison.
 
     Examples
     --------
@@ -338,11 +340,23 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
     """
     if isinstance(error, PlanError):
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
-    if isinstance(error, StrategyError):
-        return StrategyError(f"{side} ({error.where})", *error.args[1:])
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
-    return error
+    copied = type(error)(*error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.side = side
+    return copied
+
+
+def place_on_side(side: str, place: str) -> str:
+    """Return a place with its side of a comparison, if it has one.
+
+    Examples
+    --------
+    >>> place_on_side("B", "s.ckpt"), place_on_side("B", ""), place_on_side("", "s.ckpt")
+    ('B (s.ckpt)', 'B', 's.ckpt')
+    """
+    return f"{side} ({place})" if side and place else side or place
 
 
 def join_clauses(*clauses: str) -> str:

@@ -10,11 +10,13 @@ from ckpttool.errors import (
     CombinedError,
     ExecutionError,
     FormatError,
+    LibraryError,
     PlanError,
     VerifyError,
     raise_all,
+    with_side,
 )
-from ckpttool.model.diagnostics import diagnose
+from ckpttool.model.diagnostics import diagnose, join_alike
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 
 # Also from its arguments alone, as some executors rebuild what a worker raised.
@@ -63,7 +65,7 @@ def test_combined_error_takes_the_code_of_the_most_basic_kind_and_survives_pickl
 
 
 def test_combined_error_lists_every_problem_of_every_part():
-    assert texts_of(CombinedError([FORMAT, PLAN])) == (*texts_of(FORMAT), "w: lost", "b: lost")
+    assert texts_of(CombinedError([FORMAT, PLAN])) == (*texts_of(FORMAT), "w: lost", "b: gone")
 
 
 def test_the_problem_of_a_file_has_its_place_facts_and_hint_on_three_lines():
@@ -84,15 +86,29 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
         found.rank = rank
         return pickle.loads(pickle.dumps(found))
 
-    others = [error(2), error(3, "encrypted"), error(4)]
-    cut, encrypted = diagnose(CombinedError([error(1), *others]))
+    nested = CombinedError([error(1), CombinedError([error(2), error(3, "encrypted")]), error(4)])
+    found = diagnose(nested)
+    assert [one.ranks for one in found] == [(1,), (2,), (3,), (4,)]
+    assert [one.offset for one in found] == [10, 20, 30, 40]
+    cut, encrypted = join_alike(found)
     assert cut.lines == (
         "rank_1/a.ckpt and 2 more: cut short",
         "ranks 1, 2, 4; the first: byte 10: 1 left",
         "Try: copy it",
     )
-    assert (cut.ranks, cut.path, cut.offset) == ((1, 2, 4), "rank_1/a.ckpt", None)
     assert encrypted.fact == "rank_3/a.ckpt: encrypted"
+
+
+def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
+    error = LibraryError("a.ckpt", 118, "encrypted", "", "AES-GCM")
+    error.rank = 3
+    for copied in (error.with_hint("install it"), with_side(error, "B")):
+        assert type(copied) is LibraryError
+        (one,) = diagnose(pickle.loads(pickle.dumps(copied)))
+        assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, (3,))
+        assert one.facts == "byte 118: AES-GCM"
+    assert diagnose(error.with_hint("install it"))[0].hint == "install it"
+    assert str(with_side(error, "B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
 
 
 def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():

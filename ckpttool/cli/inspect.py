@@ -102,7 +102,8 @@ def inspect(
         is_known = examined.catalog.files or not examined.catalog.errors("inspect")
         if is_known and not report.quiet:
             overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
-        # The error names the file, and the line "complete" says that replicas hold its slices.
-        notes = (n for n in found.of("note", "warning") if n.code != "damaged_replica")
+        # The line "complete" says that replicas hold the slices, and an error names a damaged file.
+        said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
+        notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
     found.raise_if_errors()

@@ -45,6 +45,7 @@ COMMANDS = {
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
 }
+ALIASES = {"commit": "finalize"}
 COLOR = click.Option(  # of the group and of every command
     ["--color"],
     metavar="WHEN",
@@ -65,6 +66,7 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -78,7 +80,8 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = {*COMMANDS, *ALIASES}
+        if args[0] not in known and not args[0].startswith("-"):
             from ckpttool.cli.params import UsageProblem
             from ckpttool.model.wording import nearest
 
@@ -214,8 +217,8 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
             hint = "the same command with --debug, and report what it prints"
             problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
-        *first, last = problems
-        problems = (*first, replace(last, facts=join_clauses(last.facts, *notes)))
+        first, *others = problems
+        problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
     return problems, exit_code
 
 
@@ -262,8 +265,9 @@ def _names_of(param: click.Parameter) -> str:
 def _print_problems(problems: Sequence[Diagnostic]) -> None:
     """Print on stderr what ended a command."""
     from ckpttool.cli.tables import print_diagnostic
+    from ckpttool.model.diagnostics import join_alike
 
-    for problem in problems:
+    for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
 
 

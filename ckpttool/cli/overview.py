@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.tables import (
     INDENT,
     MARGIN,
-    SPACE,
     echo,
     print_facts,
     print_table,
@@ -29,13 +28,13 @@ from ckpttool.model.wording import (
     format_ranks,
     format_shape,
     format_sizes,
-    printable,
     shorten,
 )
 from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
+    from ckpttool.model.layout import Layout
     from ckpttool.model.strategy import Strategy
     from ckpttool.verification.describe import Inspection, Json
     from ckpttool.verification.summary import (
@@ -46,9 +45,10 @@ if TYPE_CHECKING:
     )
 
 MAX_ROWS = 40  # of the folded table; more are no overview
-_LONGEST_RANKS = 30  # columns for the ranks of each slice; more become numbers
+_LEAST_RANKS = 30  # columns for the ranks of each slice
+_PIPE = 2000  # columns of a pipe, for lists that must end somewhere
+_MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
-_RANKS_OF_SLICES = "ranks of each slice"  # a column
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
 _IF_REPLICAS = "yes, if they are: `ckpttool merge SRC --replicated -o FILE` compares all of it"
 
@@ -97,32 +97,49 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, summary = examined.catalog, examined.summary
     files = catalog.files.values()
-    weights, states = summary.weights, summary.optimizer_state
+    weights, states, done = summary.weights, summary.optimizer_state, summary.completeness
+    assert done is not None
     is_stored = summary.parallelism is None and not examined.is_merged
-    what = count(len(files) + len(catalog.damaged), "file" if examined.is_merged else "rank")
-    number = f"{format_number(weights.parameters)} parameters"
-    number += f" ({shorten(weights.dtypes, 3)})" if weights.tensors else ""
+    ranks = _all_ranks(examined)
+    readable = len(ranks) - len(done.missing_ranks) - len(done.unreadable_ranks)
+    of_all = f"{readable} of " if 0 < readable < len(ranks) else ""
+    parameters = f"{format_number(weights.parameters)} parameters"
+    dtypes = shorten(weights.dtypes, 3)
+    number = f"{parameters} ({dtypes})" if dtypes else parameters
+    if is_stored:
+        number = count(len(catalog.metas), "tensor")
+    elif not (dtypes or done.complete):
+        number = "parameters not known"
+    reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
+    nbytes = format_bytes(sum(file.nbytes for file in files))
+    stored = (", ".join(sorted({file.format for file in files})), nbytes, number)
     parts = (
-        f"{len(files)} of {what}" if catalog.damaged else what,
+        of_all + count(len(ranks), "file" if examined.is_merged else "rank"),
         f"step {catalog.step}" if catalog.step else "",
-        ", ".join(sorted({file.format for file in files})),
-        format_bytes(sum(file.nbytes for file in files)),
-        count(len(catalog.metas), "tensor") if is_stored else number,
+        *(stored if files else [shorten(reasons, 1)]),
     )
     yield ", ".join(filter(None, parts))
     sizes = []
     if weights.tensors:
-        sizes.append(f"weights {format_bytes(weights.nbytes)}")
+        each = f" ({parameters}, {dtypes})" if is_stored else ""
+        sizes.append(f"weights {format_bytes(weights.nbytes)}{each}")
     if states.tensors:
         same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
-        dtypes = "" if same else f" ({shorten(states.dtypes, 3)})"
-        sizes.append(f"optimizer state {format_bytes(states.nbytes)}{dtypes}")
+        each = "" if same else f" ({shorten(states.dtypes, 3)})"
+        sizes.append(f"optimizer state {format_bytes(states.nbytes)}{each}")
     if is_stored and sizes:
         sizes.append("replicas included")
-    if summary.completeness is not None and (missing := summary.completeness.missing_tensors):
-        sizes.append(f"without {count(len(missing), 'incomplete tensor')}")
+    if done.missing_tensors:
+        sizes.append(f"without {count(len(done.missing_tensors), 'incomplete tensor')}")
     if sizes:
         yield ", ".join(sizes)
+
+
+def _all_ranks(examined: Inspection) -> set[int]:
+    """Return the ranks that have a file, or should have one; of full tensors the files."""
+    done = examined.summary.completeness
+    assert done is not None
+    return {*examined.catalog.files, *done.unreadable_ranks, *done.missing_ranks}
 
 
 def _differing_ranks(examined: Inspection) -> Iterator[str]:
@@ -167,16 +184,20 @@ def parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
     splits = sorted(parallelism.splits, key=lambda split: split.slices)
     shards, stages = parallelism.optimizer_shards, parallelism.stages
     sharded = [split for split in splits if split.slices > 1]
+
+    def replicas(number: int, what: str = "replica") -> str:
+        # An optimizer shard leaves no replicas, or fewer.
+        return f"{number}-way data parallel" if shards else count(number, what)
+
     if parallelism.tensor_parallel is not None:
         (one,) = sharded
-        ways = f"{one.slices}-way tensor parallel x {count(one.replicas, 'replica')}"
+        ways = f"{one.slices}-way tensor parallel x {replicas(one.replicas)}"
     elif sharded:
-        shown = [f"{s.slices} slices x {count(s.replicas, 'replica')}" for s in sharded[:4]]
+        shown = [f"{one.slices} slices x {replicas(one.replicas)}" for one in sharded[:4]]
         shown += [f"{len(sharded) - 4} more"] if len(sharded) > 4 else []
         ways = f"parameters in {' or '.join(shown)}"
     else:
-        most = max((split.replicas for split in splits), default=1)
-        ways = count(most, "replica" if shards else "full replica")
+        ways = replicas(max((split.replicas for split in splits), default=1), "full replica")
     if not stages:
         yield ways
         return
@@ -207,10 +228,10 @@ def _stages_text(stages: Sequence[Stage]) -> str:
 def _samples_text(summary: Summary) -> str:
     """Return what samples tell of tensors on ranks without a strategy."""
     if not summary.equal_ranks:
-        return "--all samples pages of every tensor, which tell what ranks hold the same"
-    numbers = {"equal on all ranks": 0, "different between ranks": 0, "of one value": 0}
+        return "--all samples every tensor and shows which ranks hold the same"
+    numbers = {"equal on their ranks": 0, "different between ranks": 0, "of one value": 0}
     for equal in summary.equal_ranks.values():
-        kind = "of one value" if equal.one_value else "equal on all ranks"
+        kind = "of one value" if equal.one_value else "equal on their ranks"
         numbers["different between ranks" if len(equal.ranks) > 1 else kind] += 1
     found = [f"{number} {kind}" for kind, number in numbers.items() if number]
     which = "" if summary.has_all_samples else ", the first of each row (--all samples every one)"
@@ -268,13 +289,15 @@ def _print_tensors(examined: Inspection) -> None:
     summary = examined.summary
     in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
     in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
-    what = "single values"
+    number = len({one.name for row in in_lines for one in row.entries})
+    what = "single value" if number == 1 else "single values"
     if summary.parallelism is not None:
         is_described = isinstance(examined.catalog, SelfDescribedCatalog)
         what = "not described" if is_described else "not in the strategy"
     elif not in_table:
         in_lines, in_table = [], in_lines
-    _print_rows(_title(in_table), in_table, _columns(summary, examined.catalog))
+    title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
+    _print_rows(title, in_table, _columns(summary, examined.catalog))
     names: dict[str, list[str]] = {}
     for row in in_lines:
         names.setdefault(_equality_text(row, examined), []).append(_name(row))
@@ -294,13 +317,13 @@ def _is_in_line(row: Row, summary: Summary) -> bool:
 def _equality_text(row: Row, examined: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
     summary, ranks = examined.summary, row.first.placement.owners[0]
-    on = "" if len(ranks) == len(examined.catalog.files) else f" on {_ranks_text(ranks)}"
+    on = "" if len(ranks) == len(_all_ranks(examined)) else f" on {_ranks_text(ranks)}"
     if examined.is_merged:
         return ""
     if not summary.has_all_samples or len(ranks) == 1:
         return f",{on}" if on else ""
     if len(groups := _equal_groups(row, summary)) > 1:
-        return f", different between ranks ({groups_text(groups)})"
+        return f", different between ranks ({groups_text(groups, _longest_ranks())})"
     is_sampled = any(summary.equal_ranks[one.name].sampled for one in row.entries)
     return f", {'equal samples' if is_sampled else 'equal'}{on or ' on all ranks'}"
 
@@ -311,38 +334,47 @@ def _equal_groups(row: Row, summary: Summary) -> list[Sequence[int]]:
     return [group for group in summary.equal_ranks[row.first.name].ranks if group[0] in held]
 
 
+def _longest_ranks() -> int:
+    """Return the columns for the ranks of each slice: half of the terminal, or more."""
+    return max(_LEAST_RANKS, (terminal_columns(sys.stdout) or _PIPE) // 2)
+
+
 Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
 _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
 def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
-    """Return the columns after the names, of a checkpoint or of a strategy."""
+    """Return the columns of a checkpoint or of a strategy."""
+    longest = _longest_ranks()
 
     def ranks(row: Row) -> str:
         found = summary.equal_ranks.get(row.first.name)
         if found is None:
-            return owners_text(row)
-        return groups_text(_equal_groups(row, summary)) + " (one value)" * found.one_value
+            return owners_text(row, longest)
+        return groups_text(_equal_groups(row, summary), longest) + " (one value)" * found.one_value
 
     if summary.parallelism is not None:
-        layouts = {"device matrix": _device_matrix, "tensor map": _tensor_map}
         return {
-            "dtype": _dtype,
+            "tensors": _name,
             "full shape" if catalog else "listed shape": _shape,
-            "sharded": lambda row: sharded_text(row.first.placement),
-            **({} if catalog else layouts),
-            _RANKS_OF_SLICES: ranks,
+            "dtype": _dtype,
+            "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
+            "device matrix": _device_matrix,
+            "tensor map": _tensor_map,
+            "ranks of each slice": ranks,
         }
     if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
         has_files = len(catalog.files) > 1
         return {
-            "dtype": _dtype,
+            "tensors": _name,
             "full shape": _shape,
+            "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
             "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
         }
     title = "ranks with equal samples" if summary.has_all_samples else "ranks equal in the first"
-    return {"dtype": _dtype, "shape": _shape, title if summary.equal_ranks else "ranks": ranks}
+    title = title if summary.equal_ranks else "ranks"
+    return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
 
 
 def _file_name(name: str, catalog: Catalog) -> str:
@@ -351,58 +383,36 @@ def _file_name(name: str, catalog: Catalog) -> str:
 
 def _print_all(title: str, summary: Summary, columns: Columns) -> None:
     """Print a table with a row for each tensor."""
-    rows = (Row(entry.name, ("",), (entry,)) for entry in summary.entries)
-    cells = ((row.pattern, *(cell(row) for cell in columns.values())) for row in rows)
-    print_table(title, ("tensors", *columns), cells)
+    _print_cells(title, [Row(entry.name, ("",), (entry,)) for entry in summary.entries], columns)
+
+
+def _print_cells(title: str, rows: Sequence[Row], columns: Columns) -> None:
+    cells = ([cell(row) for cell in columns.values()] for row in rows)
+    print_table(title, list(columns), cells, is_grouped=True)
 
 
 def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
-    """Print a table of the first rows, the unsharded ones joined.
-
-    A column of ranks that makes the table too wide for the terminal becomes lines below it.
-    """
+    """Print a table of the first rows, the unsharded ones joined."""
     if not rows:
         return
     common = _common_prefixes(rows)
     rows = _join_unsharded(rows)
     more = len(rows) - MAX_ROWS
     rows = rows[:MAX_ROWS]
-    cells = {"tensors": [_name(row, common) for row in rows]}
-    cells |= {title: [*map(cell, rows)] for title, cell in columns.items() if title not in _DETAILS}
-    if len({*cells["dtype"]}) == 1:
-        del cells["dtype"]  # a line above the table says it
-    width = MARGIN + sum(max(map(len, (name, *texts))) + SPACE for name, texts in cells.items())
-    terminal = terminal_columns(sys.stdout)
-    is_too_wide = terminal is not None and width - SPACE >= terminal
-    has_lines = is_too_wide and cells.pop(_RANKS_OF_SLICES, None) is not None
-    print_table(title, list(cells), zip(*cells.values(), strict=True))
-    if has_lines:
-        for line in _ranks_lines(rows):
-            print_text(line, indent=MARGIN + INDENT)
-        echo("")
+    titles = {"size>": "size with states>"} if any(row.prefixes[1:] for row in rows) else {}
+    columns = {titles.get(key, key): columns[key] for key in columns if key not in _DETAILS}
+    if len({*map(_dtype, rows)}) == 1:
+        del columns["dtype"]  # a line above the table says it
+    _print_cells(title, rows, {**columns, "tensors": lambda row: _name(row, common)})
     if more > 0:
-        echo(f"and {more} more rows")
+        print_text(f"and {more} more rows")
 
 
-def _ranks_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the ranks of each slice, by how tensors are sharded, over all stages."""
-    texts: dict[str, dict[str, None]] = {}
-    for row in rows:
-        found = texts.setdefault(sharded_text(row.first.placement), {})
-        found.update({_placement_text(one, one.first_rank): None for one in row.placements})
-    kinds: dict[tuple[str, ...], list[str]] = {}
-    for kind, found in texts.items():
-        kinds.setdefault(tuple(found), []).append("not sharded" if kind == "no" else kind)
-    for ranks, alike in kinds.items():
-        more = f" or {len(ranks) - 4} more" if len(ranks) > 4 else ""
-        yield f"  {'; '.join(alike)}: on {' or '.join(ranks[:4])}{more}"
-
-
-def _title(rows: Sequence[Row]) -> str:
+def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:
     """Return the number of parameters, and the states that each has."""
     parameters = len({one.name for row in rows if "" in row.prefixes for one in row.parameters})
     states = ", ".join(filter(None, _common_prefixes(rows)))
-    text = count(len({one.name for row in rows for one in row.entries}), "tensor")
+    text = count(len({one.name for row in (*rows, *others) for one in row.entries}), "tensor")
     each = "each with" if parameters > 1 else "with"
     return f"{text}: {count(parameters, 'parameter')}, {each} {states}" if states else text
 
@@ -469,8 +479,8 @@ def _tensor_map(row: Row) -> str:
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def sharded_text(placement: Placement) -> str:
-    """Return along which axes a tensor is sharded, and into how many slices."""
+def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
+    """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
     if placement.known == "unlisted":
         return "not listed"
     if not placement.is_sharded:
@@ -483,36 +493,38 @@ def sharded_text(placement: Placement) -> str:
         for axis, slices in enumerate(placement.cuts)
         if slices > 1
     ]
+    if layout is not None and 0 < len(layout.rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, layout.rows))}"
     shard = placement.optimizer_shard
     return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
 
-def owners_text(row: Row) -> str:
-    """Return the ranks that hold each slice; numbers of them, if there are many."""
-    first, *others = row.placements
-    if others:
-        what = "more stage" if first.known == "layout" else "more rank group"
-        return f"{groups_text(first.owners)}; {count(len(others), what)}"
-    return _placement_text(first, first.first_rank)
+def owners_text(row: Row, longest: int) -> str:
+    """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
+    placements = sorted(row.placements, key=lambda one: one.first_rank)
+    texts = [*dict.fromkeys(_placement_text(one, one.first_rank, longest) for one in placements)]
+    text = " or ".join(texts)
+    if len(texts) == 1 or len(text) <= longest:
+        return text
+    what = "more stage" if placements[0].known == "layout" else "more rank group"
+    return f"{texts[0]}; {count(len(texts) - 1, what)}"
 
 
 @lru_cache(maxsize=64)  # thousands of tensors have few placements, each of thousands of ranks
-def _placement_text(placement: Placement, first_rank: int) -> str:
+def _placement_text(placement: Placement, first_rank: int, longest: int) -> str:
     """Return the ranks of each slice; placements on other ``first_rank`` are equal."""
     also = f", also {format_numbers(placement.others)}" if placement.others else ""
-    return groups_text(placement.owners) + also
+    return groups_text(placement.owners, longest) + also
 
 
-def groups_text(groups: Sequence[Sequence[int]]) -> str:
-    """Return the ranks of each group; how many there are, if the list is long."""
+def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
+    """Return the ranks of each group; how many there are, if the text is too long."""
     ranks = [rank for group in groups for rank in group]
+    text = " | ".join(map(format_numbers, groups))
     if len(groups) > 2 and len(ranks) == len(groups) and ranks == sorted({*ranks}):
         text = f"{format_numbers(ranks)}, one each"
-        return text if len(text) <= _LONGEST_RANKS else f"{len(groups)} slices, a rank each"
-    if len(ranks) <= 256:
-        text = " | ".join(map(format_numbers, groups))
-        if len(text) <= _LONGEST_RANKS:
-            return text
+    if len(text) <= longest:
+        return text
     sizes = sorted({len(group) for group in groups})
     each = "-".join(map(str, {sizes[0]: 0, sizes[-1]: 0}))
     if len(groups) == 1:
@@ -578,12 +590,12 @@ def print_foreign(document: Json) -> None:
 
     shown: Mapping[str, Any] = document
     noun = FOREIGN_KINDS[shown["kind"]].noun
-    echo(printable(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}"))
+    print_text(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}")
     if shown["kind"] == "group_info":
         rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
         print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
         ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
-        echo(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+        print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
     if shown["kind"] == "rank_table":
         places = shown["ranks"]
         print_table(

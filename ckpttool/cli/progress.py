@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ from ckpttool.cli.tables import terminal_columns
 from ckpttool.model.wording import format_bytes
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ckpttool.concurrency import OnProgress, OpenProgress
 
 STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
 LOG_SECONDS = 30  # between two lines; a shorter run has none
+BAR_SECONDS = 0.3  # from the start of a phase; rich, which draws the bar, takes 0.1 s to load
 BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
 FACTS_COLUMNS = 55  # beside the bar and the name of the phase
 
@@ -57,7 +61,7 @@ def show_count(
     elif columns is None or os.environ.get("TERM") in ("dumb", "unknown"):
         yield _Log(phase, unit).update
     else:
-        with _bar(phase, unit, columns) as update:
+        with _Bar(phase, unit, columns) as update:
             yield update
 
 
@@ -79,27 +83,58 @@ class _Log:
             self.due += LOG_SECONDS * (1 + (now - self.due) // LOG_SECONDS)
 
 
-@contextmanager
-def _bar(
-    phase: str, unit: Callable[[int], str], columns: int
-) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.text import Text
+class _Bar:
+    """The bar of a phase on a terminal, if the phase lasts; opened by a timer."""
 
-    class Facts(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            facts = _describe(int(task.completed), int(task.total or 0), task.elapsed or 0, unit)
-            return Text(facts, no_wrap=True, overflow="ellipsis")
+    def __init__(self, phase: str, unit: Callable[[int], str], columns: int) -> None:
+        self.phase = phase
+        self.unit = unit
+        self.columns = columns
+        self.is_plain = click.get_current_context().color is False
+        self.started = time.monotonic()
+        self.done = self.total = 0
+        self.progress: Progress | None = None
+        self.timer = threading.Timer(BAR_SECONDS, self._open)
+        self.timer.daemon = True  # a program that is terminated does not wait for it
 
-    least, most = BAR_COLUMNS
-    width = min(most, columns - FACTS_COLUMNS - len(phase))
-    bar = [BarColumn(bar_width=width)] if width >= least else []
-    is_plain = click.get_current_context().color is False
-    console = Console(stderr=True, no_color=is_plain or None, width=columns)
-    with Progress(TextColumn(phase), *bar, Facts(), console=console, transient=True) as progress:
-        task = progress.add_task(phase, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+    def __enter__(self) -> Callable[[int, int], None]:
+        self.timer.start()
+        return self.update
+
+    def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
+        self.timer.join()
+        if self.progress is not None:
+            self.progress.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self.done, self.total = done, total
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=done, total=total or None)
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+        from rich.text import Text
+
+        bar = self
+
+        class Facts(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                seconds = time.monotonic() - bar.started
+                facts = _describe(bar.done, bar.total, seconds, bar.unit)
+                return Text(facts, no_wrap=True, overflow="ellipsis")
+
+        least, most = BAR_COLUMNS
+        width = min(most, self.columns - FACTS_COLUMNS - len(self.phase))
+        bars = [BarColumn(bar_width=width)] if width >= least else []
+        console = Console(stderr=True, no_color=self.is_plain or None, width=self.columns)
+        progress = Progress(TextColumn(self.phase), *bars, Facts(), console=console, transient=True)
+        progress.add_task(self.phase, total=None)
+        progress.start()
+        self.progress = progress
+        self.update(self.done, self.total)
 
 
 def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str]) -> str:

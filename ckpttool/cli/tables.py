@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, TextIO
@@ -22,7 +23,7 @@ import click
 from ckpttool.cli.options import ANSWERED
 from ckpttool.errors import ExecutionError
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.diagnostics import severities
+from ckpttool.model.diagnostics import join_alike, severities
 from ckpttool.model.wording import (
     count,
     format_bytes,
@@ -111,7 +112,7 @@ def print_diagnostic(one: Diagnostic, severity: str, *, err: bool = False) -> No
 
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
     """Print notes and warnings on stderr; if ``quiet``, only the warnings."""
-    for note in notes:
+    for note in join_alike(notes):
         is_warning = severity_of[note.code] == "warning"
         if is_warning or not quiet:
             print_diagnostic(note, "warning" if is_warning else "note", err=True)
@@ -141,11 +142,13 @@ def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
     The title is the label of the first texts, if it is short, else a line above.
     """
     first, *others = ((label, texts) for label, texts in facts.items() if texts)
+    columns = terminal_columns(sys.stdout)
     if len(title) <= LONGEST_LABEL:
         first = (title, first[1])
     else:
-        echo(click.style(printable(title), bold=True))
-    columns = terminal_columns(sys.stdout)
+        title = printable(title)
+        lines = [title] if columns is None else _fold(title, columns)
+        echo(click.style("\n".join(lines), bold=True))
     indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
     if columns is not None and columns < 2 * indent:
         indent = SPACE  # no column of labels
@@ -158,71 +161,106 @@ def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
     echo("")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, is_grouped: bool = False
+) -> None:
     """Print a table; columns whose name ends in ``>`` are aligned right and not folded.
 
-    A column without contents is left out.
+    A column without contents is left out.  On a narrow terminal the columns with the longest words,
+    or if ``is_grouped`` the last ones, stand above the rows: once for all rows that share them.
     """
     cells = list(zip(*([printable(cell) for cell in row] for row in rows), strict=True))
-    shown = [i for i in range(len(columns)) if not cells or any(cells[i])]
-    filled = [(columns[i].rstrip(">"), *(cells[i] if cells else ())) for i in shown]
-    table = list(zip(*filled, strict=True))
-    is_right = [columns[i].endswith(">") for i in shown]
-    widths = [max(map(_width, column)) for column in filled]
-    inline = list(range(len(shown)))
-    titles, room = [printable(title)], 0
+    inline = [
+        _Column((name.rstrip(">"), *(cells[i] if cells else ())), name.endswith(">"))
+        for i, name in enumerate(columns)
+        if not cells or any(cells[i])
+    ]
+    above: list[_Column] = []
+    titles, margin = [printable(title)], MARGIN
     if (terminal := terminal_columns(sys.stdout)) is not None:
         titles = _fold(titles[0], terminal)
-        room = terminal - MARGIN - 1  # the rule is longer than the rows
-        inline = _fit(table, is_right, widths, room)
-    header, *body = (list(_lines(row, widths, is_right, inline, room)) for row in table)
-    heads = [click.style(line, bold=True) for line in (*titles, "", *header)]
-    rule = click.style(f" {_rule_letter() * (_row_width(widths, inline) + 2)}", dim=True)
-    echo("\n".join((*heads, rule, *chain.from_iterable(body), "")))
+        least = {column: column.folded(cells=not is_grouped) for column in inline}
+        while len(inline) > 1 and _end(margin, (least[one] for one in inline)) >= terminal:
+            inline.remove(inline[-1] if is_grouped else max(inline, key=lambda one: least[one]))
+            above = [column for column in least if column not in inline]
+            margin = MARGIN + INDENT
+    grids = _Grid(above, MARGIN, terminal), _Grid(inline, margin, terminal)
+    heads = [line for grid in grids for line in grid.lines(0)]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in range(1, len(inline[0].cells)):
+        groups.setdefault(tuple(column.cells[row] for column in above), []).append(row)
+    body: list[str] = []
+    for members in groups.values():
+        body += grids[0].lines(members[0])
+        body += (line for row in members for line in grids[1].lines(row))
+    length = max(grid.end for grid in grids) - MARGIN + 2
+    rule = f" {_rule_letter() * (length if terminal is None else min(length, terminal - 1))}"
+    bold = (click.style(line, bold=True) for line in (*titles, "", *heads))
+    echo("\n".join((*bold, click.style(rule, dim=True), *body, "")))
 
 
-def _fit(
-    table: Sequence[Sequence[str]], is_right: Sequence[bool], widths: list[int], room: int
-) -> list[int]:
-    """Narrow the columns, the widest first, until a row fits; return those that share a line."""
-    words = [
-        [word for cell in cells for word in _words(cell)] for cells in zip(*table, strict=True)
-    ]
-    least = [widths[i] if is_right[i] else max(map(_width, cells)) for i, cells in enumerate(words)]
-    inline = list(range(len(widths)))
-    while len(inline) > 1 and _row_width(least, inline) > room:
-        inline.remove(max(inline, key=lambda i: least[i]))
-    while _row_width(widths, inline) > room:
-        foldable = [i for i in inline if widths[i] > least[i]]
-        if not foldable:
-            break
-        widths[max(foldable, key=lambda i: widths[i])] -= 1
-    return inline
+class _Column:
+    """The head and the cells of a column, and its width."""
+
+    def __init__(self, cells: Sequence[str], is_right: bool) -> None:
+        self.cells = cells
+        self.is_right = is_right
+        self.width = _widest(cells)
+
+    def folded(self, cells: bool) -> int:
+        """Return the least width if the head is folded between words, and perhaps the cells."""
+        head, *others = self.cells
+        words = map(_words, others) if cells and not self.is_right else [others]
+        return _widest(chain(_words(head), *words))
 
 
-def _row_width(widths: Sequence[int], inline: Sequence[int]) -> int:
-    indent = INDENT if len(inline) < len(widths) else 0
-    return indent + sum(widths[i] + SPACE for i in inline) - SPACE
+def _end(margin: int, widths: Iterable[int]) -> int:
+    """Return the columns of a row, with its margin."""
+    return margin + sum(width + SPACE for width in widths) - SPACE
 
 
-def _lines(
-    cells: Sequence[str],
-    widths: Sequence[int],
-    is_right: Sequence[bool],
-    inline: Sequence[int],
-    room: int,
-) -> Iterator[str]:
-    """Yield the lines of a row: the cells that have their own, then the inline cells."""
-    margin = " " * MARGIN
-    if others := [cell for i, cell in enumerate(cells) if i not in inline]:
-        yield from (f"{margin}{part}" for cell in others for part in _fold(cell, room) if part)
-        margin += " " * INDENT
-    for parts in zip_longest(*(_fold(cells[i], widths[i]) for i in inline), fillvalue=""):
-        line = margin
-        for i, part in zip(inline, parts, strict=True):
-            padding = " " * (widths[i] - _width(part))
-            line += (padding + part if is_right[i] else part + padding) + " " * SPACE
-        yield line.rstrip()
+class _Grid:
+    """Columns side by side; where a terminal has no room, one below the other."""
+
+    def __init__(self, columns: Sequence[_Column], margin: int, terminal: int | None) -> None:
+        self.columns = columns
+        self.margin = margin
+        self.room: int | None = None  # of columns that are one below the other
+        if terminal is not None and self.end >= terminal:
+            self._narrow(terminal)
+
+    @property
+    def end(self) -> int:
+        """The columns of the longest row, with the margin."""
+        return _end(self.margin, (column.width for column in self.columns))
+
+    def _narrow(self, terminal: int) -> None:
+        """Narrow the columns: first the heads, then the widest cells."""
+        least = {column: column.folded(cells=True) for column in self.columns}
+        for column in self.columns:
+            column.width = column.folded(cells=False)
+        while self.end >= terminal:
+            foldable = [column for column in self.columns if column.width > least[column]]
+            if not foldable:
+                self.room = terminal - 1 - self.margin
+                break
+            max(foldable, key=lambda column: column.width).width -= 1
+
+    def lines(self, row: int) -> Iterator[str]:
+        """Yield the lines of a row; row 0 is the heads."""
+        margin = " " * self.margin
+        if self.room is not None:
+            folded = (part for one in self.columns for part in _fold(one.cells[row], self.room))
+            yield from (margin + part for part in folded if part)
+            return
+        cells = (_fold(column.cells[row], column.width) for column in self.columns)
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = margin
+            for column, part in zip(self.columns, parts, strict=True):
+                padding = " " * (column.width - _width(part))
+                line += (padding + part if column.is_right else part + padding) + " " * SPACE
+            if line := line.rstrip():
+                yield line
 
 
 def _fold(text: str, width: int, indent: int = 0) -> list[str]:
@@ -248,9 +286,21 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
     return lines
 
 
+# What stays on one line: (4, 2), 64 x 32, rows / 2, x 4, step 2_10, 189.8 KiB, 8 ranks.
+_TIED = re.compile(
+    r"\(\d+(?:, \d+)+\)|(?<=\d) x (?=\d)| / |"
+    r"(?<![^ (])(?:x|step|ranks?|stages?|byte) (?=\d)|(?<![^ (])\d[\d.,_-]*(?<!,) (?=[^\d ])"
+)
+
+
 def _words(text: str) -> list[str]:
-    """Split a text between words; ``rows / 2`` and ``32 x 16`` are one word."""
-    return re.split(r"(?<! [/x]) (?![/x] )", text)
+    """Split a text between words; a number and its unit are one word, as is a shape."""
+    tied = _TIED.sub(lambda found: found[0].replace(" ", "\0"), text)
+    return [word.replace("\0", " ") for word in tied.split(" ")]
+
+
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(_width, texts), default=0)
 
 
 def _width(text: str) -> int:
@@ -271,7 +321,8 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
-    counts = found.count_severities()
+    findings = join_alike(found.findings)
+    counts = Counter(str(found.severity_of[one.code]) for one in findings)
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
     read_right = "headers and checksums" if crc else "headers"
@@ -279,7 +330,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     clean += "" if found.is_whole else " in each rank by itself"
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
-    _print_findings(found.findings, found.severity_of, options.limit)
+    _print_findings(findings, found.severity_of, options.limit)
     # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
     of_verify = severities("verify")
     shown_as: SeverityOf = {
@@ -309,7 +360,7 @@ def print_comparison(
             print_table("differences", columns, map(_difference_row, shown))
         _print_number_of_others(len(found.differences) - len(shown))
     severity_of = severities("diff")
-    _print_findings(found.findings, severity_of, options.limit)
+    _print_findings(join_alike(found.findings), severity_of, options.limit)
     print_notes(found.notes, severity_of, options.quiet)
 
 

@@ -803,7 +803,7 @@ def _place_slices(
                 missing += faults
         if missing:
             placement.faults.add_missing(missing, name)
-            placement.problems += Diagnostic.each("missing", box_problems(parameter.meta, boxes))
+            placement.problems += box_problems(parameter.meta, boxes)
         else:
             _add_parameter(placement, parameter, boxes)
     placement.problems += placement.faults.problems()
@@ -820,7 +820,7 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
     if isinstance(filled, BoxSlicing):
         placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
     else:
-        placement.problems += wrong or Diagnostic.each("missing", filled)
+        placement.problems += wrong or filled
 
 
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
@@ -831,8 +831,9 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:
             name, path = parameter.meta.name, box.tensor.file.path
-            text = f"{name}: {_METADATA} contradicts itself on the slice of rank {box.rank}"
-            facts = f"{path}: elements {box.region} by storage_data, {own} by the layout"
+            text = f"{_METADATA} contradicts itself"
+            facts = f"rank {box.rank} ({path}): elements {box.region} by storage_data, "
+            facts += f"{own} by the layout"
             yield Diagnostic(
                 "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )

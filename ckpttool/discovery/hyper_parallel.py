@@ -187,7 +187,7 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
                 if known[:3] != tensor[:3]:
                     facts = f"{file.path}: {tensor.dtype} {format_shape(tensor.shape)}; "
                     facts += f"others: {known.dtype} {format_shape(known.shape)}"
-                    text = f"{name}: the metadata files of ranks contradict each other"
+                    text = "the metadata files of ranks contradict each other"
                     problems.append(Diagnostic("source", text, facts=facts, tensor=name))
                 elif known is not tensor:
                     stored = dict.fromkeys((*known.stored, *tensor.stored))
@@ -282,7 +282,7 @@ def _place_boxes(
             placed[name] = Source(meta, filled, Listed())
             faults.add_harmless(reasons)
         else:
-            problems += Diagnostic.each("missing", wrong or ([] if reasons else filled))
+            problems += wrong or ([] if reasons else filled)
             faults.add_missing(reasons, name)
     problems += faults.problems()
     diagnostics.add(*faults.notes())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
-from ckpttool.model.wording import shorten
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.
@@ -80,17 +79,6 @@ class Format(Protocol):
     def seal(self, fd: int, crc: int | None = None) -> None:
         """Write the checksum into an open file, if `create` reserved a place for it."""
         ...
-
-
-def refuse(problems: Iterable[tuple[str, str, str]]) -> Iterator[Diagnostic]:
-    """Yield one diagnostic for the tensors with the same problem: name, reason and hint."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, reason, hint in problems:
-        names.setdefault((reason, hint), []).append(name)
-    for (reason, hint), named in names.items():
-        tensor = named[0] if len(named) == 1 else None
-        shown = shorten((name or "''" for name in named), 3)
-        yield Diagnostic("destination", f"{shown}: {reason}", hint, tensor=tensor)
 
 
 class FormatWithChecksum(Format, Protocol):

@@ -140,7 +140,7 @@ class Ckpt:
         self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for each incomplete map parameter; the rest is allowed."""
-        yield from Diagnostic.each("destination", map_problems(tensors))
+        yield from map_problems(tensors)
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.

@@ -363,7 +363,5 @@ def explain_error(error: FormatError, file: StoredFile, cipher: Ciphertext) -> F
     forged = find_forged(file, cipher, 0, len(cipher.blocks))
     if forged:
         return forged_blocks_error(error.path, cipher, forged)
-    where = "bytes are counted in the plaintext"
-    facts = "; ".join(filter(None, (error.facts, where)))
     hint = error.hint if cipher.has_tags else f"{COPY_AGAIN}, or {_RIGHT_KEY}"
-    return type(error)(error.path, error.offset, error.reason, hint, facts)
+    return error.with_hint(hint, "bytes are counted in the plaintext")

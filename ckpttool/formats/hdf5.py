@@ -48,7 +48,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, refuse
+from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
 from ckpttool.formats.local import demand_same
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
@@ -95,7 +95,7 @@ class Hdf5:
         if "crc_num" in attrs:
             reason = "HDF5 has no place for MindSpore's checksum"
             yield Diagnostic("destination", reason, _OTHER_FORMAT)
-        yield from refuse(_refused(tensors))
+        yield from _refusals(tensors)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -128,22 +128,25 @@ class Hdf5:
         """Do nothing: the file is complete when its contents are."""
 
 
-def _refused(tensors: Sequence[TensorMeta]) -> Iterator[tuple[str, str, str]]:
-    """Yield name, reason and hint of the tensors that HDF5 cannot hold."""
+def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each reason why HDF5 cannot hold a tensor."""
     names = {meta.name for meta in tensors}
     for meta in tensors:
         parts = meta.name.split("/")
         groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
         clash = next((group for group in groups if group in names), None)
         if clash is not None:
-            yield meta.name, f"HDF5 cannot hold it beside a tensor {clash}", _OTHER_FORMAT
+            yield _refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
         elif "\0" in meta.name or not all(map(_is_component, parts)):
-            yield meta.name, "HDF5 cannot keep this name exactly", _OTHER_FORMAT
+            yield _refusal(meta, "HDF5 cannot keep this name exactly")
         if meta.text is not None and "\0" in meta.text:
-            yield meta.name, "an HDF5 string cannot hold NUL", "--format ckpt"
+            yield _refusal(meta, "an HDF5 string cannot hold NUL", "--format ckpt")
         if len(meta.shape) > MAX_AXES:
-            reason = f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}"
-            yield meta.name, reason, _OTHER_FORMAT
+            yield _refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
+
+
+def _refusal(meta: TensorMeta, reason: str, hint: str = _OTHER_FORMAT) -> Diagnostic:
+    return Diagnostic("destination", reason, hint, tensor=meta.name)
 
 
 def _is_component(part: str) -> bool:

@@ -47,7 +47,7 @@ from io import BufferedReader, FileIO
 from sys import intern
 
 from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import ChecksumInput, refuse
+from ckpttool.formats.base import ChecksumInput
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.diagnostics import Diagnostic
@@ -79,7 +79,11 @@ class Safetensors:
         self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for tensors that the format cannot hold."""
-        yield from refuse(_refused(tensors, "crc_num" in attrs))
+        for meta in tensors:
+            if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
+                yield _refusal(meta, "safetensors reserves this name")
+            elif meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
+                yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -156,14 +160,9 @@ class Safetensors:
             file.write(_to_json(header).ljust(nbytes))
 
 
-def _refused(tensors: Sequence[TensorMeta], has_checksum: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield name, reason and hint of the tensors that the format cannot hold."""
-    for meta in tensors:
-        if meta.name == METADATA or (meta.name == "crc_num" and has_checksum):
-            yield meta.name, "safetensors reserves this name", "--format ckpt, or --format hdf5"
-        elif meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
-            reason = f"safetensors cannot hold {meta.dtype}"
-            yield meta.name, reason, "--format ckpt, or --format hdf5"
+def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
+    hint = "--format ckpt, or --format hdf5"
+    return Diagnostic("destination", reason, hint, tensor=meta.name)
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:

@@ -23,6 +23,8 @@ from ckpttool.errors import (
     PlanError,
     StrategyError,
     VerifyError,
+    join_clauses,
+    place_on_side,
     raise_all,
 )
 from ckpttool.model.wording import format_ranks, shorten
@@ -256,7 +258,7 @@ class Diagnostic:
     code
         The kind of the fact, one of `CODES`.
     message
-        What is wrong, in at most 15 words.
+        What is wrong, in at most 15 words; equal for all files and tensors with the same problem.
     hint
         One command or option that helps; "" if there is none.
     options
@@ -264,7 +266,7 @@ class Diagnostic:
     facts
         What was expected and found: ranks, three names at most, numbers; "" if ``message`` says it.
     tensor
-        The parameter, if the fact is about one.
+        The parameter, if the fact is about one; the text names it before the message.
     ranks
         The ranks that the fact is about, ascending.
     path
@@ -276,7 +278,9 @@ class Diagnostic:
     first
         Index of the first counted element in the full tensor.
     where
-        A file, a folder or a side of a comparison; the text begins with it.
+        A file or a folder; the text begins with it.
+    side
+        The side of a comparison; "" without one.
     """
 
     code: str
@@ -291,24 +295,22 @@ class Diagnostic:
     count: int | None = None
     first: tuple[int, ...] | None = None
     where: str = ""
+    side: str = ""
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
             raise ValueError(f"{self.code!r} is not a code of a diagnostic")
 
-    @classmethod
-    def each(cls, code: str, messages: Iterable[str]) -> tuple[Diagnostic, ...]:
-        """Return a diagnostic of one code for each message."""
-        return tuple(cls(code, message) for message in messages)
-
     @property
     def fact(self) -> str:
-        """Place and message, the first line of the text."""
-        return f"{self.where}: {self.message}" if self.where else self.message
+        """Place, parameter and message, the first line of the text."""
+        place = place_on_side(self.side, self.where)
+        tensor = None if self.tensor is None else self.tensor or "''"
+        return ": ".join(filter(None, (place, tensor, self.message)))
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Place and message, then the facts and the hint if there are any, a line each."""
+        """`fact`, then the facts and the hint if there are any, a line each."""
         tried = f"Try: {self.hint}" if self.hint else ""
         return tuple(filter(None, (self.fact, self.facts, tried)))
 
@@ -330,8 +332,8 @@ class Diagnostic:
         return self if has_all else replace(self, hint=f"`ckpttool help {self.code}`", options=())
 
     def on_side(self, side: str) -> Diagnostic:
-        """Return the diagnostic with the side of a comparison before its message."""
-        return replace(self, where=f"{side} ({self.where})" if self.where else side)
+        """Return the diagnostic with its side of a comparison."""
+        return replace(self, side=side)
 
 
 class Diagnostics:
@@ -356,9 +358,9 @@ class Diagnostics:
     Examples
     --------
     >>> found = Diagnostics("verify", ignore=["older_step"])
-    >>> found.add(Diagnostic("older_step", "step 10"), Diagnostic("nan", "w: 3 elements are NaN"))
-    >>> [one.message for one in found.of("note")], [one.message for one in found.of("warning")]
-    (['step 10'], ['w: 3 elements are NaN'])
+    >>> found.add(Diagnostic("older_step", "step 10"), Diagnostic("nan", "NaN", tensor="w"))
+    >>> [one.fact for one in found.of("note")], [one.fact for one in found.of("warning")]
+    (['step 10'], ['w: NaN'])
     """
 
     def __init__(
@@ -376,10 +378,10 @@ class Diagnostics:
         self.failures: list[CkptToolError] = []
         self._usual = severities(command)
         self.severity_of = severities(command, strict=strict, ignore=ignore)
-        self._found: dict[tuple[object, ...], Diagnostic] = {}
+        self._found: dict[Diagnostic, Diagnostic] = {}
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        return iter(join_files(self._found.values()))
+        return iter(self._found.values())
 
     def __len__(self) -> int:
         return len(self._found)
@@ -388,7 +390,7 @@ class Diagnostics:
         """Add new facts; leave out those that the command does not report."""
         for one in found:
             if self.severity_of[one.code] is not None:
-                key = (one.code, one.tensor, one.ranks, one.where, one.message, one.facts)
+                key = replace(one, hint="", options=())
                 self._found.setdefault(key, one.for_command(self.command))
 
     def extend(self, other: Diagnostics) -> None:
@@ -434,7 +436,7 @@ class Diagnostics:
         if self._usual[one.code] == "error":
             return one
         hint = one.hint or "the same command without --strict"
-        return replace(one, where="", message=f"--strict: {one.fact}", hint=hint, options=())
+        return replace(one, message=f"{one.message} (--strict)", hint=hint, options=())
 
 
 def describe_diagnostics(
@@ -449,8 +451,8 @@ def describe_diagnostic(one: Diagnostic, severity: Severity | None) -> dict[str,
 
     Examples
     --------
-    >>> describe_diagnostic(Diagnostic("nan", "w: 3 elements are NaN", tensor="w"), "warning")
-    {'severity': 'warning', 'code': 'nan', 'text': 'w: 3 elements are NaN', 'facts': None, \
+    >>> describe_diagnostic(Diagnostic("nan", "some elements are NaN", tensor="w"), "warning")
+    {'severity': 'warning', 'code': 'nan', 'text': 'w: some elements are NaN', 'facts': None, \
 'hint': None, 'tensor': 'w', 'ranks': []}
     """
     optional = {
@@ -476,43 +478,50 @@ def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
     return [describe_diagnostic(one, "error") for one in found]
 
 
-def join_files(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Join the facts that say the same of several files to one, which names the first file.
+def join_alike(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Join the same problem of several files, tensors or ranks, for the text that people read.
+
+    The text names three of them and how many others there are, then all ranks if these differ, then
+    the facts of the first that has facts.  Programs get each diagnostic by itself.
 
     Examples
     --------
+    >>> one = Diagnostic("shape", "the slices do not fit", facts="(2, 3)", tensor="w")
+    >>> [one.lines for one in join_alike([one, replace(one, tensor="b", facts="(4,)")])]
+    [('w, b: the slices do not fit', 'w: (2, 3)')]
     >>> one = Diagnostic("unsupported", "a gzip archive", where="a", path="a", ranks=(0,))
-    >>> [one.lines for one in join_files([one, replace(one, where="b", path="b", ranks=(1,))])]
+    >>> [one.lines for one in join_alike([one, replace(one, where="b", path="b", ranks=(1,))])]
     [('a and 1 more: a gzip archive', 'ranks 0, 1')]
     """
     groups: dict[object, list[Diagnostic]] = {}
     for one in found:
-        side = one.where.replace(one.path or "", "")
-        equal = (one.code, one.message, one.hint, one.tensor, side)
-        groups.setdefault(one if one.path is None else equal, []).append(one)
-    return tuple(chain.from_iterable(map(_join, groups.values())))
+        groups.setdefault((one.code, one.message, one.hint, one.side), []).append(one)
+    return [alike[0] if len(alike) == 1 else _join(alike) for alike in groups.values()]
 
 
-def _join(files: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
-    """Join facts that differ in path, ranks, offset and facts at most, unless of one file."""
-    first = files[0]
-    others = list(dict.fromkeys(str(one.path) for one in files if one.path != first.path))
-    if not others:
-        return tuple(dict.fromkeys(files))
-    ranks = tuple(sorted({rank for one in files for rank in one.ranks}))
-    facts = first.facts
-    if any(one.facts != facts for one in files):
-        facts = f"the first: {facts}"
-    which = format_ranks(ranks) if ranks else f"also {shorten(others, 3)}"
-    path = str(first.path)
-    joined = replace(
+def _join(alike: Sequence[Diagnostic]) -> Diagnostic:
+    """Join diagnostics that differ at most in place, tensor, ranks and facts."""
+    first = next((one for one in alike if one.facts), alike[0])
+    those = (first, *alike)
+    places = dict.fromkeys(one.where for one in those if one.where)
+    tensors = dict.fromkeys(one.tensor or "''" for one in those if one.tensor is not None)
+    has_other_ranks = any(one.ranks != first.ranks for one in alike)
+    ranks = tuple(sorted({rank for one in alike for rank in one.ranks}))
+    subject = first.where, first.tensor
+    own = dict.fromkeys(one.facts for one in alike if (one.where, one.tensor) == subject)
+    facts = join_clauses(*[*own][:3], f"{len(own) - 3} more" if len(own) > 3 else "")
+    if facts and not all(one.facts in own for one in alike):
+        facts = f"{first.tensor or 'the first'}: {facts}"
+    which = format_ranks(ranks) if has_other_ranks else ""
+    if len(places) > 1 and not has_other_ranks:
+        which = f"also {shorten([*places][1:], 3)}"
+    return replace(
         first,
-        where=(first.where or path).replace(path, f"{path} and {len(others)} more"),
-        facts="; ".join(filter(None, (which, facts))),
+        where=shorten(places, 1),
+        tensor=shorten(tensors, 3) if tensors else None,
+        facts=join_clauses(which, facts),
         ranks=ranks,
-        offset=None,
     )
-    return (joined,)
 
 
 def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
@@ -523,40 +532,37 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
     >>> [one.lines for one in diagnose(FormatError("a.ckpt", 118, "the file ends here", "copy it"))]
     [('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')]
     """
-    code = error.code
+    code, side = error.code, error.side
     match error:
         case CombinedError():
-            return join_files(one for part in error.errors for one in diagnose(part))
+            return tuple(chain.from_iterable(map(diagnose, error.errors)))
         case PlanError():
             return cast("tuple[Diagnostic, ...]", error.diagnostics)
         case VerifyError(path=path, hint=hint):
             return tuple(
                 Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
             )
-        case FormatError(path=path, offset=offset):
+        case FormatError(path=path, offset=offset, hint=hint):
             at = f"byte {offset}" if offset else ""
-            names = shorten(error.lost_names, 3)
-            lost = f"no other rank has these slices of {names}" if names else ""
-            found = ": ".join(filter(None, (at, error.facts)))
             return (
                 Diagnostic(
                     code,
                     error.reason,
-                    error.hint or (COPY_AGAIN if code == "damaged" else ""),
-                    facts="; ".join(filter(None, (found, lost))),
+                    hint or (COPY_AGAIN if code == "damaged" else ""),
+                    facts=": ".join(filter(None, (at, error.facts))),
                     ranks=() if error.rank is None else (error.rank,),
                     path=path or None,
                     offset=offset,
                     where=path,
+                    side=side,
                 ),
             )
-        case StrategyError():
-            return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=error.where),)
-        case EngineError():
-            where = f"engine {error.engine}"
-            return (Diagnostic(code, error.reason, error.hint, (), error.facts, where=where),)
+        case StrategyError(where=where, reason=reason, hint=hint, facts=facts):
+            return (Diagnostic(code, reason, hint, facts=facts, where=where, side=side),)
+        case EngineError(reason=reason, hint=hint, facts=facts):
+            return (Diagnostic(code, reason, hint, facts=facts, where=f"engine {error.engine}"),)
         case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, (), facts, where=path, path=path),)
+            return (Diagnostic(code, reason, hint, facts=facts, where=path, path=path),)
     return (Diagnostic(code, str(error)),)
 
 

@@ -19,7 +19,7 @@ from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
 
@@ -346,8 +346,8 @@ class Description:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[str]:
-    """Return the slicing of a tensor from its boxes, or a message for each problem.
+def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list[Diagnostic]:
+    """Return the slicing of a tensor from its boxes, or its problems.
 
     Parameters
     ----------
@@ -368,16 +368,16 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     cuts = tuple(_boundaries(axis, size, regions) for axis, size in enumerate(meta.shape))
     counts = tuple(len(cut) - 1 for cut in cuts)
     if math.prod(counts) > MAX_CELLS:
-        return [
-            f"{meta.name}: {len(regions)} slices so irregular that their grid is {counts} large"
-        ]
+        facts = f"{len(regions)} slices, so the grid is {counts} large"
+        return [_problem(meta, "the slices are too irregular", facts)]
     cells: list[int | None] = [None] * math.prod(counts)
     for number, region in enumerate(regions):
         for index in product(*_cells(region, cuts)):
             place = _cell_number(index, counts)
             other = cells[place]
             if other is not None:
-                return [_overlap(meta.name, regions[other], region)]
+                facts = f"{regions[other]} and {region}"
+                return [_problem(meta, "slices overlap and are not the same", facts)]
             cells[place] = number
     filled = tuple(number for number in cells if number is not None)
     if len(filled) < len(cells):
@@ -385,8 +385,8 @@ def fill_with_boxes(meta: TensorMeta, boxes: Sequence[Box]) -> BoxSlicing | list
     return BoxSlicing(tuple(tuple(held) for held in equal.values()), cuts, filled)
 
 
-def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[str]:
-    """Return a message for each box that is wrong by itself; boxes may be missing."""
+def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[Diagnostic]:
+    """Return the problem of each box that is wrong by itself; boxes may be missing."""
     problems = [problem for box in boxes if (problem := _box_problem(meta, box)) is not None]
     return [*problems, *_shared(meta, boxes)]
 
@@ -424,21 +424,27 @@ def described_state_shapes(base: Source, meta: TensorMeta) -> str | None:
     return f"{meta.name} {meta.shape}, {base.meta.name} {full}"
 
 
-def _box_problem(meta: TensorMeta, box: Box) -> str | None:
+def _box_problem(meta: TensorMeta, box: Box) -> Diagnostic | None:
     """Return the problem of a single box, or None."""
     found, shape = box.tensor.meta, box.region.shape
-    where = f"{meta.name}: rank {box.rank} ({box.tensor.file.path})"
+    where = f"rank {box.rank} ({box.tensor.file.path})"
     if len(shape) != len(meta.shape) or any(
         stop > size for stop, size in zip(box.region.stop, meta.shape, strict=True)
     ):
-        return f"{where} holds {box.region}, outside of full shape {meta.shape}"
+        facts = f"{where} holds {box.region} of {meta.shape}"
+        return _problem(meta, "a slice lies outside of the full shape", facts)
     if (found.dtype, found.shape) != (meta.dtype, shape):
-        return f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
+        facts = f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
+        return _problem(meta, "a slice has another type or shape", facts)
     return None
 
 
-def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
-    """Yield a message for each pair of different boxes that name one stored tensor.
+def _problem(meta: TensorMeta, text: str, facts: str) -> Diagnostic:
+    return Diagnostic("missing", text, facts=facts, tensor=meta.name)
+
+
+def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[Diagnostic]:
+    """Yield the problem of each pair of different boxes that name one stored tensor.
 
     Tensors without bytes may have one name for several boxes.
     """
@@ -446,8 +452,8 @@ def _shared(meta: TensorMeta, boxes: Sequence[Box]) -> Iterator[str]:
     for box in boxes if meta.nbytes else ():
         other = regions.setdefault(box.tensor, box.region)
         if other != box.region:
-            slices = f"slices {other} and {box.region}"
-            yield f"{meta.name}: {slices} are one tensor of {box.tensor.file.path}"
+            facts = f"{box.tensor.file.path}: {other} and {box.region}"
+            yield _problem(meta, "two slices are one tensor of a file", facts)
 
 
 def _boundaries(axis: int, size: int, regions: Sequence[Region]) -> tuple[int, ...]:
@@ -471,15 +477,13 @@ def _cell_number(index: tuple[int, ...], counts: tuple[int, ...]) -> int:
     return place
 
 
-def _overlap(name: str, one: Region, other: Region) -> str:
-    return f"{name}: slices {one} and {other} overlap and are not the same"
-
-
-def _gap(meta: TensorMeta, cuts: Sequence[Sequence[int]], cells: Sequence[int | None]) -> str:
+def _gap(
+    meta: TensorMeta, cuts: Sequence[Sequence[int]], cells: Sequence[int | None]
+) -> Diagnostic:
     missing = [
         Region(tuple(a for a, _ in ends), tuple(b for _, b in ends))
         for ends, number in zip(product(*map(pairwise, cuts)), cells, strict=True)
         if number is None
     ]
     spans = shorten(map(str, missing), 3)
-    return f"{meta.name}: {count(len(missing), 'slice')} of {meta.shape} in no file: {spans}"
+    return _problem(meta, "slices are in no file", f"{len(missing)} of {meta.shape}: {spans}")

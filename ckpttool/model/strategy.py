@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
@@ -105,12 +105,11 @@ class Strategy:
                 )
             )
         layouts, handwritten = dict(self.layouts), dict(self.handwritten)
-        without_axis: dict[Rule, list[TensorMeta]] = defaultdict(list)
         contradicted: dict[Rule, list[str]] = defaultdict(list)
         for name, rule in matched.items():
             meta = metas[name]
             if rule.lacks_axis(meta):
-                without_axis[rule].append(meta)
+                problems.append(rule.axis_problem(meta))
                 continue
             written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
@@ -120,7 +119,6 @@ class Strategy:
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
                 layouts[name], handwritten[name] = listed or written, rule.place
-        problems += (rule.axis_problem(without) for rule, without in without_axis.items())
         others = shorten([path for path in self.files if path != rules.path], 2)
         for rule, names in contradicted.items():
             text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
@@ -314,18 +312,15 @@ class Rule:
         has_all = len(self.layout.tensor_map) <= len(meta.shape)
         return self.allows_more_axes and not has_all and meta.text is None
 
-    def axis_problem(self, metas: Sequence[TensorMeta]) -> Diagnostic:
-        """Return the problem of slices that match the pattern and have too few axes."""
-        axis, name = len(self.layout.tensor_map) - 1, metas[0].name
-        shapes = shorten((f"{meta.name} {meta.shape}" for meta in metas), 3)
-        hint = f'`"{name}": replicated`' + (" above this pattern" if name != self.pattern else "")
+    def axis_problem(self, meta: TensorMeta) -> Diagnostic:
+        """Return the problem of a slice that matches the pattern and has too few axes."""
+        above = " above this pattern" if meta.name != self.pattern else ""
         return Diagnostic(
             "strategy",
-            f"pattern {self.pattern} shards axis {axis} of {count(len(metas), 'parameter')} "
-            "without this axis",
-            hint,
-            facts=f"{shapes}; axes count from 0",
-            tensor=name if len(metas) == 1 else None,
+            f"no axis {len(self.layout.tensor_map) - 1}, which pattern {self.pattern} shards",
+            f'`"NAME": replicated`{above}',
+            facts=f"its shape is {meta.shape}; axes count from 0",
+            tensor=meta.name,
             where=self.place,
         )
 

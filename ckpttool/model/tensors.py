@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.errors import FormatError
+from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.secret import Secret
 
@@ -308,13 +309,14 @@ def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, Tensor
     return maps
 
 
-def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
-    """Yield a message for each map parameter whose components do not fit together."""
+def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each map parameter whose components do not fit together."""
     for tag, components in find_maps(tensors).items():
         missing = [name for name in map_component_names(tag) if name not in components]
         counts = [meta.shape[:1] for meta in components.values()]
         if missing:
-            yield f"{tag}: the map parameter lacks {' and '.join(missing)}"
+            text = f"the map parameter lacks {' and '.join(missing)}"
+            yield Diagnostic("destination", text, tensor=tag)
         elif (
             () in counts
             or len(set(counts)) > 1
@@ -323,7 +325,8 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[str]:
             shapes = ", ".join(
                 f"{name} {components[name].shape}" for name in map_component_names(tag)
             )
-            yield f"{tag}: keys, values and statuses differ in number: {shapes}"
+            text = "keys, values and statuses differ in number"
+            yield Diagnostic("destination", text, facts=shapes, tensor=tag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ evidence of divergence:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -247,31 +246,21 @@ def ambiguity_problems(
 
     ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
     """
-    groups: dict[tuple[int, ...], list[Source]] = defaultdict(list)
-    for source in undecided:
-        is_incomplete = source.meta.name in possible
-        groups[tuple(missing_ranks(source)) if is_incomplete else ()].append(source)
-    return tuple(
-        _ambiguity_problem(
-            sources, possible.get(sources[0].meta.name, divisors(sources[0].layout.replicas)), lost
-        )
-        for lost, sources in groups.items()
-    )
+    return tuple(_ambiguity_problem(source, possible.get(source.meta.name)) for source in undecided)
 
 
-def _ambiguity_problem(
-    sources: Sequence[Source], shards: Sequence[int], lost: tuple[int, ...]
-) -> Diagnostic:
-    """Return the problem of tensors with equal elements, or without the slices of ``lost``."""
-    names = [source.meta.name for source in sources]
+def _ambiguity_problem(source: Source, possible: Sequence[int] | None) -> Diagnostic:
+    """Return the problem of a tensor with equal elements, or without slices of some ranks."""
+    lost = () if possible is None else tuple(missing_ranks(source))
+    shards = divisors(source.layout.replicas) if possible is None else possible
     reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
     return Diagnostic(
         "undecided_shard",
-        f"{count(len(names), 'parameter')} may have an optimizer shard: {reason}",
+        f"it may have an optimizer shard: {reason}",
         f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
         _SHARD,
-        f"{shorten(names, 3)}; {_shapes(sources[0], shards)}",
-        tensor=names[0] if len(names) == 1 else None,
+        _shapes(source, shards),
+        tensor=source.meta.name,
         ranks=lost,
     )
 
@@ -284,9 +273,7 @@ _OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 def _shapes(source: Source, shards: Sequence[int]) -> str:
     """Return the full shapes of a tensor with each shard, for messages."""
     rows, *others = source.meta.shape
-    return f"{source.meta.name} may become " + " or ".join(
-        str((rows * shard, *others)) for shard in shards
-    )
+    return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
 
 
 def divisors(number: int) -> list[int]:
@@ -544,7 +531,7 @@ def _ambiguous(
         f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
         ("--trust-strategy", "--optimizer-shard"),
         f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
-        f"{_shapes(first, [1, shard])}",
+        f"{names[0]}: {_shapes(first, [1, shard])}",
         ranks=ranks,
     )
     return _undecided(strategy, problem, names)

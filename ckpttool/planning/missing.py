@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError
+from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, join_clauses
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
@@ -74,27 +74,25 @@ def find_incomplete_files(catalog: Catalog, found: Iterable[Source]) -> Iterator
     for rank, names in sorted(missing.items()):
         alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)
     for (lost, others), ranks in alike.items():
-        yield lacking_problem(catalog, "lacking", ranks, lost, format_ranks(others))
+        yield from lacking_problems(catalog, "lacking", ranks, lost, format_ranks(others))
 
 
-def lacking_problem(
-    catalog: Catalog, code: str, ranks: Sequence[int], names: Sequence[str], holding: str
-) -> Diagnostic:
-    """Return the problem of files that lack the parameters ``names``, which ``holding`` have."""
+def lacking_problems(
+    catalog: Catalog, code: str, ranks: Sequence[int], names: Iterable[str], holding: str
+) -> Iterator[Diagnostic]:
+    """Yield the problem of each parameter that files lack, and that ``holding`` have."""
     files = [catalog.files[rank] for rank in ranks]
-    lack = "the file lacks" if len(ranks) == 1 else "the files lack"
-    text = f"{format_ranks(ranks)}: {lack} {count(len(names), 'parameter')} that others hold"
     state = "" if any(file.nbytes for file in files) else " (0 bytes)"
-    return Diagnostic(
-        code,
-        text,
-        f"copy the file again if it was cut short; `ckpttool help {code}` explains",
-        facts=f"{shorten((file.path for file in files), 1)}{state}: {shorten(names, 3)}; "
-        f"on {holding}",
-        tensor=names[0] if len(names) == 1 else None,
-        ranks=tuple(ranks),
-        path=files[0].path if len(files) == 1 else None,
-    )
+    for name in names:
+        yield Diagnostic(
+            code,
+            f"not on {format_ranks(ranks)}, but on others",
+            f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            facts=f"{shorten((file.path for file in files), 1)}{state}; on {holding}",
+            tensor=name,
+            ranks=tuple(ranks),
+            path=files[0].path if len(files) == 1 else None,
+        )
 
 
 # An unsupported file is intact, and another may be forged: replicas must not hide that.
@@ -116,7 +114,7 @@ class MissingSlices:
     notes
         Ranks whose slices are read from replicas: the reason, and the other ranks.
     damage
-        Errors of the damaged files that replicas do not replace; their ``lost_names`` are set.
+        Errors of the damaged files that replicas do not replace.
     """
 
     problems: tuple[Diagnostic, ...]
@@ -148,14 +146,7 @@ def find_missing_slices(
         return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
     missing = _keep_expected_ranks(catalog, missing)
     unreplaced = {rank for owners in missing for rank in owners}
-    problems = []
-    lost_names: dict[int, list[str]] = defaultdict(list)
-    for owners, names in _group_missing(catalog, missing):
-        if catalog.damaged.keys() >= {*owners}:
-            for rank in owners:
-                lost_names[rank] += names
-        else:
-            problems.append(_missing_problem(catalog, owners, names, is_deduplicated))
+    problems = list(_missing_problems(catalog, missing, is_deduplicated))
     notes: list[Diagnostic] = []
     without_file = tuple(
         rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
@@ -191,8 +182,6 @@ def find_missing_slices(
             ranks=lost,
         )
         (problems if damaged else notes).append(problem)
-    for rank, error in catalog.damaged.items():
-        error.lost_names = tuple(lost_names[rank])
     damage = tuple(error for rank, error in catalog.damaged.items() if not replaced[rank])
     return MissingSlices(tuple(problems), tuple(notes), damage)
 
@@ -202,8 +191,7 @@ def _damaged_replica(
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
     (one,) = diagnose(error)
-    facts = f"{one.facts}; {facts}" if one.facts else facts
-    return replace(one, code=code, facts=facts, ranks=ranks)
+    return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
 def _described_missing_slices(
@@ -308,57 +296,53 @@ def _replacement_text(
     return f"all slices are read from replicas: {format_ranks(others)}"
 
 
-def _group_missing(
-    catalog: Catalog, missing: MissingNames
-) -> Iterator[tuple[Sequence[int], Sequence[str]]]:
-    """Join the missing slices of ranks without a file if their parameters are equal.
-
-    There may be thousands of such ranks, and each group becomes one message.
-    """
-    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], set[int]] = {}
+def _missing_problems(
+    catalog: Catalog, missing: MissingNames, is_deduplicated: bool
+) -> Iterator[Diagnostic]:
+    """Yield the problem of each parameter with slices that no rank has."""
+    owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in missing.items():
-        have_files = all(rank in catalog.files for rank in owners)
-        groups.setdefault((owners if have_files else (), tuple(names)), set()).update(owners)
-    for (_, names), ranks in groups.items():
-        yield sorted(ranks), names
+        for name in names:
+            owners_of[name].update(owners)
+    groups: dict[frozenset[int], list[str]] = defaultdict(list)
+    for name, ranks in owners_of.items():
+        groups[frozenset(ranks)].append(name)
+    for lost, names in groups.items():
+        one = _missing_problem(catalog, sorted(lost), is_deduplicated)
+        yield from (replace(one, tensor=name) for name in names)
 
 
-def _missing_problem(
-    catalog: Catalog, owners: Sequence[int], names: Sequence[str], is_deduplicated: bool
-) -> Diagnostic:
-    """Return the problem of slices that no rank has."""
+def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: bool) -> Diagnostic:
+    """Return the problem of any parameter whose slices on all of ``owners`` are lost."""
     damaged = [rank for rank in owners if rank in catalog.damaged]
+    held = [rank for rank in owners if rank in catalog.files]
     without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
-    states = [(without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read")]
-    is_one = len(owners) == 1
-    text, *remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks] or [""]
-    text += f", and no other rank has {'its' if is_one else 'their'} slices"
-    if not (without_file or damaged):
-        lack = "its file lacks" if is_one else "their files lack"
-        text = f"{format_ranks(owners)}: {lack} slices that no other rank has"
-    files = [catalog.files[rank] for rank in owners if rank in catalog.files]
-    if is_deduplicated:
-        files = [file for file in files if not file.nbytes and len(files) == len(owners)]
-    if files:
-        state = "" if any(file.nbytes for file in files) else " (0 bytes)"
-        remarks.append(f"not in {shorten((file.path for file in files), 1)}{state}")
+    files = [catalog.files[rank] for rank in held]
+    empty = [file.path for file in files if not file.nbytes]
+    lack = "not in the files"
+    if not is_deduplicated:
+        state = " (0 bytes)" if len(empty) == len(files) else ""
+        lack = f"not in {shorten((file.path for file in files), 1)}{state}"
+    states = ((without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read"), (held, lack))
+    remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks]
     codes = ("leftover", "absent", "part") if without_file else ()
     notes = [note for note in catalog.diagnostics if note.code in codes]
     remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
     if is_deduplicated:
+        remarks += [f"{shorten(empty, 1)}: 0 bytes"] if empty and not without_file else []
         remarks.append(f"saved without redundancy ({REDUNDANCY_KEY})")
     hint = "copy the files again; `ckpttool help missing` explains"
     if any(note.code == "part" for note in notes):
         hint = "write all ranks, without --rank, or restore the files"
     elif without_file or damaged:
         hint = "restore the files, or --step for another step"
-    parameters = "parameter" if len(names) == 1 else f"{len(names)} parameters:"
+    if len(damaged) == len(owners) or catalog.errors():
+        hint = ""  # other errors name the cause
     return Diagnostic(
         "missing",
-        text,
-        "" if catalog.errors() else hint,  # these name the cause
-        facts="; ".join([f"{parameters} {shorten(names, 3)}", *remarks]),
-        tensor=names[0] if len(names) == 1 else None,
+        "some slices are on no rank",
+        hint,
+        facts="; ".join(remarks),
         ranks=tuple(owners),
     )
 

@@ -24,7 +24,6 @@ from ckpttool.storage.compare import (
 )
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
-MAX_PROBLEMS = 20  # a wrong strategy has one for every tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def replica_problems(
     executor: Executor,
     on_progress: OnProgress = lambda nbytes: None,
 ) -> list[Diagnostic]:
-    """Return a problem for each slice whose replicas differ; of very many, a count of the rest.
+    """Return a problem for each slice whose replicas differ, and for each stage that differs.
 
     Parameters
     ----------
@@ -120,19 +119,7 @@ def replica_problems(
         if (problem := find_difference(one, stats)) is not None
     ]
     found += compare_stages(catalog, sharding, sources, executor, on_progress)
-    found = with_remedy(found)
-    if len(found) > MAX_PROBLEMS:
-        text = f"{count(len(found) - MAX_PROBLEMS, 'more slice')} with replicas that differ"
-        found[MAX_PROBLEMS:] = [Diagnostic("replica", text)]
     return found
-
-
-def with_remedy(found: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Return findings with `REMEDY` as the hint of the first that is about replicas."""
-    given = list(found)
-    first = next((n for n, one in enumerate(given) if one.code == "replica"), len(given))
-    given[first : first + 1] = [replace(one, hint=REMEDY) for one in given[first : first + 1]]
-    return given
 
 
 def compare_stages(
@@ -153,10 +140,12 @@ def compare_stages(
         if difference.count:
             name, total = source.meta.name, math.prod(source.meta.shape)
             ranks = source.layout.ranks, other.layout.ranks
+            elements = f"{difference.count} of {count(total, 'element')}"
             yield Diagnostic(
                 "replica",
-                f"{name}: stages differ in {difference.count} of {count(total, 'element')}",
-                facts=f"{format_difference(ranks)}; first at {difference.first}",
+                "stages differ",
+                REMEDY,
+                facts=f"{elements}; {format_difference(ranks)}; first at {difference.first}",
                 tensor=name,
                 ranks=(*ranks[0], *ranks[1]),
                 count=difference.count,
@@ -220,9 +209,12 @@ def find_difference(
     first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
     name, full, shape = one.source.meta.name, one.source.meta.shape, one.tensors[0].meta.shape
     in_full = f" of {full}" if shape != full else ""
-    text = f"{name}: {claim} in {'up to ' if len(groups) > 2 else ''}{number} of "
-    text += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
-    facts = f"{format_difference(tuple(groups.values()))}; first at {first}{in_full}"
+    elements = f"{'up to ' if len(groups) > 2 else ''}{number} of "
+    elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
+    facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
     is_unique = sum(len(ranks) == largest for ranks in groups.values()) == 1
     ranks = tuple(few) if is_unique else one.ranks
-    return Diagnostic(code, text, facts=facts, tensor=name, ranks=ranks, count=number, first=first)
+    hint = REMEDY if code == "replica" else ""
+    return Diagnostic(
+        *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
+    )

@@ -291,7 +291,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}",
+            f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ckpttool.errors import FormatError
@@ -40,7 +40,7 @@ from ckpttool.planning.missing import (
     find_missing_slices,
     hold_same_parameters,
     is_deduplicated,
-    lacking_problem,
+    lacking_problems,
     missing_rank_problems,
     redundancy_note,
 )
@@ -59,13 +59,13 @@ from ckpttool.planning.unlisted import (
     PartlyHeld,
     RankGroups,
     UnlistedChoice,
-    decision_note,
+    decision_notes,
     find_partly_held,
     guessed_state_notes,
     handwritten_shape_problems,
     layout_notes,
     misplaced_notes,
-    odd_states_problem,
+    odd_state_problems,
     split_names,
     unlisted_problems,
 )
@@ -101,7 +101,7 @@ def infer_full_tensor(
     slice_shape = metas[ranks[0]].shape
     ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
     if len(ways) > 1:
-        text = f"{name}: the JSON strategy fits several full shapes"
+        text = "the JSON strategy fits several full shapes"
         hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
         facts = ambiguity(layout, ways)
         return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
@@ -130,7 +130,7 @@ def infer_full_tensor(
 
 def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
     """Return the problem of slices whose shapes are not those of a layout."""
-    text = f"{name}: the slices do not fit the strategy"
+    text = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
     return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
 
@@ -147,7 +147,7 @@ def disagreement(
     value, most = ordered[-1]
     return Diagnostic(
         code,
-        f"{name}: the {what} differs between ranks",
+        f"the {what} differs between ranks",
         f"put back the files of one run and step; `ckpttool help {code}` explains",
         facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
         tensor=name,
@@ -307,14 +307,12 @@ def find_sources(
     )
     for name, ranks in catalog.holders.items():
         search.add_source(name, ranks)
-    sources.problems[:] = _join_tensors(sources.problems)
     search.resolve_differing(is_complete)
     differing = {name for names in search.differing.values() for name in names}
-    sources.notes += (
-        one.diagnostic(code="partly_held", more_facts=f"; taken from rank {one.ranks[0]}")
-        for one in partly_held
-        if not differing.issuperset(one.names)
-    )
+    for one in partly_held:
+        if not differing.issuperset(one.names):
+            facts = f"; taken from rank {one.ranks[0]}"
+            sources.notes += one.diagnostics(code="partly_held", more_facts=facts)
     sources.problems += handwritten_shape_problems(sharding, sources.found)
     per_rank = [name for group in search.differing.values() for name in group if unlisted == "rank"]
     missing = presence.missing
@@ -329,29 +327,6 @@ def find_sources(
         note = redundancy_note(catalog, sources.is_deduplicated)
         sources.notes += [] if note is None else [note]
     return sources
-
-
-def _join_tensors(problems: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Join the problems that say the same of several tensors to one, with the facts of the first.
-
-    A wrong strategy may have one for every tensor.
-    """
-    groups: dict[object, list[Diagnostic]] = defaultdict(list)
-    for one in problems:
-        text = one.message.removeprefix(f"{one.tensor}: ")
-        groups[one if text == one.message else (one.code, text, one.hint)].append(one)
-    for first, *others in groups.values():
-        if not others:
-            yield first
-            continue
-        names = [str(one.tensor) for one in (first, *others)]
-        text = first.message.removeprefix(f"{first.tensor}: ")
-        facts = first.facts
-        if any(one.facts != facts for one in others):
-            facts = f"{first.tensor}: {facts}"
-        ranks = tuple(sorted({rank for one in (first, *others) for rank in one.ranks}))
-        message = f"{shorten(names, 3)}: {text}"
-        yield replace(first, message=message, facts=facts, tensor=None, ranks=ranks)
 
 
 @dataclass(slots=True)
@@ -497,7 +472,7 @@ class _Search:
         added unless the checkpoint ``is_complete``.
         """
         if self.odd_states:
-            self.sources.problems.append(odd_states_problem(self.odd_states, self.listing))
+            self.sources.problems += odd_state_problems(self.odd_states, self.listing)
         if self.unlisted is not None:
             self._apply_choice(self.differing, self.unlisted)
         elif is_complete:
@@ -520,7 +495,7 @@ class _Search:
                     for name in names
                     for rank in ranks
                 ]
-            sources.notes.append(decision_note(names, groups, unlisted, cycle, self.listing))
+            sources.notes += decision_notes(names, groups, unlisted, cycle, self.listing)
 
 
 def _slice_owners(layouts: Iterable[Layout]) -> Iterator[Sequence[int]]:
@@ -605,7 +580,7 @@ def _stage_shapes_problem(chosen: Source, meta: TensorMeta, layout: Layout) -> D
     ranks = chosen.layout.ranks, layout.ranks
     return Diagnostic(
         "shape",
-        f"{meta.name}: the full shape differs between stages",
+        "the full shape differs between stages",
         "the strategy of this run; `ckpttool help shape` explains",
         facts=f"{chosen.meta.shape} in {format_ranks(ranks[0])}; "
         f"{meta.shape} in {format_ranks(ranks[1])}",
@@ -794,7 +769,7 @@ def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        yield lacking_problem(catalog, "missing", ranks, missing, holding)
+        yield from lacking_problems(catalog, "missing", ranks, missing, holding)
 
 
 def _classify_absent(

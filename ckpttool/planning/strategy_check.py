@@ -190,7 +190,7 @@ def check_strategy(
     handwritten = sharding.handwritten
     sources = list(sources)
     sampled = sample_tensors(sources, handwritten, executor)
-    differing: dict[tuple[str | None, tuple[int, ...]], list[SampledTensor]] = defaultdict(list)
+    found: list[Diagnostic] = []
     equal: dict[RankGroups, list[str]] = defaultdict(list)
     with_equal_shards: list[str] = []
     for one in sampled:
@@ -198,7 +198,7 @@ def check_strategy(
         by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
         if one.differing_ranks:
             place = handwritten.get(name) or handwritten.get(one.source.parameter or "")
-            differing[place, one.differing_ranks].append(one)
+            found.append(_replica_problem(catalog, sharding, place, one))
         elif one.is_spot_check:
             continue
         elif _has_equal_shards(one.source.slicing, by_rank):
@@ -206,9 +206,6 @@ def check_strategy(
         elif groups := _equal_slices(one, name in handwritten):
             are_all = groups == (tuple(sorted(by_rank)),)
             equal[ALL_RANKS if are_all else groups].append(name)
-    found = [
-        _replica_problem(catalog, sharding, place, those) for (place, _), those in differing.items()
-    ]
     if isinstance(sharding, SelfDescribed):
         return found
     by_name = {one.source.meta.name: one for one in sampled}
@@ -316,15 +313,14 @@ def _equal_slices_problem(
 
 
 def _replica_problem(
-    catalog: Catalog, sharding: Sharding, place: str | None, those: Sequence[SampledTensor]
+    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor
 ) -> Diagnostic:
-    """Return the problem of tensors whose replicas differ between the same ranks.
+    """Return the problem of a tensor whose replicas differ.
 
-    ``place`` is that of their hand-written layout.
+    ``place`` is that of its hand-written layout.
     """
-    names = [one.source.meta.name for one in those]
-    groups = those[0].equal_groups
-    facts = f"{shorten(names, 3)}: {format_difference(groups)}"
+    groups = one.equal_groups
+    facts = format_difference(groups)
     if sharding.files and min(map(len, groups)) > 1:
         facts += f"; whole groups differ: {sharding.origin} may be of another run"
     hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements; {_REPLICA_EXPLAINED}"
@@ -334,12 +330,12 @@ def _replica_problem(
         options = ("--trust-strategy",)
     return Diagnostic(
         "replica",
-        f"{count(len(names), 'parameter', 'differ')} between ranks that should hold the same",
+        "different between ranks that should hold the same",
         hint,
         options,
         facts,
-        tensor=names[0] if len(names) == 1 else None,
-        ranks=those[0].differing_ranks,
+        tensor=one.source.meta.name,
+        ranks=one.differing_ranks,
         where=catalog.root,
     )
 
@@ -389,8 +385,8 @@ def _equal_ranks(groups: RankGroups) -> str:
 
 def _stage_problems(
     catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
-) -> list[Diagnostic]:
-    """Return the problems of parameters that several stages hold and whose samples differ.
+) -> Iterator[Diagnostic]:
+    """Yield the problem of each parameter that several stages hold and whose samples differ.
 
     Each stage has gradients of its own, so these are not compared.
     """
@@ -402,23 +398,20 @@ def _stage_problems(
         and not source.meta.name.startswith(GRADIENTS)
     ]
     futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
-    differing: dict[tuple[range, range], list[str]] = defaultdict(list)
     for (source, other), pair in zip(pairs, futures, strict=True):
         first, second = (wait_result(future) for future in pair)
         if first != second:
-            differing[source.layout.ranks, other.layout.ranks].append(source.meta.name)
-    return [
-        Diagnostic(
-            "replica",
-            f"stages differ in {count(len(names), 'parameter')} that they share",
-            f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
-            ("--trust-strategy",),
-            f"{shorten(names, 3)}: {format_difference([first, second])}",
-            ranks=(*first, *second),
-            where=catalog.root,
-        )
-        for (first, second), names in differing.items()
-    ]
+            ranks = source.layout.ranks, other.layout.ranks
+            yield Diagnostic(
+                "replica",
+                "different between stages that share it",
+                f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
+                ("--trust-strategy",),
+                format_difference(ranks),
+                tensor=source.meta.name,
+                ranks=(*ranks[0], *ranks[1]),
+                where=catalog.root,
+            )
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:

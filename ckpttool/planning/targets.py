@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,22 +105,18 @@ def _find_transfers(
     transfers: list[Transfer] = []
     sources = resolved.sources
     chooser = _LayoutChooser(resolved, target)
-    mismatches: dict[str, list[str]] = defaultdict(list)  # reason to names
     for source in sources:
         name, shape = source.meta.name, source.meta.shape
         layouts = chooser.layouts(source)
         if layouts:
             layouts = tuple(_fold(layout, shape) for layout in layouts)
-            reasons = {_why_not(layout, shape) for layout in layouts} - {None}
-            if reasons:
-                mismatches["; ".join(sorted(map(str, reasons)))].append(name)
+            if reasons := {_why_not(layout, shape) for layout in layouts} - {None}:
+                diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
                 continue
         elif layouts is not None:
             layouts = _full_layouts(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
-    if mismatches:
-        diagnostics.add(_mismatch_problem(mismatches, target.sharding.origin))
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
@@ -221,19 +216,15 @@ def _why_not(layout: Layout, shape: tuple[int, ...]) -> str | None:
     return layout.why_not(shape)
 
 
-def _mismatch_problem(mismatches: Mapping[str, Sequence[str]], origin: str) -> Diagnostic:
-    """Return the problem of parameters that the target cannot shard, by the reasons."""
-    names = [name for those in mismatches.values() for name in those]
-    facts = [f"{shorten(those, 1)}: {reason}" for reason, those in [*mismatches.items()][:3]]
-    if len(mismatches) > 3:
-        facts.append(f"and {len(mismatches) - 3} more shapes")
+def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diagnostic:
+    """Return the problem of a parameter that the target cannot shard."""
     return Diagnostic(
         "target",
-        f"the target cannot shard {count(len(names), 'parameter')} of the source",
+        "the target cannot shard this shape",
         "a target with slices that divide the axes; `ckpttool help target` explains",
-        facts="; ".join(facts),
-        tensor=names[0] if len(names) == 1 else None,
-        where=origin,
+        facts="; ".join(reasons),
+        tensor=name,
+        where=target.sharding.origin,
     )
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -63,22 +63,22 @@ class PartlyHeld:
         """Whether only one rank holds them."""
         return len(self.ranks) == 1
 
-    def diagnostic(
+    def diagnostics(
         self, code: str, hint: str = "", options: tuple[str, ...] = (), *, more_facts: str = ""
-    ) -> Diagnostic:
-        """Return a diagnostic of the rank that alone holds them, or of those that do not."""
+    ) -> Iterator[Diagnostic]:
+        """Yield for each that only one rank holds it, or that some ranks do not."""
         ranks = self.ranks if self.is_on_one_rank else self.missing
         where = f"only on {format_ranks(ranks)}"
         where = where if self.is_on_one_rank else f"not on {format_ranks(ranks)}"
-        return Diagnostic(
+        one = Diagnostic(
             code,
-            f"{shorten(self.names, 3)}: not in the strategy, and {where}",
+            f"not in the strategy, and {where}",
             hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
             options,
             self.facts + more_facts,
-            tensor=self.names[0] if len(self.names) == 1 else None,
             ranks=ranks,
         )
+        return (replace(one, tensor=name) for name in self.names)
 
 
 def find_partly_held(
@@ -190,19 +190,15 @@ _EXPLAINED = "`ckpttool help unlisted` explains"
 _DECIDE = f"--unlisted first, rank or drop; {_EXPLAINED}"
 
 
-def odd_states_problem(shapes: Mapping[str, str], listing: str) -> Diagnostic:
-    """Return the problem of states without a layout that are neither slices nor full tensors.
+def odd_state_problems(shapes: Mapping[str, str], listing: str) -> Iterator[Diagnostic]:
+    """Yield the problem of each state without a layout that is neither a slice nor a full tensor.
 
     ``shapes`` describes each of them; ``listing``, the strategy, should list them.
     """
-    return Diagnostic(
-        "unlisted",
-        f"{shorten(shapes, 3)}: not in {listing}, and neither a slice nor a full tensor",
-        f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}",
-        ("--unlisted",),
-        f"shapes: {shorten(shapes.values(), 3)}",
-        tensor=next(iter(shapes)) if len(shapes) == 1 else None,
-    )
+    text = f"not in {listing}, and neither a slice nor a full tensor"
+    hint = f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}"
+    for name, shape in shapes.items():
+        yield Diagnostic("unlisted", text, hint, ("--unlisted",), f"shapes: {shape}", tensor=name)
 
 
 def split_names(
@@ -253,14 +249,14 @@ def unlisted_problems(
     for groups, names in differing.items():
         for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
-            yield one.diagnostic("unlisted", hint, ("--unlisted",))
+            yield from one.diagnostics("unlisted", hint, ("--unlisted",))
         maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
         if maps:
             what = "map parameters that cannot be joined"
-            yield _differing_problem([*maps], what, groups, f"{_CHOICES}; {_EXPLAINED}")
+            yield from _differing_problems(maps, what, groups, f"{_CHOICES}; {_EXPLAINED}")
         tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
         if tensors:
-            yield _differing_problem(tensors, f"not in {listing}", groups, choices)
+            yield from _differing_problems(tensors, f"not in {listing}", groups, choices)
 
 
 def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagnostic:
@@ -276,21 +272,21 @@ def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagn
     )
 
 
-def _differing_problem(
-    names: Sequence[str], what: str, groups: RankGroups, hint: str
-) -> Diagnostic:
-    """Return the problem of parameters that differ between ranks in one way."""
+def _differing_problems(
+    names: Iterable[str], what: str, groups: RankGroups, hint: str
+) -> Iterator[Diagnostic]:
+    """Yield the problem of each parameter that differs between ranks in one way."""
     is_split = len(groups) > 1
     difference = "different between ranks" if is_split else f"only on {format_ranks(groups[0])}"
-    return Diagnostic(
+    one = Diagnostic(
         "unlisted",
-        f"{shorten(names, 3)}: {what}, and {difference}",
+        f"{what}, and {difference}",
         hint,
         ("--unlisted",),
         format_difference(groups) if is_split else "",
-        tensor=names[0] if len(names) == 1 else None,
         ranks=tuple(sorted(chain(*groups))),
     )
+    return (replace(one, tensor=name) for name in names)
 
 
 def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Diagnostic:
@@ -306,10 +302,10 @@ def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Di
     )
 
 
-def decision_note(
-    names: Sequence[str], groups: RankGroups, unlisted: UnlistedChoice, cycle: int, listing: str
-) -> Diagnostic:
-    """Return the note on the user's choice for parameters that differ in one way.
+def decision_notes(
+    names: Iterable[str], groups: RankGroups, unlisted: UnlistedChoice, cycle: int, listing: str
+) -> Iterator[Diagnostic]:
+    """Yield a note on the user's choice for each parameter that differs in one way.
 
     ``cycle`` is the number of source ranks for ``"rank"``.
     """
@@ -319,12 +315,9 @@ def decision_note(
         "first": f"taken from rank {lowest}",
         "rank": f"target rank r takes that of source rank r modulo {cycle}",
     }
-    return Diagnostic(
-        "dropped" if unlisted == "drop" else "decided",
-        f"{shorten(names, 3)}: {results[unlisted]}",
-        facts=f"not in {listing}; {'only on ' * (len(groups) == 1)}{format_difference(groups)}",
-        tensor=names[0] if len(names) == 1 else None,
-    )
+    code = "dropped" if unlisted == "drop" else "decided"
+    facts = f"not in {listing}; {'only on ' * (len(groups) == 1)}{format_difference(groups)}"
+    return (Diagnostic(code, results[unlisted], facts=facts, tensor=name) for name in names)
 
 
 def layout_notes(
@@ -390,7 +383,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
             and parameter in handwritten
             and shape_difference(meta, shapes) is not None
         ):
-            text = f"{meta.name}: its hand-written layout gives another shape than its parameter's"
+            text = "its hand-written layout gives another shape than its parameter's"
             facts = f"{handwritten[meta.name]}: {meta.shape}; "
             facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
             hint = "correct one of the two layouts"

@@ -59,9 +59,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ckpttool.errors import CkptToolError, CombinedError, StrategyError, raise_all
+from ckpttool.errors import CombinedError, StrategyError, raise_all
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
@@ -120,7 +120,7 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     """
     top = _read_top(path)
     sizes, mistakes = _attempt(_parse_sizes, path, top, listed)
-    mistakes = [*_unknown_keys(top, "", _TOP_KEYS), *mistakes]
+    mistakes = [*_unknown_keys(top, _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
     if otherwise is not None and otherwise.value != "replicated":
         mistakes.append(_unexpected(otherwise, "otherwise", "the word replicated"))
@@ -129,7 +129,7 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     rules: list[Rule] = []
     for pattern, node in (cuts or {}).items():
         rule, found = _attempt(_parse_rule, pattern, node, sizes)
-        mistakes += found
+        mistakes += (StrategyError(f"{one.where}: {pattern}", *one.args[1:]) for one in found)
         rules += [rule] if rule else []
     raise_all(mistakes)
     strategy = listed or Strategy({}, *(sizes or (1, 1)))
@@ -139,12 +139,12 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
 
 def _attempt(
     parse: Callable[..., T], *arguments: object
-) -> tuple[T | None, Sequence[CkptToolError]]:
+) -> tuple[T | None, Sequence[StrategyError]]:
     """Return the result of ``parse``, or None and its errors."""
     try:
         return parse(*arguments), ()
     except CombinedError as error:
-        return None, error.errors
+        return None, cast("Sequence[StrategyError]", error.errors)
     except StrategyError as error:
         return None, (error,)
 
@@ -198,14 +198,14 @@ def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule
         node = Node({"parts": node}, node.place)
     if not isinstance(node.value, dict):
         expected = "replicated, a list of parts such as [4, 1], or a mapping"
-        raise _unexpected(node, pattern, expected)
-    cut = _parse_cut(pattern, node.value, stages if sizes else None)
+        raise _unexpected(node, "the cut", expected)
+    cut = _parse_cut(node.value, stages if sizes else None)
     try:
         matrix, tensor_map = _make_grid(cut, ranks)
         shard = 1 if cut.optimizer_shard is None else cut.optimizer_shard
         layout = Layout(matrix, tensor_map, shard, rows=cut.rows or ())
     except ValueError as error:
-        raise StrategyError(node.place, f"{pattern}: {error}", _EXAMPLE_HINT) from error
+        raise StrategyError(node.place, str(error), _EXAMPLE_HINT) from error
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
@@ -223,29 +223,28 @@ class _Cut:
     stages: tuple[int, ...] | None = None
 
 
-def _parse_cut(pattern: str, entries: Mapping[str, Node], stages: int | None) -> _Cut:
+def _parse_cut(entries: Mapping[str, Node], stages: int | None) -> _Cut:
     """Return the values of a cut; raise an error with every mistake."""
     cut = _Cut()
-    mistakes = [*_unknown_keys(entries, pattern, _CUT_KEYS)]
+    mistakes = [*_unknown_keys(entries, _CUT_KEYS)]
     for key, node in entries.items():
-        what = f"{pattern}: {key}"
         try:
             if key == "axis":
-                cut.axis = _parse_axis(node, what)
+                cut.axis = _parse_axis(node, key)
             elif key == "parts" and "axis" in entries:
-                cut.axis_parts = _parse_number(node, what)
+                cut.axis_parts = _parse_number(node, key)
             elif key == "parts":
-                cut.parts = _parse_numbers(node, what)
+                cut.parts = _parse_numbers(node, key)
             elif key == "device_matrix":
-                cut.device_matrix = _parse_numbers(node, what)
+                cut.device_matrix = _parse_numbers(node, key)
             elif key == "tensor_map":
-                cut.tensor_map = _parse_tensor_map(node, what)
+                cut.tensor_map = _parse_tensor_map(node, key)
             elif key == "optimizer_shard":
-                cut.optimizer_shard = _parse_number(node, what)
+                cut.optimizer_shard = _parse_number(node, key)
             elif key == "rows":
-                cut.rows = _parse_numbers(node, what)
+                cut.rows = _parse_numbers(node, key)
             elif key == "stages":
-                cut.stages = _parse_stages(node, what, stages)
+                cut.stages = _parse_stages(node, key, stages)
         except StrategyError as error:
             mistakes.append(error)
     raise_all(mistakes)
@@ -345,16 +344,15 @@ def _parse_number(node: Node, what: str) -> int:
     return node.value
 
 
-def _unknown_keys(
-    entries: Mapping[str, Node], what: str, keys: Sequence[str]
-) -> Iterator[CkptToolError]:
+def _unknown_keys(entries: Mapping[str, Node], keys: Sequence[str]) -> Iterator[StrategyError]:
     """Yield an error for each key that is not in ``keys``."""
     for key, node in entries.items():
         if key not in keys:
-            text = f"{what}{what and ': '}unknown key {key}"
             near = nearest(key, keys)
             hint = f"{near} in place of {key}" if near else _EXAMPLE_HINT
-            yield StrategyError(node.place, text, hint, f"known keys: {', '.join(keys)}")
+            yield StrategyError(
+                node.place, f"unknown key {key}", hint, f"known keys: {', '.join(keys)}"
+            )
 
 
 def _unexpected(node: Node, what: str, expected: str) -> StrategyError:

@@ -227,7 +227,7 @@ def _parse_file(path: str) -> _StrategyFile:
             try:
                 stages.setdefault(stage, {})[name] = _make_layout(entry)
             except ValueError as error:
-                errors.append(StrategyError(path, f"{name}: {error}"))
+                errors.append(StrategyError(f"{path}: {name}", str(error)))
     raise_all(errors)
     return _StrategyFile(path, stages, from_json, is_remerged=by_stage is not split_once)
 

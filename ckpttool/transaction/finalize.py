@@ -88,10 +88,7 @@ def _finish(folder: str, destination: Destination) -> None:
         raise PlanError([_busy(folder, destination)])
     if destination.state is not State.STOPPED:
         return  # another run has ended meanwhile
-    raise_all(
-        type(error)(error.path, error.offset, error.reason, _remedy_for(record, error))
-        for error in destination.damaged
-    )
+    raise_all(error.with_hint(_remedy_for(record, error)) for error in destination.damaged)
     if plan is None or not destination.parts:
         raise PlanError([unfinished_problem(destination, Path(folder))])
     errors: list[CkptToolError] = []
@@ -116,7 +113,7 @@ def _finish(folder: str, destination: Destination) -> None:
         lambda names: (entries[name].read_entry() for name in names),
     )
     if changed := [name for name in entries if name not in stamps]:
-        errors += _changed_parts(folder, record, {name: entries[name] for name in changed})
+        errors += _changed_parts(record, {name: entries[name] for name in changed})
     raise_all(errors)
     absent = [name for name in plan.outputs if name not in entries]
     if absent:
@@ -153,9 +150,7 @@ def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic
     yield Diagnostic("parts", f"{named} of {of} missing", hint, facts=facts, where=folder)
 
 
-def _changed_parts(
-    folder: str, record: Record, changed: Mapping[str, LoggedOutput]
-) -> Iterator[VerifyError]:
+def _changed_parts(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[VerifyError]:
     """Yield an error for each run that has to repeat outputs, which are missing or changed."""
     found: dict[Part | None, dict[str, str]] = {}
     for name, logged in changed.items():
@@ -165,15 +160,12 @@ def _changed_parts(
         run = "the same command" + ("" if part is None else f" with --part {part}")
         is_altered = any(is_there(record.folder / name) for name in problems)  # not for --resume
         hint = f"{run} {'--overwrite' if is_altered else '--resume'}"
-        yield VerifyError(folder, _group(problems), hint)
+        yield from _output_errors(record.folder, problems, hint)
 
 
-def _group(problems: Mapping[str, str]) -> list[str]:
-    """Return one message for all outputs with the same problem, by output."""
-    found: dict[str, list[str]] = {}
-    for name, problem in problems.items():
-        found.setdefault(problem, []).append(name)
-    return [f"{shorten(names, 3)}: {problem}" for problem, names in found.items()]
+def _output_errors(folder: Path, problems: Mapping[str, str], hint: str) -> Iterator[VerifyError]:
+    """Yield an error for each output of a set, by name, with what is wrong with it."""
+    return (VerifyError(str(folder / name), [what], hint) for name, what in problems.items())
 
 
 def _check_complete(folder: str, record: Record) -> Manifest:
@@ -192,14 +184,14 @@ def _check_complete(folder: str, record: Record) -> Manifest:
         paths = [output.path for output in manifest.outputs]
         changed = _changed_outputs(record, file, paths)
     except FormatError as error:
-        raise type(error)(error.path, error.offset, error.reason, remedy_for(error)) from error
+        raise error.with_hint(remedy_for(error)) from error
     if path.name != MANIFEST and path.name not in {
         f"{o.path}.{MANIFEST}" for o in manifest.outputs
     }:
         names = shorten((output.path for output in manifest.outputs), 3)
         text = f"{path.name} lists {names} in place of it"
         raise VerifyError(folder, [text], "rename the output and its manifest back")
-    raise_all(_set_errors(folder, path, manifest.outputs, changed))
+    raise_all(_set_errors(path, manifest.outputs, changed))
     return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
 
 
@@ -220,7 +212,7 @@ def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[s
 
 
 def _set_errors(
-    folder: str, path: Path, outputs: Sequence[Written], changed: Container[str]
+    path: Path, outputs: Sequence[Written], changed: Container[str]
 ) -> Iterator[VerifyError]:
     """Yield the problems of the outputs of a complete set."""
     found = {one.path: size_problem(path.parent, one) for one in outputs}
@@ -233,7 +225,7 @@ def _set_errors(
     ):
         named = {n: p for n, p in problems.items() if is_there(path.parent / n) is not is_missing}
         if named:
-            yield VerifyError(folder, _group(named), hint)
+            yield from _output_errors(path.parent, named, hint)
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:

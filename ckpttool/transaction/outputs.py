@@ -42,19 +42,19 @@ def output_problems(
 ) -> Iterator[str]:
     """Yield the problems of an output's size and header; read ``index`` if it is None."""
     if problem := size_problem(folder, output):
-        yield f"{output.path}: {problem}"
+        yield problem
         return
     try:
         index = index or read_index(str(folder / output.path))
     except FormatError as error:
-        yield f"{output.path}: {error.reason}"
+        yield error.reason
         return
     found = {tensor.meta.name: hashed(tensor.meta, {}) for tensor in index.tensors.values()}
     expected = {tensor.name: tensor for tensor in output.tensors}
     for name in sorted({*found, *expected}):
         want, got = _describe(expected.get(name)), _describe(found.get(name))
         if want != got:
-            yield f"{output.path}: {name}: expected {want}, found {got}"
+            yield f"{name}: expected {want}, found {got}"
 
 
 def _describe(tensor: TensorEntry | None) -> str:

@@ -26,8 +26,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ckpttool.errors import ExecutionError, PlanError, VerifyError
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.errors import ExecutionError, PlanError, VerifyError, join_clauses
+from ckpttool.model.diagnostics import Diagnostic, join_alike
 from ckpttool.model.manifest import OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.model.tensors import FileStamp
@@ -218,8 +218,8 @@ class Transaction:
             remove_leftovers(record)
 
     def _describe_source_changes(self) -> str:
-        changed = changed_sources(self._plan.catalog)
-        return f"{shorten((one.fact for one in changed), 3)}; {MIXTURE}" if changed else ""
+        changed = join_alike(changed_sources(self._plan.catalog))
+        return join_clauses(*(one.fact for one in changed), MIXTURE) if changed else ""
 
     def describe_source_changes(self) -> str:
         """Return the changes of sources as facts of a failed run; "" if there are none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.model.tensors import FileStamp
+from ckpttool.model.wording import count, format_ranks
 
 AGAIN = "the same command, when the source is complete"  # hint
 
@@ -115,29 +116,24 @@ def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
-    """Return the problem of files that have changed since their headers were read."""
-    found: dict[str, list[str]] = {}
-    for path, text in chain.from_iterable(map(_changes, catalogs)):
-        found.setdefault(text, []).append(path)
-    return [_changed(paths, text) for text, paths in found.items()]
+    """Return the problem of each file that has changed since its header was read."""
+    stamps = chain.from_iterable(catalog.stamps.items() for catalog in catalogs)
+    return [_changed(path, how) for path, stamp in stamps if (how := _change(path, stamp))]
 
 
-def _changed(paths: Sequence[str], text: str) -> Diagnostic:
-    path = paths[0] if len(paths) == 1 else None
-    return Diagnostic("changed", text, AGAIN, where=shorten(paths, 3), path=path)
+def _changed(path: str, how: str) -> Diagnostic:
+    return Diagnostic("changed", how, AGAIN, where=path, path=path)
 
 
-def _changes(catalog: Catalog) -> Iterator[tuple[str, str]]:
-    """Yield each file that has changed since its header was read, and how."""
-    for path, stamp in catalog.stamps.items():
-        try:
-            now = stat_file(path)
-        except FileNotFoundError:
-            yield path, "removed since its header was read"
-            continue
-        if stamp is not None and now != stamp:
-            is_same = now.inode == stamp.inode
-            yield path, f"{'changed' if is_same else 'replaced'} since its header was read"
+def _change(path: str, stamp: FileStamp | None) -> str:
+    """Return how a file has changed since its header was read; "" if it has not."""
+    try:
+        now = stat_file(path)
+    except FileNotFoundError:
+        return "removed since its header was read"
+    if stamp is None or now == stamp:
+        return ""
+    return f"{'changed' if now.inode == stamp.inode else 'replaced'} since its header was read"
 
 
 @contextmanager
@@ -155,7 +151,7 @@ def require_unmodified_sources(*catalogs: Catalog) -> Iterator[None]:
     except (CkptToolError, OSError) as error:
         changed = changed_sources(*catalogs)
         if not changed and isinstance(error, FileNotFoundError):
-            changed = [_changed([str(error.filename)], "removed since this command began")]
+            changed = [_changed(str(error.filename), "removed since this command began")]
         if changed:
             raise PlanError(changed) from error
         raise

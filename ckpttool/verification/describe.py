@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.errors import CkptToolError, CombinedError
+from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
@@ -235,8 +236,8 @@ def _sample_equal_ranks(
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    Unless every tensor is requested, they are the first of each row if there are too many, and none
-    if that takes longer than reading the headers.
+    Of too many tensors only the first of each row is sampled, and of too many ranks none, unless
+    every tensor is requested.  So it takes no longer than reading the headers.
     """
     ranks = len(catalog.files)
     limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
@@ -293,7 +294,7 @@ def describe_inspection(inspected: Inspection) -> Json:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
     document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
-    of_files = diagnose(CombinedError(found.failures)) if found.failures else ()
+    of_files = chain.from_iterable(map(diagnose, found.failures))
     document["problems"] = describe_errors((*of_files, *found.errors))
     document["summary"] = _describe_summary(summary)
     return document

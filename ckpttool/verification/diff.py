@@ -175,7 +175,7 @@ def diff(
                     open_progress=open_progress,
                 )
             except (PlanError, StrategyError) as error:
-                errors += [*catalog.damaged.values(), with_side(error, side)]
+                errors += [with_side(one, side) for one in (*catalog.damaged.values(), error)]
                 continue
             found.add(*resolved.content_diagnostics)
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
@@ -187,7 +187,7 @@ def diff(
             others = (one for one in wrong if one.code != "replica")
             explained = map(_explain_by_borrowing, others) if borrowed else others
             problems = [*catalog.errors(), *explained]
-            errors += [*found.failures, *checksum_errors]
+            errors += [with_side(one, side) for one in (*found.failures, *checksum_errors)]
             errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side

@@ -12,7 +12,7 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
-from ckpttool.planning.unlisted import find_partly_held, odd_states_problem
+from ckpttool.planning.unlisted import find_partly_held, odd_state_problems
 
 
 def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
@@ -50,8 +50,8 @@ def check_unlisted(
         found = [disagreement(code, catalog, meta.name, what, shapes)]
     odd = odd_state_shapes(catalog, sharding, meta, owners)
     if not found and odd is not None:
-        problem = odd_states_problem({meta.name: odd}, "the strategy")
-        found = [replace(problem, ranks=ranks)]
+        problems = odd_state_problems({meta.name: odd}, "the strategy")
+        found = [replace(problem, ranks=ranks) for problem in problems]
     yield from found
 
 
@@ -61,7 +61,7 @@ def check_partly_held(
     """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):
         code = "unlisted" if one.is_on_one_rank else "lacking"
-        yield one.diagnostic(code)
+        yield from one.diagnostics(code)
 
 
 def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:

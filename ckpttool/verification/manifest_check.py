@@ -21,7 +21,6 @@ from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST, OutputEntry, TensorEntry
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, shorten
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems
@@ -115,7 +114,6 @@ def check_manifest(
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
     listed = set()
-    absent: dict[str, int] = {}  # output to rank
     pending: deque[_PendingHash] = deque()
     try:
         manifest = ManifestFile.read(path)
@@ -125,11 +123,13 @@ def check_manifest(
             if to_check is not None and name not in to_check:
                 continue
             if not is_file(name):
-                absent[output.path] = output.rank
+                hint = "the command that wrote the set, with --resume"
+                yield _finding(path, "missing", hint, output.path, (output.rank,))
                 continue
             problems = list(output_problems(path.parent, output, files.get(name)))
             yield from (
-                _finding(path, problem, _WRITE_AGAIN, name, (output.rank,)) for problem in problems
+                _finding(path, problem, _WRITE_AGAIN, output.path, (output.rank,))
+                for problem in problems
             )
             if problems or not deep:
                 continue
@@ -140,26 +140,20 @@ def check_manifest(
                     yield from _check_hashes(path, pending.popleft(), on_progress)
         while pending:
             yield from _check_hashes(path, pending.popleft(), on_progress)
-        if absent:
-            text = f"{count(len(absent), 'output')} missing: {shorten(absent, 3)}"
-            hint = "the command that wrote the set, with --resume"
-            file = _absolute(path.parent / next(iter(absent))) if len(absent) == 1 else None
-            yield _finding(path, text, hint, file, tuple(sorted(absent.values())))
         for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
         if error.path != str(path):  # of an output
             raise
-        found = _finding(path, "the manifest cannot be read", remedy_for(error), error.path)
-        yield replace(found, facts=error.reason)
+        found = _finding(path, "the manifest cannot be read", remedy_for(error))
+        yield replace(found, facts=error.reason, path=error.path)
         return
     if to_check is None:
         to_check = files.keys()
     elif path.name == MANIFEST:  # its folder may hold other files
         return
     for name in sorted(to_check - listed):
-        text, hint = f"does not list {_relative(name, path)}", "its old name, if it was renamed"
-        yield _finding(path, text, hint, name)
+        yield _finding(path, "not listed", "its old name, if it was renamed", _relative(name, path))
     for name in sorted(listed - to_check) if path.name != MANIFEST else ():
         yield _finding(path, f"lists {_relative(name, path)}, which is another file")
 
@@ -183,11 +177,13 @@ def _finding(
     manifest: Path,
     problem: str,
     hint: str = "",
-    path: str | None = None,
+    output: str = "",
     ranks: tuple[int, ...] = (),
 ) -> Diagnostic:
-    """Return the finding that a file, or a set, is not what its manifest lists."""
-    return Diagnostic("manifest", problem, hint, ranks=ranks, path=path, where=str(manifest))
+    """Return the finding that an output, or a set, is not what its manifest lists."""
+    path = _absolute(manifest.parent / output) if output else None
+    where = f"{manifest}: {output}" if output else str(manifest)
+    return Diagnostic("manifest", problem, hint, ranks=ranks, path=path, where=where)
 
 
 def _check_hashes(
@@ -205,7 +201,6 @@ def _check_hashes(
         first = next(i for i, (expected, hashed) in pairs if expected != hashed)
         where = f" (of stretch {first + 1} of {len(listed)})" if len(listed) > 1 else ""
         facts = f"expected SHA-256 {listed[first]}, found {found[first]}{where}"
-    text = f"{pending.output}: {name}: changed since it was written"
-    file = _absolute(path.parent / pending.output)
-    problem = _finding(path, text, _WRITE_AGAIN, file, (pending.rank,))
+    text, output = "changed since it was written", pending.output
+    problem = _finding(path, text, _WRITE_AGAIN, output, (pending.rank,))
     yield replace(problem, facts=facts, tensor=name)

@@ -477,13 +477,15 @@ def find_parallelism(
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
-    It is tensor parallelism if all sharded parameters have as many slices, and some matrices are
-    sharded along rows and others along columns.  Other cuts may be of another kind: of experts, or
-    of an embedding table.
+    It is tensor parallelism if all sharded parameters are split over the same groups of ranks, and
+    some matrices along rows and others along columns.  Other cuts may be of another kind: of
+    experts, or of an embedding table.
     """
     splits: Counter[tuple[int, int]] = Counter()
     shards: Counter[int] = Counter()
     cuts = set()
+    grids: set[tuple[Ranks, tuple[Ranks, ...]]] = set()  # of sharded parameters
+    groups: set[frozenset[Ranks]] = set()  # ranks with equal slices, before an optimizer shard
     for entry in entries:
         placement = entry.placement
         if placement.is_listed:
@@ -491,18 +493,21 @@ def find_parallelism(
         if placement.is_listed and entry.name not in parameter_of_state:
             slices = len(placement.local_owners) // placement.optimizer_shard
             splits[slices, placement.replicas] += 1
-            cuts |= {placement.cuts} if slices > 1 else set()
+            if slices > 1:
+                cuts.add(placement.cuts)
+                if entry.layout is None:
+                    groups.add(frozenset(placement.local_owners))
+                else:
+                    grids.add((entry.layout.device_matrix, entry.layout.tensor_map))
+    groups |= {frozenset(Layout(*grid).slice_owners()) for grid in grids}
     tensors = shards.total()
     del shards[1]
-    sharded = {key for key in splits if key[0] > 1}
     matrices = {(rows > 1, columns > 1) for rows, columns in (one for one in cuts if len(one) == 2)}
     is_tensor_parallel = (
-        len(sharded) == 1
-        and matrices == {(True, False), (False, True)}
-        and max(map(len, cuts)) == 2
+        len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )
     return Parallelism(
-        sharded.pop()[0] if is_tensor_parallel else None,
+        len(groups.pop()) if is_tensor_parallel else None,
         tensors,
         tuple(Split(*key, number) for key, number in splits.most_common()),
         tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
@@ -545,7 +550,8 @@ def assess(
     if catalog.damaged.keys() - replaced or (failures and sharding is not None):
         wrong.append("damaged")
     of_ranks = Merged() if isinstance(catalog, MergedCatalog) or sharding is None else sharding
-    missing_ranks = tuple(ranks_without_file(catalog, of_ranks))
+    # A strategy that does not fit tells nothing of ranks.
+    missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
     unreadable = tuple(catalog.damaged)
     if sharding is None:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))

@@ -25,7 +25,6 @@ from ckpttool.planning.replicas import (
     find_difference,
     slices_of,
     stage_pairs,
-    with_remedy,
 )
 from ckpttool.planning.resolve import (
     ResolvedSources,
@@ -170,9 +169,9 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
     ):
         if number:
             with_some = tuple(sorted(ranks))
-            verb = "is" if number == 1 else "are"
-            text = f"{name}: {number} of {count(tally.elements, 'element')} {verb} {word}"
-            facts = f"{format_ranks(with_some)}; first at {first}"
+            facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(with_some)}; "
+            facts += f"first at {first}"
+            text = f"elements are {word}"
             found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
             yield replace(found, count=number, first=first)
 
@@ -180,10 +179,10 @@ def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
 def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
     """Return the finding of a weight with slices that are all zero."""
     ranks = tuple(sorted(tally.zero_ranks))
-    text = f"{name}: all {count(tally.elements, 'element')} are zero"
+    text, facts = "all elements are zero", ""
     if tally.zeros < tally.elements:
-        text = f"{name}: all elements on {format_ranks(ranks)} are zero, and others are not"
-    return Diagnostic("zero", text, tensor=name, ranks=ranks, count=tally.zeros)
+        text, facts = "all elements of some ranks are zero", format_ranks(ranks)
+    return Diagnostic("zero", text, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
 
 
 def _lower_index(a: Index | None, b: Index | None) -> Index | None:
@@ -386,7 +385,7 @@ class _Verification:
         running = find_running_statistics(catalog, sharding, names, self.executor)
         found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
         found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
-        self.found.add(*with_remedy(found))
+        self.found.add(*found)
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         """Yield all slices on disk, those of stages after the first last."""

@@ -20,7 +20,8 @@ SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
 
 @pytest.mark.parametrize("columns", [20, 60, 140])
 def test_a_terminal_gets_per_cent_bytes_speed_and_time_left(tmp_path, columns):
-    shown, code = on_terminal("merge", *SRC, "-o", tmp_path / "m.h5", columns=columns)
+    words = ["merge", *SRC, "-o", tmp_path / "m.h5"]
+    shown, code = on_terminal(*words, columns=columns, bars_at_once=True)
     assert code == 0
     facts = r"writing .*100%, 42\.6 of 42\.6 KiB, \d+\.\d [KM]iB/s, ETA 0:00:00"
     assert re.search(facts, shown) or columns == 20
@@ -29,12 +30,20 @@ def test_a_terminal_gets_per_cent_bytes_speed_and_time_left(tmp_path, columns):
     assert "checksums" not in shown
 
 
+def test_a_short_phase_shows_no_bar():
+    shown, code = on_terminal("inspect", *SRC)
+    assert code == 0
+    assert shown.startswith(str(SRC[0]))
+
+
 def test_quiet_hides_everything(tmp_path):
-    assert on_terminal("merge", *SRC, "-o", tmp_path / "q.h5", "-q") == ("", 0)
+    assert on_terminal("merge", *SRC, "-o", tmp_path / "q.h5", "-q", bars_at_once=True) == ("", 0)
 
 
 def test_a_dumb_terminal_gets_no_bar(tmp_path):
-    shown, code = on_terminal("merge", *SRC, "-o", tmp_path / "m.h5", TERM="dumb")
+    shown, code = on_terminal(
+        "merge", *SRC, "-o", tmp_path / "m.h5", TERM="dumb", bars_at_once=True
+    )
     assert code == 0
     assert "writing" not in shown
 
@@ -44,14 +53,14 @@ def test_a_terminal_shows_how_much_of_what_is_kept_was_read(tmp_path):
     run_well("merge", *words)
     time.sleep(0.01)
     os.utime(tmp_path / "m.h5")  # so that only its contents tell that it is what was written
-    shown, code = on_terminal("merge", *words, "--resume")
+    shown, code = on_terminal("merge", *words, "--resume", bars_at_once=True)
     assert code == 0
     assert re.search(r"reading what is kept .*\d of \d+\.\d KiB", shown)
 
 
 def test_phases_of_checks_have_names(tmp_path):
     words = [*SRC, "-o", tmp_path / "m.ckpt", "--check-replicas", "--crc"]
-    shown, code = on_terminal("merge", *words)
+    shown, code = on_terminal("merge", *words, bars_at_once=True)
     assert code == 0
     assert "verifying checksums" in shown
     assert re.search(r"comparing replicas .*\d%", shown)

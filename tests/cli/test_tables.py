@@ -125,7 +125,7 @@ def test_another_cell_that_leaves_no_room_stands_above_its_row_too(terminal):
     assert terminal(40, FILES, PATHS[:1]) == [
         "  path",
         "    rank      size",
-        " " + "─" * 18,
+        " " + "─" * 33,
         "  rank_0/llama_7b_rank_0-2_3.ckpt",
         "       0   1.5 GiB",
     ]
@@ -136,6 +136,17 @@ def test_long_cells_are_folded_between_words(terminal):
     assert [line.split() for line in terminal(36, ["name", "device matrix"], rows)[-2:]] == [
         ["accum.layer1.weight", "ranks", "0-3,"],
         ["5-7", "have", "0"],
+    ]
+
+
+def test_last_columns_stand_once_above_the_rows_that_share_them(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: 24)
+    rows = [("layer.1", "4", "0,2 | 1,3"), ("norm", "4", "0-3"), ("layer.2", "8", "0,2 | 1,3")]
+    print_table("t", ("name", "shape>", "ranks of slices"), rows, is_grouped=True)
+    assert capsys.readouterr().out.splitlines()[2:-1] == [
+        *("  ranks of slices", "    name      shape", " " + 19 * "─"),
+        *("  0,2 | 1,3", "    layer.1       4", "    layer.2       8"),
+        *("  0-3", "    norm          4"),
     ]
 
 
@@ -158,6 +169,15 @@ def test_on_a_terminal_a_message_is_folded_between_words_and_indented(capsys, mo
     assert all(line.startswith("  ") and line[2] != " " for line in rest)
     assert " ".join([first, *(line.strip() for line in rest)]) == f"warning: {LONG}"
     assert all(len(line) <= columns or len(line.split()) == 1 for line in (first, *rest))
+
+
+@pytest.mark.parametrize("columns", range(8, 60))
+def test_a_number_stays_with_its_unit(capsys, monkeypatch, columns):
+    monkeypatch.setattr(tables, "terminal_columns", lambda stream: columns)
+    print_text("from 8 ranks at step 2_10, 189.8 KiB of (4, 2), rows / 2 of 64 x 32, x 4 of 3 1-2")
+    lines = capsys.readouterr().out
+    for word in ("8 ranks", "step 2_10", "189.8 KiB", "(4, 2)", "rows / 2", "64 x 32", "x 4"):
+        assert word in lines
 
 
 def test_a_bullet_does_not_stand_alone(capsys, monkeypatch):

@@ -262,7 +262,7 @@ def test_boxes_that_do_not_fill_a_tensor_exactly_are_refused(new_folder, boxes, 
     HyperSave({"t": entry}, {"t": held}).write(folder / "src")
     if not held:
         return  # nothing was written
-    ways = "t: slices .* overlap and are not the same|t: .* in no file|begin at the same element"
+    ways = "t: slices overlap and are not the same|t: .* in no file|begin at the same element"
     with pytest.raises((PlanError, FormatError), match=ways):
         ckpttool.plan_merge(ckpttool.scan(str(folder / "src")), None, str(folder / "m.ckpt"))
 
@@ -329,9 +329,7 @@ def test_objects_and_files_that_are_not_named_are_passed_over_with_a_note(tmp_pa
 def test_replicas_are_compared_and_the_lowest_rank_is_read(folder):
     path = folder / "_rank3_.safetensors"
     write_safetensors(path, read(path) | {"layer.w": Entry("Float32", (4, 6), bytes(96))})
-    refused(
-        folder, 5, "1 parameter differs between ranks that .* layer.w: rank 2 differs from rank 3"
-    )
+    refused(folder, 5, "layer.w: different between ranks that .* rank 2 differs from rank 3")
     assert merged(folder, "--trust-strategy")[0] == ENTRIES
 
 
@@ -353,7 +351,7 @@ def test_metadata_of_the_ranks_is_put_together(package, tmp_path):
     assert merged(source)[0] == ENTRIES
     for path in [*source.glob(".rank2_metadata"), *source.glob("2.metadata")]:
         path.unlink()
-    refused(source, 5, "layer.w: 1 slice of \\(8, 6\\) in no file: \\[4:8, 0:6\\]")
+    refused(source, 5, "layer.w: slices are in no file 1 of \\(8, 6\\): \\[4:8, 0:6\\]")
 
 
 def test_metadata_of_the_ranks_has_to_agree(tmp_path):
@@ -394,7 +392,7 @@ def test_files_that_are_not_what_metadata_says_are_named_all_at_once(folder):
     write_safetensors(path, {"step": ENTRIES["step"]})
     (folder / "_rank3_.safetensors").unlink()
     refused(
-        folder, 5, "layer.b: rank 1 .* has BFloat16 \\(5,\\), expected BFloat16 \\(6,\\)",
+        folder, 5, "layer.b: .* rank 1 .* has BFloat16 \\(5,\\), expected BFloat16 \\(6,\\)",
         "_rank2_.safetensors: lacks tensors that .metadata lists .*layer.w",
         "_rank3_.safetensors: file not found .*layer.w",
     )  # fmt: skip

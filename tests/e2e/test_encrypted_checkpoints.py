@@ -157,7 +157,7 @@ def test_a_plain_rank_among_encrypted_ones_is_pointed_out(tmp_path, key_file):
     words = ["merge", source, *STRATEGIES[:2], "--dec-key-file", key_file, "-o", tmp_path / "o.h5"]
     refused = run(*words, "--strict")
     assert refused.exit_code == 5
-    assert "--strict: rank 3: not encrypted, unlike ranks 0-2, 4-7" in message(refused)
+    assert "rank 3: not encrypted, unlike ranks 0-2, 4-7 (--strict)" in message(refused)
     result = run_well(*words, "-q")
     assert "warning[mixed_encryption]: rank 3: not encrypted, unlike ranks" in message(result)
 

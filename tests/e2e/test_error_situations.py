@@ -294,13 +294,13 @@ def test_a_rank_with_an_unfinished_file_only_is_refused(job):
     for rank in (2, 3):  # both that have these rows
         job.file(rank).rename(job.file(rank, ".tmp"))
     left = r"files of a save that did not finish: rank_2/net.tmp, rank_3/net.tmp"
-    absent = rf"ranks 2, 3: no checkpoint file found in .*run, and no other rank .* w; {left}"
+    absent = rf"w: some slices .* ranks 2, 3: no checkpoint file found in .*run; {left}"
     job.refuses(job.merge(), 5, absent)
 
 
 def test_a_rank_with_an_unfinished_file_only_is_replaced_by_its_replica(job):
     job.file(2).rename(job.file(2, ".tmp"))
-    fact = "--strict: rank 2: no checkpoint file found in .*run all slices.*without --strict"
+    fact = r"rank 2: no checkpoint file found in .*run \(--strict\) all slices.*without --strict"
     job.refuses(job.merge("--strict"), 5, fact)
     result = job.merge()
     assert result.exit_code == 0
@@ -359,7 +359,7 @@ def test_ranks_of_two_formats_are_refused(job):
 def test_replicas_that_differ_are_refused(job):
     write_file(job.file(3), {**held(3), "v": FULL["w"]}, "ckpt")
     job.refuses(
-        job.merge(), 5, "differs between ranks that should hold the same v: rank 3 differs from"
+        job.merge(), 5, "v: different between ranks that should hold the same rank 3 differs from"
     )
 
 
@@ -444,14 +444,14 @@ def test_a_tensor_map_for_other_axes_is_refused(job, side):
     else:
         words = ["-s", job.strategy, "-d", wrong, "-o", job.folder / "out"]
         result = run("reshard", job.run, *words)
-        fact = r"wrong\.ckpt: .* w: tensor map \[\[1\]\] is for 1 axis, not shape \(8, 4\)"
+        fact = r"wrong\.ckpt: w: .* tensor map \[\[1\]\] is for 1 axis, not shape \(8, 4\)"
     job.refuses(result, 5, fact)
 
 
 def test_an_optimizer_shard_that_does_not_divide_the_slice_is_refused(job):
     target = job.say(layout("w", (16,), (-1, -1), size=16), layout("v", (16,), (-1, -1)), name="d")
     words = ["-s", job.strategy, "-d", target, "-o", job.folder / "out"]
-    fact = r"w: axis 0 of \(8, 4\) is divisible by 8, not by 16"
+    fact = r"w: .* axis 0 of \(8, 4\) is divisible by 8, not by 16"
     job.refuses(run("reshard", job.run, *words), 5, fact)
 
 

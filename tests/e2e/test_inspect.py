@@ -22,6 +22,7 @@ from tests.support.readers import rank_file, read, zeros
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SOURCE = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
+MODEL = GOLDEN / "reshard_8_to_4"
 LLAMA = GOLDEN / "pipeline_tied_llama"
 PP2 = SAMPLES / "pp2" / "strategy"
 
@@ -49,7 +50,7 @@ def test_the_first_lines_say_what_it_is_how_it_is_sharded_and_whether_it_is_comp
 
 def test_equal_layers_states_and_unsharded_tensors_are_folded():
     lines = screen(*SOURCE).splitlines()
-    assert "18 tensors: 6 parameters, each with accum., stat." in lines
+    assert "21 tensors: 6 parameters, each with accum., stat.; 3 not in the strategy" in lines
     assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,3,6,7" in lines
     assert " layer3.weight 32 x 10 rows / 2 0,1,4,5 | 2,3,6,7" in lines
     assert " 4 more no 0-7" in lines
@@ -60,9 +61,8 @@ def test_equal_layers_states_and_unsharded_tensors_are_folded():
 
 def test_layers_of_all_stages_are_one_row():
     text = screen(LLAMA / "src", "-s", LLAMA / "src_strategy.ckpt")
-    assert (
-        " model.layers.{0,1}.attention.wq.weight 16 x 16 rows / 2 0,2 | 1,3; 1 more stage" in text
-    )
+    row = " model.layers.{0,1}.attention.wq.weight 16 x 16 rows / 2 0,2 | 1,3 or 4,6 | 5,7\n"
+    assert row in text
     assert "2-way tensor parallel x 2 replicas, 2 stages of 4 ranks, no optimizer shard" in text
     assert "ranks 0-3: 32 tensors, 20.3 KiB each; 4-7: 32 tensors" in text
 
@@ -107,9 +107,12 @@ def lost(tmp_path):
 
 
 def test_a_rank_that_replicas_replace_is_named(lost):
-    text = screen(lost(3), *SOURCE[1:])
+    result = run_well("inspect", lost(3), *SOURCE[1:])
+    text = re.sub("[ ]+", " ", result.stdout)
     assert "yes: every slice is there, 3 to 7 replicas each" in text
+    assert "contents 7 of 8 ranks, step 2_10" in text
     assert "rank 3 has no file: replicas hold the slices" in text
+    assert result.stderr == "", "once is enough"
     assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,6,7" in text
 
 
@@ -123,6 +126,36 @@ def test_what_is_missing_is_named(lost):
     )
     assert "2-way tensor parallel x 4 replicas" in text, "as the strategy says"
     assert "without 6 incomplete tensors" in text
+
+
+def test_all_ranks_are_those_of_the_strategy(lost):
+    folder = lost(3)
+    path = next((folder / "rank_5").iterdir())
+    path.write_bytes(path.read_bytes()[:2000])
+    text = " ".join(run("inspect", folder, *SOURCE[1:]).stdout.split())
+    assert "contents 6 of 8 ranks, step 2_10" in text
+    assert "equal on ranks 0-2, 4, 6, 7: global_step" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("missing_rank", "3 of 4 ranks, step 2_10, ckpt, 855 B, parameters not known"),
+        ("empty_file", "3 of 4 ranks, step 2_10, ckpt, 855 B, parameters not known"),
+        ("garbage", "equal on ranks 0-2: global_step"),
+        ("odd_folder", "not known: the strategy does not fit the checkpoint 5 tensors"),
+    ],
+)
+def test_nothing_is_said_of_ranks_that_were_not_read(name, text):
+    case = GOLDEN / "broken_inputs" / name
+    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
+    assert text in " ".join(result.stdout.split())
+
+
+def test_with_an_optimizer_shard_no_replicas_are_promised():
+    case = GOLDEN / "bfloat16_model"
+    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
+    assert "2-way tensor parallel x 4-way data parallel, 1 stage, optimizer shard of 4 or 8" in text
 
 
 def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
@@ -139,7 +172,7 @@ def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
 def test_samples_tell_which_ranks_hold_the_same():
     text = screen(CASE / "src")
     assert "parallelism not known without a strategy (-s STRATEGY)" in text
-    assert "sampled pages of 21 tensors: 15 equal on all ranks, 6 different between" in text
+    assert "sampled pages of 21 tensors: 15 equal on their ranks, 6 different between" in text
     assert " layer1.weight 64 x 16 0,1,4,5 | 2,3,6,7" in text
     assert "single values, equal on all ranks: global_step, learning_rate, momentum" in text
 
@@ -195,8 +228,8 @@ def test_shapes_and_types_that_differ_between_ranks_are_rows_of_their_own(tmp_pa
     write_ranks(tmp_path / "src", ranks, "ckpt")
     text = screen(tmp_path / "src")
     assert "1.2 KiB, 3 tensors\n" in text
-    rows = ["w Float32 16 x 8 0", "w Float32 8 x 8 1,2", "v Float32 4 0", "v Float16 4 1"]
-    assert "\n ".join([*rows, "b Float32 2 x 2 0,1", "b Float32 4 2"]) in text
+    rows = ["w 16 x 8 Float32 0", "w 8 x 8 Float32 1,2", "v 4 Float32 0", "v 4 Float16 1"]
+    assert "\n ".join([*rows, "b 2 x 2 Float32 0,1", "b 4 Float32 2"]) in text
     assert "sampled pages of 3 tensors: 3 different between ranks" in text
     found = [
         (one["name"], one["shape"], one["ranks"]) for one in document(tmp_path / "src")["tensors"]
@@ -265,11 +298,12 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     ranks = {rank: {"w": noise(f"w{rank % 2}", "Float32", (4,))} for rank in range(65)}
     write_ranks(tmp_path / "src", ranks, "ckpt")
     text = screen(tmp_path / "src")
-    assert "--all samples pages of every tensor, which tell what ranks hold the same" in text
+    assert "--all samples every tensor and shows which ranks hold the same" in text
     assert " w 4 0-64" in text
     text = screen(tmp_path / "src", "--all")
     assert "sampled pages of 1 tensor: 1 different between ranks" in text
-    assert " w Float32 4 2 slices x 32-33 ranks" in text
+    even, odd = (",".join(map(str, range(first, 65, 2))) for first in (0, 1))
+    assert f" w 4 Float32 {even} | {odd}\n" in text
 
 
 # ---------------------------------------------------------------------------------- kinds of source
@@ -289,7 +323,8 @@ def test_a_single_file_has_the_same_table_with_sizes(tmp_path):
 def test_parameters_and_states_in_several_files_are_one_row(tmp_path):
     run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
     text = screen(tmp_path / "model")
-    assert "18 tensors: 6 parameters, each with accum., stat." in text
+    title = "21 tensors: 6 parameters, each with accum., stat.; 3 single values"
+    assert f"{title}\n\n tensors full shape size with states\n" in text
     assert " layer1.weight 64 x 32 24.0 KiB" in text
 
 
@@ -312,7 +347,7 @@ def test_ranks_that_differ_in_type_are_not_called_complete():
 def test_files_that_cannot_be_read_are_counted():
     result = run("inspect", GOLDEN / "encrypted_gcm" / "src")
     text = " ".join(result.stdout.split())
-    assert "0 of 2 ranks, step 2_10, 0 B, 0 tensors parallelism not known" in text
+    assert "contents 2 ranks, step 2_10, encrypted with AES-GCM, and there is no key p" in text
     assert "ranks 0, 1 cannot be read" in text
 
 
@@ -320,7 +355,7 @@ def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_the
     case = GOLDEN / "safetensors_remove_redundancy"
     text = screen(case / "src", "-s", case / "src_strategy.ckpt")
     assert "complete yes: every slice is there, once" in text
-    assert "36 tensors: 12 parameters, each with adam_m., adam_v." in text
+    assert "38 tensors: 12 parameters, each with adam_m., adam_v.; 2 not in the" in text
     assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
     assert " 3 more 16 no 0-7" in text
     assert "more stage" not in text
@@ -342,15 +377,16 @@ def test_files_that_cannot_be_read_are_not_complete_and_the_strategy_is_shown():
 
 def test_all_has_a_line_for_each_tensor():
     lines = screen(*SOURCE, "--all").splitlines()
-    assert " accum.layer1.weight Float32 64 x 32 columns / 2 0,1,4,5 | 2,3,6,7" in lines
-    assert " global_step Int32 1 not listed 0-7" in lines
+    layout = "columns / 2 (2, 2, 2) - (1) 0,1,4,5 | 2,3,6,7"
+    assert f" accum.layer1.weight 64 x 32 Float32 {layout}" in lines
+    assert " global_step 1 Int32 not listed 0-7" in lines
     layouts = screen(CASE / "src_strategy.ckpt", "--all").splitlines()
-    assert " layer1.weight columns / 2 (2, 2, 2) - (1) 0,1,4,5 | 2,3,6,7" in layouts
+    assert f" layer1.weight {layout}" in layouts
 
 
 def test_all_names_the_file_of_each_tensor_of_several_files(tmp_path):
     run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
-    line = " layer1.weight Float32 64 x 32 8.0 KiB model-00001-of-00006.safetensors"
+    line = " layer1.weight 64 x 32 Float32 8.0 KiB model-00001-of-00006.safetensors"
     assert line in screen(tmp_path / "model", "--all").splitlines()
 
 
@@ -367,7 +403,7 @@ def test_a_rank_that_holds_several_boxes_is_named_for_each():
 def test_a_checkpoint_that_describes_itself_has_the_same_table():
     text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
     assert "parameters in 2 slices x 2 replicas or 4 slices x 1 replica\n" in text
-    assert " net.w Float32 8 x 12 rows / 2, columns / 2 0-3, one each" in text
+    assert " net.w 8 x 12 Float32 rows / 2, columns / 2 0-3, one each" in text
 
 
 # --------------------------------------------------------------------------------------- strategies
@@ -508,13 +544,39 @@ def test_no_line_is_wider_than_the_terminal_unless_one_word_is(terminal, case, w
         assert len(line) <= max(width, 14 + max(map(len, line.split()), default=0))
 
 
-def test_a_row_is_one_line_at_80_columns(terminal):
-    lines = terminal(80, LLAMA)
-    row = "  model.layers.{0,1}.feed_forward.w{1,3}.weight   32 x 16      rows / 2"
-    assert row in lines
-    assert "  rows / 2; columns / 2: on 0,2 | 1,3 or 4,6 | 5,7" in lines
-    lines = terminal(140, LLAMA)
-    assert f"{row}      0,2 | 1,3; 1 more stage" in lines
+@pytest.mark.parametrize(
+    ("width", "heads", "group"),
+    [
+        (80, "tensors full shape sharded", "0,2,4,6 | 1,3,5,7"),
+        (60, "tensors full shape", "rows / 2 0,2,4,6 | 1,3,5,7"),
+    ],
+)
+@pytest.mark.parametrize("show_all", [False, True])
+def test_a_tensor_is_one_line_below_the_ranks_of_its_slices(
+    terminal, width, heads, group, show_all
+):
+    lines = [" ".join(line.split()) for line in terminal(width, MODEL, show_all=show_all)]
+    names = [line.split()[0] for line in lines if re.search("weight .*32 x 16", line)]
+    if not show_all:
+        assert heads in lines
+        assert lines.count(group) == 1
+        assert names[-1] == "lm_head.weight"
+    assert len(names) >= 3
+
+
+def test_at_20_columns_heads_are_indented_like_their_cells(terminal):
+    lines = terminal(20, MODEL)
+    rule = next(i for i, line in enumerate(lines) if "──" in line)
+    assert lines[rule - 5 : rule] == [
+        *("  full shape", "  sharded", "  ranks of each", "  slice"),
+        "    tensors",
+    ]
+    assert len(lines[rule]) == 20
+    assert lines[rule + 1 : rule + 6] == [
+        *("  32 x 16", "  rows / 2", "  0,2,4,6 | 1,3,5,7"),
+        "    model.tok_embeddings.embedding_weight",
+        "    model.layers.0.feed_forward.w{1,3}.weight",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -531,7 +593,7 @@ def test_a_row_is_one_line_at_80_columns(terminal):
     ids=str,
 )
 def test_the_ranks_of_each_slice_stay_short(owners, text):
-    assert overview.groups_text(owners) == text
+    assert overview.groups_text(owners, 30) == text
 
 
 @pytest.mark.parametrize(
@@ -549,6 +611,12 @@ def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
     placement = Placement("layout", counts, ranks, optimizer_shard=shard)
     assert overview.sharded_text(placement) == text
+
+
+def test_uneven_slices_are_named_by_their_rows():
+    case = GOLDEN / "uneven_manual_split"
+    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
+    assert " embedding_table 16 x 8 rows / 6 + 10 0 | 1\n" in text
 
 
 def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):

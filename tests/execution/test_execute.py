@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.errors import CombinedError, FormatError
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import cut_into_tasks, fill
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.execute import CopyOptions, _failure, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.local import demand_same
@@ -457,3 +458,10 @@ def test_a_file_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path):
         execute(plan, destination)
     assert files_below(tmp_path, True) == ["rank_2/checkpoint_2.ckpt"]
     assert path.read_text() == "mine"
+
+
+def test_a_failure_names_every_problem_of_its_cause():
+    errors = [FormatError("a.ckpt", 1, "cut short"), FormatError("b.ckpt", 2, "encrypted")]
+    failure = _failure("out.h5", CombinedError(errors))
+    assert failure.cause == "a.ckpt: cut short"
+    assert failure.details == "byte 1; b.ckpt: encrypted"

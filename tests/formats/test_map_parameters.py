@@ -165,10 +165,11 @@ def test_parts_that_do_not_belong_together_are_no_map_parameter(tmp_path):
     keys, values = TensorMeta(KEYS, "Int64", (2,)), TensorMeta(VALUES, "Float32", (2, 3))
     statuses = TensorMeta(STATUSES, "Int32", (2,))
     assert list(map_problems([keys, values, statuses])) == []
-    assert list(map_problems([values])) == [f"emb: the map parameter lacks {KEYS} and {STATUSES}"]
+    (problem,) = map_problems([values])
+    assert problem.text == f"emb: the map parameter lacks {KEYS} and {STATUSES}"
     for wrong in (TensorMeta(STATUSES, "Int32", (3,)), TensorMeta(STATUSES, "str", (), "x")):
         (problem,) = map_problems([keys, values, wrong])
-        assert problem.startswith("emb: keys, values and statuses differ in number")
+        assert problem.fact.startswith("emb: keys, values and statuses differ in number")
 
 
 def test_a_part_alone_is_not_written_as_ckpt(tmp_path):

@@ -137,13 +137,13 @@ def test_an_attribute_with_the_name_of_a_tensor_is_not_written(tmp_path):
 @pytest.mark.parametrize("dtype", ["Complex128", "HiFloat8", "random_op"])
 def test_types_without_a_word_are_refused_with_the_way_round(dtype):
     (refusal,) = FORMAT.refusals([TensorMeta("w", dtype, (1,)), TensorMeta("v", "Int8", (1,))])
-    assert refusal.message == f"w: safetensors cannot hold {dtype}"
+    assert refusal.fact == f"w: safetensors cannot hold {dtype}"
     assert refusal.hint == "--format ckpt, or --format hdf5"
 
 
 def test_strings_and_the_name_of_the_metadata_are_refused():
     text = TensorMeta("s", "str", (), "a")
-    assert next(FORMAT.refusals([text])).message == "s: safetensors cannot hold str"
+    assert next(FORMAT.refusals([text])).fact == "s: safetensors cannot hold str"
     name = TensorMeta("__metadata__", "Int8", (1,))
     assert "safetensors reserves this name" in next(FORMAT.refusals([name])).message
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,7 @@ from ckpttool.model.diagnostics import (
     Diagnostic,
     Diagnostics,
     Severity,
+    join_alike,
     severities,
 )
 from tests.support.errors import texts_of
@@ -118,7 +120,7 @@ def test_the_place_of_a_fact_comes_before_its_message() -> None:
     assert one.on_side("A").text == "A (run): a stopped save"
     found = Diagnostics()
     found.add(one, one, one.on_side("A"))
-    assert [diagnostic.where for diagnostic in found] == ["run", "A (run)"]
+    assert [diagnostic.side for diagnostic in found] == ["", "A"]
 
 
 def test_each_fact_is_there_once() -> None:
@@ -152,6 +154,69 @@ def test_an_error_that_strict_made_says_so() -> None:
     with pytest.raises(PlanError) as caught:
         found.raise_if_errors()
     assert texts_of(caught.value) == (
-        "--strict: rank 1 lacks w\n  Try: the same command without --strict",
+        "rank 1 lacks w (--strict)\n  Try: the same command without --strict",
         "d",
     )
+
+
+def lines(*found: Diagnostic) -> list[tuple[str, ...]]:
+    return [one.lines for one in join_alike(found)]
+
+
+def of_tensor(tensor: str, facts: str = "", *ranks: int) -> Diagnostic:
+    return Diagnostic("shape", "of another shape", "look", (), facts, tensor, ranks)
+
+
+def of_file(path: str, rank: int, facts: str = "", side: str = "") -> Diagnostic:
+    one = Diagnostic("damaged", "cut short", ranks=(rank,), path=path, where=path, side=side)
+    return replace(one, facts=facts)
+
+
+def test_the_same_problem_of_many_tensors_is_one_text_with_three_names() -> None:
+    found = [of_tensor(f"w{i}", f"({i},)", 0, 1) for i in range(20)]
+    assert lines(*found) == [("w0, w1, w2 and 17 more: of another shape", "w0: (0,)", "Try: look")]
+    assert lines(of_tensor("w", "a"), of_tensor("b", "a")) == [
+        ("w, b: of another shape", "a", "Try: look")
+    ]
+
+
+def test_a_tensor_that_comes_several_times_is_named_once_with_all_its_facts() -> None:
+    found = [of_tensor("w", "4 in rank 0", 0), of_tensor("w", "6 in rank 1", 1)]
+    text = "ranks 0, 1; 4 in rank 0; 6 in rank 1"
+    assert lines(*found) == [("w: of another shape", text, "Try: look")]
+    (_, facts, _), *_ = lines(*(of_tensor("w", f"{i}") for i in range(9)))
+    assert facts == "0; 1; 2; 6 more"
+
+
+def test_the_first_file_with_facts_is_named_and_no_facts_are_empty() -> None:
+    found = [of_file("a", 0), of_file("b", 1, "byte 7"), of_file("c", 2, "byte 9")]
+    assert lines(*found) == [("b and 2 more: cut short", "ranks 0-2; the first: byte 7")]
+    assert lines(*found[:1]) == [("a: cut short",)]
+    assert lines(of_file("a", 0), of_file("b", 1)) == [("a and 1 more: cut short", "ranks 0, 1")]
+
+
+def test_files_without_ranks_are_named() -> None:
+    found = [replace(of_file(name, 0), ranks=()) for name in "abcdef"]
+    assert lines(*found) == [("a and 5 more: cut short", "also b, c, d and 2 more")]
+
+
+def test_files_of_both_sides_are_never_one() -> None:
+    assert lines(of_file("a", 0, side="A"), of_file("b", 0, side="B")) == [
+        ("A (a): cut short",),
+        ("B (b): cut short",),
+    ]
+
+
+def test_a_problem_without_a_tensor_or_a_place_is_there_once() -> None:
+    found = [Diagnostic("missing", "some", facts=facts) for facts in ("f", "f", "g")]
+    assert lines(*found) == [("some", "f; g")]
+
+
+def test_an_accumulator_keeps_each_file_by_itself_also_of_another_stage() -> None:
+    first, second = Diagnostics("verify"), Diagnostics("verify")
+    first.add(of_file("a", 0), of_file("b", 1))
+    second.extend(first)
+    second.add(of_file("c", 2))
+    assert [one.path for one in second] == ["a", "b", "c"]
+    assert len(second) == 3
+    assert lines(*second) == [("a and 2 more: cut short", "ranks 0-2")]

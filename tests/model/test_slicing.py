@@ -72,42 +72,48 @@ def test_boxes_without_elements_among_others_take_no_part():
     assert (len(described.slices), described.cuts) == (1, ((0, 4), (0, 2)))
 
 
+OTHER = "w: a slice has another type or shape\n  rank 0 (rank_0.ckpt) "
+OUTSIDE = "w: a slice lies outside of the full shape\n  rank 0 (rank_0.ckpt) holds "
+
+
 @pytest.mark.parametrize(
     ("boxes", "problem"),
     [
-        ([], "w: 1 slice of (4, 4) in no file: [0:4, 0:4]"),
-        ([box((0, 0), (4, 2))], "w: 1 slice of (4, 4) in no file: [0:4, 2:4]"),
+        ([], "w: slices are in no file\n  1 of (4, 4): [0:4, 0:4]"),
+        ([box((0, 0), (4, 2))], "w: slices are in no file\n  1 of (4, 4): [0:4, 2:4]"),
         (
             [box((0, 0), (4, 3)), box((0, 2), (4, 4), 1)],
-            "w: slices [0:4, 0:3] and [0:4, 2:4] overlap and are not the same",
+            "w: slices overlap and are not the same\n  [0:4, 0:3] and [0:4, 2:4]",
         ),
         (
             [box((0, 0), (5, 4))],
-            "w: rank 0 (rank_0.ckpt) holds [0:5, 0:4], outside of full shape (4, 4)",
+            f"{OUTSIDE}[0:5, 0:4] of (4, 4)",
         ),
-        ([box((0,), (4,))], "w: rank 0 (rank_0.ckpt) holds [0:4], outside of full shape (4, 4)"),
+        ([box((0,), (4,))], f"{OUTSIDE}[0:4] of (4, 4)"),
         (
             [box((0, 0), (4, 4), dtype="Int32")],
-            "w: rank 0 (rank_0.ckpt) has Int32 (4, 4), expected Float32 (4, 4)",
+            f"{OTHER}has Int32 (4, 4), expected Float32 (4, 4)",
         ),
     ],
 )
 def test_what_is_wrong_with_boxes_is_said(boxes, problem):
-    assert fill_with_boxes(full(4, 4), boxes) == [problem]
+    assert [one.text for one in fill_with_boxes(full(4, 4), boxes)] == [problem]
 
 
 def test_two_slices_are_not_one_stored_tensor():
     one = box((0, 0), (2, 4))
     other = Box(Region((2, 0), (4, 4)), 0, one.tensor)
     (problem,) = fill_with_boxes(full(4, 4), [one, other])
-    assert problem == "w: slices [0:2, 0:4] and [2:4, 0:4] are one tensor of rank_0.ckpt"
+    assert problem.fact == "w: two slices are one tensor of a file"
+    assert problem.facts == "rank_0.ckpt: [0:2, 0:4] and [2:4, 0:4]"
 
 
 def test_a_grid_that_grows_out_of_hand_is_refused():
     size = 1100
     boxes = [box((i, i), (i + 1, i + 1), i) for i in range(size)]
     (problem,) = fill_with_boxes(full(size, size), boxes)
-    assert problem.endswith(f"so irregular that their grid is ({size}, {size}) large")
+    assert problem.fact == "w: the slices are too irregular"
+    assert problem.facts.endswith(f"the grid is ({size}, {size}) large")
     assert size * size > MAX_CELLS
 
 

@@ -143,7 +143,7 @@ def test_what_nothing_tells_is_a_question_that_lists_the_ways(tmp_path):
     tensors = {"w": (w, 4), "bias": (zeros((8, 1)), 4)}
     catalog = checkpoint(tmp_path, 4, tensors)
     problem = refused(tmp_path, catalog, tensors)
-    assert "bias may become (2, 1) or (4, 1) or (8, 1)" in problem
+    assert "it may become (2, 1) or (4, 1) or (8, 1)" in problem
     assert "--optimizer-shard" in problem
     merged, _ = merge(tmp_path, catalog, tensors, optimizer_shard=4)
     assert merged["bias"].shape == (8, 1)
@@ -156,7 +156,7 @@ def test_what_is_whole_by_hand_is_no_question(tmp_path):
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": items}))
     (tmp_path / "more.yaml").write_text("ckpttool_strategy: 1\nparameters: {bias: replicated}\n")
     words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.ckpt"]
-    assert "bias may become (2, 1) or" in message(run(*words))
+    assert "it may become (2, 1) or" in message(run(*words))
     run_well(*words, "-s", tmp_path / "more.yaml")
     merged = read(tmp_path / "m.ckpt")
     assert (merged["w"].shape, merged["bias"].shape) == ((8, 3), (2, 1))
@@ -169,7 +169,7 @@ def test_two_ranks_that_differ_are_no_proof(tmp_path):
     problem = refused(tmp_path, catalog, ["w"])
     assert problem == (
         "1 parameter: diverged replicas, or slices of an optimizer shard\n"
-        "  w: ranks 0, 1 differ (two replicas only); w may become (4, 3) or (8, 3)\n"
+        "  w: ranks 0, 1 differ (two replicas only); w: it may become (4, 3) or (8, 3)\n"
         "  Try: --trust-strategy if replicas, --optimizer-shard 2 if slices; "
         "`ckpttool help undecided_shard` explains"
     )
@@ -272,7 +272,7 @@ def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_none(tmp_path)
 @pytest.mark.parametrize(
     ("ranks", "shard", "said", "problem"),
     [
-        (2, 2, 1, "1 parameter differs between ranks that should hold the same w: "),
+        (2, 2, 1, "w: different between ranks that should hold the same rank"),
         (
             2,
             2,
@@ -423,7 +423,7 @@ def test_a_stale_rank_is_not_taken_for_a_slice(tmp_path):
     held = {rank: {"w": w, "moments.w": m} for rank in range(4)}
     held[2] = {"w": noise("v", "Float32", (8, 3)), "moments.w": m}
     catalog = catalog_on_disk(tmp_path / "src", held)
-    with pytest.raises(ckpttool.PlanError, match="w: rank 2 differs from ranks 0, 1, 3"):
+    with pytest.raises(ckpttool.PlanError, match="rank 2 differs from ranks 0, 1, 3"):
         merge(tmp_path, catalog, ["w", "moments.w"])
 
 
@@ -476,7 +476,7 @@ def test_a_parameter_and_its_state_of_different_rows_explain_nothing(tmp_path):
     w, m = noise("w", "Float32", (8, 3)), noise("m", "Float32", (2, 3))
     tensors = {"w": (w, 4), "moments.w": (m, 1)}
     with pytest.raises(
-        ckpttool.PlanError, match="1 parameter differs between ranks that should hold the same"
+        ckpttool.PlanError, match="w: different between ranks that should hold the same"
     ):
         merge(tmp_path, checkpoint(tmp_path, 4, tensors), tensors)
 
@@ -496,7 +496,7 @@ def test_what_gradients_prove_of_one_tensor_is_asked_of_others_that_tell_nothing
     tensors = {"w": (zeros((8, 3)), 4), "accu_grads.w": (noise("g", "Float32", (8, 3)), 1)}
     tensors["v"] = zeros((8, 3)), 4
     catalog = checkpoint(tmp_path, 4, tensors)
-    assert "1 parameter may have an optimizer shard: all elements are equal\n  v; " in refused(
+    assert "v: it may have an optimizer shard: all elements are equal\n  " in refused(
         tmp_path, catalog, tensors
     )
 
@@ -530,7 +530,7 @@ def test_what_missing_files_leave_open_is_asked_not_taken_for_the_smallest_shard
     with pytest.raises(ckpttool.PlanError) as caught:
         merge_of(tmp_path, catalog, ["w"], 4)
     (problem,) = texts_of(caught.value)
-    ways = r"ranks 2, 3 not there\n  w; w may become \(4, 3\) or \(8, 3\)\n.* --optimizer-shard N"
+    ways = r"ranks 2, 3 not there\n  it may become \(4, 3\) or \(8, 3\)\n.* --optimizer-shard N"
     assert not mentions(problem, ways)
     with pytest.raises(ckpttool.PlanError, match="ranks 2, 3: no checkpoint file"):
         merge_of(tmp_path, catalog, ["w"], 4, optimizer_shard=4)
@@ -542,7 +542,7 @@ def test_files_that_were_cut_short_leave_the_same_open(tmp_path):
     held = {rank: {"v": zeros((2, 3)), "w": entry_of(halves[rank])} for rank in range(4)}
     del held[2]["w"], held[3]["w"]
     catalog = catalog_on_disk(tmp_path / "src", held)
-    assert "may have an optimizer shard: ranks 2, 3 not there\n  w; " in refused_all(
+    assert "w: it may have an optimizer shard: ranks 2, 3 not there\n  " in refused_all(
         tmp_path, catalog, ["v", "w"]
     )
 

@@ -9,6 +9,7 @@ import pytest
 import ckpttool
 from ckpttool.errors import ForeignError, FormatError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.diagnostics import join_alike
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
 from ckpttool.planning.sources import find_sources
@@ -41,7 +42,7 @@ def outcome(catalog, strategy=ONE_STAGE, unlisted=None, content_groups=None):
     """Damage that is left, problems, and notes of replicas."""
     sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
     notes = [note.text for note in sources.notes if is_warning(note)]
-    return sources.damage, [problem.text for problem in sources.problems], notes
+    return sources.damage, [problem.text for problem in join_alike(sources.problems)], notes
 
 
 FULL = catalog_of({rank: {"w": (4, 3), "step": ()} for rank in range(4)})
@@ -59,8 +60,8 @@ def test_a_damaged_file_is_replaced_by_a_replica_and_a_note_names_file_reason_an
 
 def test_a_damaged_file_whose_replicas_are_damaged_too_is_an_error():
     damage, problems, notes = outcome(damaged(FULL, 2, 3), content_groups=SAME)
-    assert [error.lost_names for error in damage] == [("w",)] * 2
-    assert not problems
+    assert len(damage) == 2
+    assert problems == ["w: some slices are on no rank\n  ranks 2, 3: not read"]
     assert not notes
 
 
@@ -79,8 +80,8 @@ def test_slices_of_an_optimizer_shard_have_no_replicas():
     strategy = strategy_of({"w": SHARDED})
     catalog = damaged(catalog_of({rank: {"w": (2, 3)} for rank in range(4)}), 1)
     damage, problems, _ = outcome(catalog, strategy)
-    assert [error.lost_names for error in damage] == [("w",)]
-    assert not problems
+    assert len(damage) == 1
+    assert problems == ["w: some slices are on no rank\n  rank 1: not read"]
 
 
 def test_states_that_the_strategy_forgot_are_replaced_like_their_parameter():
@@ -104,8 +105,8 @@ def test_ranks_that_lose_the_same_are_named_together():
     strategy = strategy_of({"w": SHARDED, "v": SHARDED, "u": ROWS})
     ranks = {0: {"w": (2, 3), "v": (2, 3), "u": (4, 3)}}
     _, problems, _ = outcome(catalog_of(ranks), strategy)
-    the_one(problems[:1], "ranks 1-3: no checkpoint file found", "2 parameters: w, v")
-    the_one(problems[1:], "ranks 2, 3: no checkpoint file found", "parameter u")
+    lost = "ranks 1-3; w: ranks 1-3: no checkpoint file found in run\n"
+    the_one(problems, "w, v, u: some slices are on no rank\n", lost)
 
 
 def test_stages_need_not_hold_the_same_as_each_other():
@@ -122,8 +123,8 @@ def test_a_stage_that_is_all_damaged_is_an_error():
     strategy = strategy_of({"a": ROWS}, {"b": ROWS})
     ranks = {rank: {"a" if rank < 4 else "b": (4, 3)} for rank in range(8)}
     damage, problems, _ = outcome(damaged(catalog_of(ranks), 4, 5, 6, 7), strategy)
-    assert [error.lost_names for error in damage] == [("b",)] * 4
-    assert not problems
+    assert len(damage) == 4
+    assert problems == ["b: some slices are on no rank\n  ranks 4-7: not read"]
 
 
 def test_a_file_of_a_kind_that_is_not_read_is_not_replaced():
@@ -185,15 +186,16 @@ def test_a_listed_parameter_that_no_rank_saved_is_not_lost_with_one_of_several_r
     assert not problems
     the_one(notes["absent"], "1 parameter is in the strategy and in no file\n  frozen")
     damage, problems, _ = outcome(damaged(catalog, 2, 3), strategy)
-    assert [error.lost_names for error in damage] == [("w",)] * 2
-    the_one(problems, "ranks 2, 3: not read", "parameter frozen")
+    assert len(damage) == 2
+    assert problems[1:] == ["w: some slices are on no rank\n  ranks 2, 3: not read"]
+    the_one(problems[:1], "frozen: some slices", "ranks 2, 3: not read; ranks 0, 1: not in run/")
 
 
 def test_a_parameter_of_a_layout_without_replicas_is_lost_with_its_rank():
     catalog = catalog_of({rank: {"w": (4,)} for rank in range(2)})
     damage, problems, _ = outcome(damaged(catalog, 1), strategy_of({"w": Layout((2,), ((0,),))}))
-    assert [error.lost_names for error in damage] == [("w",)]
-    assert not problems
+    assert len(damage) == 1
+    assert problems == ["w: some slices are on no rank\n  rank 1: not read"]
 
 
 # ---------------------------------------------------------------------------- the whole program
@@ -225,16 +227,13 @@ def test_a_file_cut_between_two_records_is_replaced_with_a_warning(source, tmp_p
     result = merge(source, tmp_path / "m.ckpt")
     assert result.exit_code == 0
     assert (tmp_path / "m.ckpt").read_bytes() == whole.read_bytes()
-    said = f"warning[lacking]: rank 5: the file lacks {len(names)} parameters that others hold"
-    assert f"{said} {path}: " in message(result)
-    assert "; on rank 0; those are read Try: copy the file again if it was cut short" in message(
-        result
-    )
+    said = f"{len(names) - 3} more: not on rank 5, but on others {path}; on rank 0; those are read"
+    assert f"{said} Try: copy the file again if it was cut short" in message(result)
     for rank in (0, 1, 4):
         rank_file(source, rank).unlink()
     result = merge(source, tmp_path / "n.ckpt")
     assert result.exit_code == 5
-    assert not mentions(message(result), f"not in {path}", "and no other rank has their slices ")
+    assert not mentions(message(result), f"rank 5: not in {path}", "some slices are on no rank")
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing", "empty folder", "unreadable", "web page"])
@@ -294,7 +293,7 @@ def test_strict_refuses_what_replicas_would_replace(source, tmp_path, harm):
     result = merge(source, tmp_path / "out" / "m.h5", "--strict")
     assert result.exit_code == 5
     assert "--strict" in message(result)
-    assert ("/rank_2/" if harm == "damaged" else "rank 2: ") in message(result)
+    assert ("/rank_2/" if harm == "damaged" else "rank 2") in message(result)
     target = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "out"]
     words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", *target]
     assert run(*words, "--strict").exit_code == 5
@@ -320,8 +319,10 @@ def test_replicas_that_are_all_damaged_are_an_error_with_all_ranks(source, tmp_p
     assert result.exit_code == 3
     said = f"{paths[0]} and 3 more: the file is cut short or damaged ranks 0, 1, 4, 5; "
     assert said in message(result)
-    assert "; no other rank has these slices of layer1.weight, " in message(result)
-    assert "error[missing]" not in message(result)
+    lost = "3 more: some slices are on no rank ranks 0, 1, 4, 5: not read"
+    assert f"error[missing]: layer1.weight, layer3.weight, accum.layer1.weight and {lost}" in (
+        message(result)
+    )
     assert not (tmp_path / "m.h5").exists()
 
 

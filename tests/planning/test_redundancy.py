@@ -140,7 +140,7 @@ def test_a_slice_that_nobody_holds_is_named(saved, tmp_path, how):
         assert result.exit_code == 5
         told = message(result)
         assert not mentions(
-            told, "no other rank has", "saved without redundancy .remove_redundancy."
+            told, "some slices are on no rank", "saved without redundancy .remove_redundancy."
         )
         assert lost[0] in told
         assert ("rank 1: no checkpoint file found" in told) == (how == "gone")
@@ -155,9 +155,9 @@ def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_sav
     result = run("inspect", saved, *STRATEGY)
     assert result.exit_code == 5
     told = message(result)
-    assert f"ranks 0-7: their files lack slices that no other rank has parameter {name}" in told
+    assert f"{name}: ranks 0-7: not in the files" in told
     assert "saved without redundancy (remove_redundancy)" in told
-    suspect = f"; not in {rank_file(saved, 1)} (0 bytes); "
+    suspect = f"; {rank_file(saved, 1)}: 0 bytes; "
     assert (suspect in told) == (rank_file(saved, 1).stat().st_size == 0)
 
 
@@ -183,7 +183,7 @@ def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_pat
     )
     result = run("merge", *plain, "-q", "-o", tmp_path / "strict.ckpt", "--strict")
     assert result.exit_code == 5
-    assert f"--strict: {text}" in message(result)
+    assert f"{text} (--strict)" in message(result)
     assert f"warning[damaged_replica]: {text}" in message(run("diff", plain[0], *plain))
     result = run("verify", *plain, "--json")
     assert result.exit_code == 1
@@ -214,7 +214,8 @@ def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, 
     for words in (["verify", path], ["merge", path, "-o", tmp_path / "x.h5"], ["diff", path, path]):
         result = run(*words)
         assert result.exit_code == (1 if words[0] == "verify" else 3)
-        assert f"{path}: empty (0 bytes)" in message(result)
+        place = f"A ({path})" if words[0] == "diff" else path
+        assert f"{place}: empty (0 bytes)" in message(result)
     assert f"{path}: nothing in it (0 bytes)" in run_well("inspect", path).stderr
 
 
@@ -271,7 +272,7 @@ def test_ranks_that_hold_some_of_it_twice_were_cut_short(tmp_path):
     result = run(*replicated(tmp_path, {0: "ab", 1: "abc", 2: "bc"}))
     assert result.exit_code == 5
     assert "rank 0" in message(result)
-    assert "lacks 1 parameter" in message(result)
+    assert "c: not on rank 0, but on others" in message(result)
     assert [name for name in files_below(tmp_path) if not name.startswith("src")] == []
 
 
@@ -326,6 +327,6 @@ def test_what_is_lost_with_redundancy_is_told_as_before():
     _, problems, _ = find(catalog, ONE_STAGE)
     the_one(
         problems,
-        "ranks 2, 3: their files lack slices that no other rank has",
+        "w: some slices are on no rank",
         "rank_2/net.ckpt and 1 more (0 bytes)",
     )

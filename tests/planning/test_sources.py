@@ -50,22 +50,22 @@ def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
 def test_a_missing_rank_is_named_if_no_other_has_its_slice():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}})
     _, problems, _ = find(catalog)
-    the_one(problems, "ranks 2, 3", "no checkpoint file found in run", "parameter w")
+    the_one(problems, "ranks 2, 3", "no checkpoint file found in run", "w: some slices")
 
 
 def test_slices_that_are_nowhere_although_all_files_are_there_are_named_with_a_file():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {"b": ()}, 3: {"b": ()}})
     _, problems, _ = find(catalog, content_groups={"b": ((2, 3),)})
-    the_one(problems, "ranks 2, 3", "not in run/rank_2/net.ckpt and 1 more\n", "parameter w")
+    the_one(problems, "ranks 2, 3", "not in run/rank_2/net.ckpt and 1 more\n", "w: some slices")
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 2: {}, 3: {}})
-    the_one(find(catalog)[1], "rank_2/net.ckpt and 1 more (0 bytes)", "parameter w")
+    the_one(find(catalog)[1], "rank_2/net.ckpt and 1 more (0 bytes)", "w: some slices")
 
 
 def test_many_parameters_that_one_rank_lacks_are_one_problem():
     strategy = strategy_of({f"w{i}": Layout((2,), ((0,),)) for i in range(9)})
     full = slice_catalog(strategy, {f"w{i}": (4,) for i in range(9)})
     _, problems, _ = find(RankCatalog("run", {0: full.files[0]}), strategy)
-    the_one(problems, "rank 1:", "9 parameters: w0, w1, w2 and 6 more")
+    the_one(problems, "rank 1:", "w0, w1, w2 and 6 more: some slices")
 
 
 def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
@@ -73,7 +73,7 @@ def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_nam
     damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
     sources = find_sources(RankCatalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
     assert sources.damage == [damaged[2]]
-    the_one([problem.text for problem in sources.problems], "rank 2: not read", "parameter w")
+    the_one([problem.text for problem in sources.problems], "rank 2: not read", "w: some slices")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_manual_split_must_make_the_shape_of_the_strategy():
 
 def test_a_missing_rank_of_a_manual_split_is_named():
     catalog = catalog_of({rank: {"w": TABLE[rank]} for rank in (0, 1)})
-    the_one(find(catalog, BY_HAND)[1], "ranks 2, 3: no checkpoint file found", "parameter w")
+    the_one(find(catalog, BY_HAND)[1], "ranks 2, 3: no checkpoint file found", "w: some slices")
 
 
 def test_slices_of_a_field_sliced_table_are_of_one_shape_and_have_rows_for_every_field():
@@ -204,13 +204,13 @@ TWO_STAGES = strategy_of(
 def test_a_whole_stage_without_files_is_a_problem():
     catalog = with_names({"a": (4, 3), "adam_m.a": (4, 3)})
     _, problems, notes = find(catalog, TWO_STAGES)
-    the_one(problems, "ranks 4-7: no checkpoint file found", "4 parameters: b, adam_m.b, c")
+    the_one(problems, "ranks 4-7: no checkpoint file found", "b, adam_m.b, c and 1 more: some")
     assert "absent" not in notes
 
 
 def test_a_whole_stage_without_files_is_a_problem_of_weights_if_no_state_was_saved():
     _, problems, notes = find(with_names({"a": (4, 3)}), TWO_STAGES)
-    the_one(problems, "ranks 4-7: no checkpoint file found", "2 parameters: b, c")
+    the_one(problems, "ranks 4-7: no checkpoint file found", "b, c: some slices")
     (text,) = notes["absent"]
     assert text.endswith(" in the strategy and in no file\n  adam_m.a, adam_m.b, adam_m.c")
 
@@ -219,7 +219,7 @@ def test_what_only_the_missing_rank_of_a_group_kept_is_a_problem():
     """Saved without redundancy, every slice is on one rank: that of ``b`` was on rank 3."""
     strategy = strategy_of({"a": WHOLE, "b": WHOLE})
     catalog = catalog_of({0: {"a": (8, 3)}, 1: {}, 2: {}})
-    the_one(find(catalog, strategy)[1], "rank 3: no checkpoint file found", "parameter b")
+    the_one(find(catalog, strategy)[1], "rank 3: no checkpoint file found", "b: some slices")
 
 
 def test_a_shared_parameter_is_taken_from_the_lowest_stage_that_is_complete():
@@ -243,7 +243,7 @@ def test_a_shared_parameter_of_another_shape_in_another_stage_is_a_problem():
 def test_a_shared_parameter_that_no_stage_has_whole_is_a_problem():
     strategy = strategy_of({"e": ROWS}, {"e": ROWS})
     catalog = catalog_of({0: {"e": (4, 3)}, 4: {"e": (4, 3)}})
-    the_one(find(catalog, strategy)[1], "ranks 2, 3", "parameter e")
+    the_one(find(catalog, strategy)[1], "ranks 2, 3", "e: some slices")
 
 
 # ---------------------------------------------------------------------------- unlisted names

@@ -158,7 +158,7 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
         )
 
     plan(0)
-    fact = r"stages differ in 1 parameter that they share\n  e: ranks 0, 1 differ from ranks 2, 3"
+    fact = r"e: different between stages that share it\n  ranks 0, 1 differ from ranks 2, 3"
     with pytest.raises(ckpttool.PlanError, match=fact):
         plan(1)
 

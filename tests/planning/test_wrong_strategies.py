@@ -113,7 +113,7 @@ def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
     whole = Layout(grid, ((), ()))
     true = {"a": Layout(grid, ((), ()), 4), "b": Layout(grid, ((), ()), 8)}
     with pytest.raises(
-        ckpttool.PlanError, match="2 parameters differ between ranks that should hold the same"
+        ckpttool.PlanError, match="a: different between ranks that should hold the same"
     ):
         plan(tmp_path, true, dict.fromkeys(true, whole))
 
@@ -122,9 +122,7 @@ def test_a_strategy_hides_all_optimizer_shards_or_none(tmp_path):
     grid = (8,)
     true = {"a": Layout(grid, ((), ()), 8), "b": Layout(grid, ((), ()), 8)}
     plan(tmp_path, true, dict.fromkeys(true, Layout(grid, ((), ()))))
-    with pytest.raises(
-        ckpttool.PlanError, match=r"1 parameter differs between ranks .*\n  b: rank 0"
-    ):
+    with pytest.raises(ckpttool.PlanError, match=r"b: different between ranks .*\n  rank 0"):
         plan(tmp_path / "listed", true, {**true, "b": Layout(grid, ((), ()))})
 
 
@@ -142,7 +140,7 @@ def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
 
 def test_strict_refuses_on_every_warning(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
-    with pytest.raises(ckpttool.PlanError, match="--strict: 1 parameter has equal slices where"):
+    with pytest.raises(ckpttool.PlanError, match=r"1 parameter has equal .*\(--strict\)"):
         plan(tmp_path, true, {**true, "a": BOTH}, strict=True)
     plan(tmp_path, true, true, strict=True)
 
@@ -162,7 +160,7 @@ def test_merge_and_reshard_show_the_largest_sharded_tensors(tmp_path):
             "tensor_map": [[1], [], [0]],
             "optimizer_shard": 1,
         }
-        assert "ffn.mapping.weight 4x16x64" in run_well(*command, case / "src", *words).stdout
+        assert "ffn.mapping.weight 4 x 16 x 64" in run_well(*command, case / "src", *words).stdout
         shutil.rmtree(tmp_path / "o") if command[0] == "reshard" else (tmp_path / "o").unlink()
         for manifest in tmp_path.glob("o.*"):
             manifest.unlink()
@@ -195,7 +193,7 @@ def test_full_shapes_of_the_target_strategy_are_compared(tmp_path):
     target = join_stages({0: {"w": replace(WHOLE, full_shape=(32, 32))}})
     folder = str(tmp_path / "out")
     ckpttool.plan_reshard(catalog, join_stages({0: true}), target, folder)
-    said = r"w: the strategy lists full shape \(32, 32\), the slices form \(16, 64\)"
+    said = r"the strategy lists full shape \(32, 32\), the slices form \(16, 64\)"
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_reshard(catalog, join_stages({0: {"w": COLUMNS}}), target, folder)
 

@@ -12,6 +12,7 @@ import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.base import Format
 from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.diagnostics import join_alike
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
@@ -191,12 +192,12 @@ def find(catalog, strategy=ONE_STAGE, content_groups=None, unlisted=None):
     """Return sources by name, problems, and texts of the notes by kind."""
     sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
     notes = {}
-    for note in sources.notes:
+    for note in join_alike(sources.notes):
         notes.setdefault(note.code, []).append(note.text)
     found = {}
     for source in sources.found:
         found.setdefault(source.meta.name, []).append(source)
-    return found, [problem.text for problem in sources.problems], notes
+    return found, [problem.text for problem in join_alike(sources.problems)], notes
 
 
 def with_names(shapes, ranks=range(4)):

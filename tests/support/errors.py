@@ -17,12 +17,12 @@ from ckpttool.errors import (
     UnsupportedError,
     VerifyError,
 )
-from ckpttool.model.diagnostics import Diagnostic, diagnose
+from ckpttool.model.diagnostics import Diagnostic, diagnose, join_alike
 
 
 def texts_of(error: CkptToolError) -> tuple[str, ...]:
-    """Return the text of each problem of an error."""
-    return tuple(one.text for one in diagnose(error))
+    """Return the text of each problem of an error, as people read it."""
+    return tuple(one.text for one in join_alike(diagnose(error)))
 
 
 FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")
@@ -31,7 +31,13 @@ FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_co
 STRATEGY = StrategyError("s.ckpt", "no parameter layouts in it")
 
 
-PLAN = PlanError(Diagnostic.each("missing", ["w: lost", "b: lost"]))
+LOST = (Diagnostic("missing", "lost", tensor="w"), Diagnostic("missing", "gone", tensor="b"))
+NO_STRATEGY = Diagnostic("no_strategy", "8 ranks and no strategy", where="run")
+MIXED = Diagnostic("mixed_steps", "a-9_1 is not in rank 1", where="run")
+UNFINISHED = Diagnostic("nothing_complete", "a run has not ended here", where="out")
+
+
+PLAN = PlanError(LOST)
 
 
 EXAMPLES = [
@@ -80,8 +86,8 @@ EXAMPLES = [
     ),
     (
         PLAN,
-        {"diagnostics": Diagnostic.each("missing", ["w: lost", "b: lost"])},
-        "w: lost\nb: lost",
+        {"diagnostics": LOST},
+        "w: lost\nb: gone",
         5,
     ),
     (
@@ -97,20 +103,20 @@ EXAMPLES = [
         8,
     ),
     (
-        NoStrategyError(Diagnostic.each("no_strategy", ["run: 8 ranks and no strategy"])),
-        {"diagnostics": tuple(Diagnostic.each("no_strategy", ["run: 8 ranks and no strategy"]))},
+        NoStrategyError([NO_STRATEGY]),
+        {"diagnostics": (NO_STRATEGY,)},
         "run: 8 ranks and no strategy",
         2,
     ),
     (
-        StepError(Diagnostic.each("mixed_steps", ["run: a-9_1 is not in rank 1"])),
-        {"diagnostics": Diagnostic.each("mixed_steps", ["run: a-9_1 is not in rank 1"])},
+        StepError([MIXED]),
+        {"diagnostics": (MIXED,)},
         "run: a-9_1 is not in rank 1",
         5,
     ),
     (
-        UnfinishedError(Diagnostic.each("nothing_complete", ["out: a run has not ended here"])),
-        {"diagnostics": Diagnostic.each("nothing_complete", ["out: a run has not ended here"])},
+        UnfinishedError([UNFINISHED]),
+        {"diagnostics": (UNFINISHED,)},
         "out: a run has not ended here",
         5,
     ),

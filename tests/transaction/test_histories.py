@@ -340,7 +340,7 @@ ANOTHER_PREFIX = (
 )
 OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
 NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
-OTHER_BYTES = "1 : changed since it was written expected SHA-256 "
+OTHER_BYTES = "1 : changed since it was written ranks 0-3; w0: expected SHA-256 "
 DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5 exist",
            "resume": "5 checkpoint_0"}  # fmt: skip
 NO_PLAN = {"rerun": "5 plan.json + --overwrite", "resume": "5 plan.json + --overwrite",

@@ -194,10 +194,10 @@ def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     (tmp_path / "rank_4").mkdir()
     shutil.copy(ranks[0], tmp_path / "rank_4" / "checkpoint_4.ckpt")
     found = findings_of(tmp_path)
-    assert f"{manifest}: 1 output missing: rank_1/checkpoint_1.ckpt" in found
+    assert f"{manifest}: rank_1/checkpoint_1.ckpt: missing" in found
     assert any("rank_2/checkpoint_2.ckpt: expected 13" in text for text in found)
-    assert f"{manifest}: does not list rank_4/checkpoint_4.ckpt" in found
-    text = f"does not list rank_4/checkpoint_4.ckpt Try: {RENAMED}"
+    assert f"{manifest}: rank_4/checkpoint_4.ckpt: not listed" in found
+    text = f"rank_4/checkpoint_4.ckpt: not listed Try: {RENAMED}"
     assert text in message(run("verify", tmp_path))
 
 
@@ -207,10 +207,10 @@ def test_a_manifest_of_another_file_is_found(tmp_path):
     shutil.copy(tmp_path / f"m.ckpt.{MANIFEST}", tmp_path / f"b.ckpt.{MANIFEST}")
     manifest = tmp_path / f"b.ckpt.{MANIFEST}"
     assert findings_of(tmp_path / "b.ckpt") == [
-        f"{manifest}: does not list b.ckpt",
+        f"{manifest}: b.ckpt: not listed",
         f"{manifest}: lists m.ckpt, which is another file",
     ]
-    assert f"does not list b.ckpt Try: {RENAMED}" in message(run("verify", tmp_path / "b.ckpt"))
+    assert f"b.ckpt: not listed Try: {RENAMED}" in message(run("verify", tmp_path / "b.ckpt"))
     assert findings_of(tmp_path / "m.ckpt", "--deep") == []
 
 

@@ -212,7 +212,7 @@ def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_part
     run_parts(tmp_path, (1,), 2)
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "0-3,9", "--part", "2/2")
     assert result.exit_code == 5
-    assert "rank 9 not in the target" in message(result)
+    assert "rank 9 is not in the target" in message(result)
     assert "exist" not in message(result)
 
 
@@ -397,7 +397,8 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
         (tmp_path / names[0]).symlink_to("nowhere")
     way = "--resume" if damage.startswith("remove") else "--overwrite"
     remedy = f"Try: the same command with --part 2/2 {way}"
-    expected = [f"{', '.join(gone)}: missing {remedy}"] if gone else []
+    more = f" and 1 more: missing also {tmp_path / names[1]}" if gone == names else ": missing"
+    expected = [f"{gone[0]}{more} {remedy}"] if gone else []
     if damage in ("shorten", "both"):
         expected.append(f"{names[0]}: expected {sizes[0]} bytes, found 100 {remedy}")
     text = commit_fails(tmp_path, 7)
@@ -413,7 +414,8 @@ def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     first = run_well("finalize", tmp_path).stdout
     before = contents(tmp_path)
-    assert run_well("finalize", tmp_path).stdout == first
+    for command in ("finalize", "commit"):
+        assert run_well(command, tmp_path).stdout == first
     assert contents(tmp_path) == before
     (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
     result = run("finalize", tmp_path)
@@ -636,4 +638,4 @@ def test_every_problem_is_told_at_once(tmp_path):
     result = run("finalize", tmp_path)
     assert result.exit_code == 5
     assert "part 2 of 3 missing" in message(result)
-    assert "missing Try: the same command with --part 1/3 --resume" in message(result)
+    assert "checkpoint_0.ckpt and 1 more: missing also " in message(result)

@@ -306,9 +306,7 @@ def test_an_error_says_of_which_side_it_is(tmp_path):
         ):
             ckpttool.diff(*sides)
     with pytest.raises(PlanError, match=r"\AB: .*did not end"):
-        ckpttool.diff(
-            a, replace(a, diagnostics=Diagnostic.each("unfinished", ["a run did not end"]))
-        )
+        ckpttool.diff(a, replace(a, diagnostics=(Diagnostic("unfinished", "a run did not end"),)))
     words = ["diff", CASE / "src", CASE / "src", "-s", CASE / "src_strategy.ckpt"]
     result = run(*words, "--b-step", "7_7")
     assert result.exit_code == 5
@@ -351,9 +349,9 @@ def test_replicas_that_differ_are_a_finding_and_the_lowest_rank_is_compared(tmp_
         assert not found.is_equal
         (finding,) = found.findings
         assert (finding.code, finding.ranks) == ("replica", (0, 1))
-        assert finding.where == f"{side} ({sides[side == 'B'].root})"
-        assert finding.message == "1 parameter differs between ranks that should hold the same"
-        assert finding.facts == "w: rank 0 differs from rank 1"
+        assert (finding.side, finding.where) == (side, sides[side == "B"].root)
+        assert finding.message == "different between ranks that should hold the same"
+        assert (finding.tensor, finding.facts) == ("w", "rank 0 differs from rank 1")
         assert not ckpttool.diff(
             *sides, options=ckpttool.ResolveOptions(trust_strategy=True)
         ).findings
@@ -370,7 +368,7 @@ def test_the_command_says_that_replicas_differ_and_never_that_sides_are_equal(tm
     result = run("diff", *words)
     assert result.exit_code == 1
     assert "replicas differ (the lowest rank's are compared), nothing else does" in message(result)
-    text = f"B ({a}): 1 parameter differs between ranks that should hold the same {name}: rank "
+    text = f"B ({a}): {name}: different between ranks that should hold the same rank "
     assert text in message(result)
     document = json.loads(run("diff", *words, "--json").stdout)
     assert (document["equal"], document["differences"]) == (False, [])
@@ -520,9 +518,9 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
         ckpttool.diff(b, ckpttool.scan(str(tmp_path / "a")), ROW_CUT, ROW_CUT)
     assert not mentions(
         str(caught.value),
-        "B: ranks 2, 3: no checkpoint",
+        "B: w: .*\n  ranks 2, 3: no checkpoint",
         r"read with the strategy of A \(--b-strategy\)",
-        r"A \(.* differs? between ranks that should",
+        r"A \(.*\): w: different between ranks that should",
     )
     assert "borrowed_strategy" not in {one.code for one in diagnose(caught.value)}
 

@@ -24,10 +24,10 @@ def test_a_damaged_file_that_nobody_replaces_takes_slices_with_it(tmp_path):
     write_ranks(tmp_path, ranks_of(whole()), "ckpt")
     for rank in (0, 1):
         cut_short(rank_file(tmp_path, rank))
-    report = verify(tmp_path, STATES)
-    found = the_finding(report, "damaged")
-    assert found.ranks == (0, 1)
-    assert found.facts.endswith("; no other rank has these slices of w, adam_m.w, bias")
+    found = verify(tmp_path, STATES).findings
+    lost = [(one.tensor, one.ranks) for one in found if one.code == "missing"]
+    assert lost == [("w", (0, 1)), ("adam_m.w", (0, 1)), ("bias", (0, 1))]
+    assert [one.ranks for one in found if one.code == "damaged"] == [(0,), (1,)]
 
 
 def test_a_single_damaged_file_is_a_finding_and_no_error(tmp_path):
@@ -62,8 +62,8 @@ def test_a_file_that_lacks_what_its_replica_holds_was_cut_short(tmp_path):
     del ranks[1]["bias"], ranks[1]["global_step"]
     listed, unlisted = check(tmp_path, ranks).findings
     assert {(one.code, one.ranks) for one in (listed, unlisted)} == {("lacking", (1,))}
-    assert listed.message == "rank 1: the file lacks 1 parameter that others hold"
-    assert listed.facts.endswith("rank_1/net.ckpt: bias; on rank 0")
+    assert listed.fact == "bias: not on rank 1, but on others"
+    assert listed.facts.endswith("rank_1/net.ckpt; on rank 0")
     assert unlisted.text.startswith("global_step: not in the strategy, and not on rank 1\n")
 
 

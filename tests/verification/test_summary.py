@@ -164,9 +164,10 @@ def test_rows_and_columns_in_as_many_slices_are_tensor_parallel():
         {"experts": Layout((4, 2), ((0,), (), ())), "up": ROWS, "down": COLUMNS},
         {"up": ROWS, "down": COLUMNS, "other": Layout((2, 4), ((0,), ()))},
         {"both": Layout((2, 2, 2), ((1,), (0,)))},
+        {"up": ROWS, "down": Layout((2, 2, 2), ((), (2,)))},
         {"norm": WHOLE},
     ],
-    ids=["rows alone", "experts", "two numbers", "both axes", "nothing"],
+    ids=["rows alone", "experts", "two numbers", "both axes", "two groupings", "nothing"],
 )
 def test_no_layout_is_called_tensor_parallel_that_may_be_another_kind(layouts):
     assert parallelism_of(layouts).tensor_parallel is None
