@@ -763,9 +763,9 @@ def test_reshard_needs_no_strategy_of_the_source(folder, tmp_path):
 def test_inspect_shows_full_shapes_cuts_ranks_and_what_the_checkpoint_says(folder):
     result = run_well("inspect", folder, "--all")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "w Float32 8 x 6 rows / 2 0,1 | 2,3" in lines
-    assert "adam_m.w Float32 8 x 6 rows / 4 0-3, one each" in lines
-    assert "norm Float32 6 no 0-3" in lines
+    assert "w 8 x 6 Float32 rows / 2 0,1 | 2,3" in lines
+    assert "adam_m.w 8 x 6 Float32 rows / 4 0-3, one each" in lines
+    assert "norm 6 Float32 no 0-3" in lines
     assert "global_batch_size 8" in result.stdout
     document = json.loads(run_well("inspect", folder, "--json").stdout)
     assert document["values"] == {key: str(value) for key, value in COMMON.items()}

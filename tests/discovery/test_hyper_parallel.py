@@ -279,7 +279,7 @@ def test_a_folder_is_merged_resharded_and_inspected_without_a_strategy(folder, t
     assert read_ranks(tmp_path / "new")[1]["layer.w"] == entry_of(full[:, 2:4])
     text = run_well("inspect", folder, "--all").stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "layer.w Float32 8 x 6 rows / 2 0,1 | 2,3" in lines
+    assert "layer.w 8 x 6 Float32 rows / 2 0,1 | 2,3" in lines
     assert "step Int64 scalar no 0-3" in lines
 
 

@@ -98,7 +98,7 @@ OTHERS = {
         "group_info",
         (
             "group_info.pb: group information, not a MindSpore checkpoint "
-            "Try: the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
+            "Try: the checkpoint as SRC; `ckpttool inspect .*group_info.pb` shows this file"
         ),
     ),
 }
