@@ -280,7 +280,7 @@ def test_a_folder_is_merged_resharded_and_inspected_without_a_strategy(folder, t
     text = run_well("inspect", folder, "--all").stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "layer.w 8 x 6 Float32 rows / 2 0,1 | 2,3" in lines
-    assert "step Int64 scalar no 0-3" in lines
+    assert "step scalar Int64 no 0-3" in lines
 
 
 @pytest.mark.parametrize("name", [".metadata", ".rank0_metadata", "0.metadata"])
