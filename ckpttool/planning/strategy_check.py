@@ -191,6 +191,8 @@ def check_strategy(
     handwritten = sharding.handwritten
     sources = list(sources)
     sampled = sample_tensors(sources, handwritten, executor)
+    differing = [groups for one in sampled if (groups := one.differing_groups)]
+    of_other_run = bool(sharding.files) and any(min(map(len, groups)) > 1 for groups in differing)
     found: list[Diagnostic] = []
     notes: list[Diagnostic] = []
     in_full: list[SampledTensor] = []
@@ -199,7 +201,7 @@ def check_strategy(
         by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
         if one.differing_groups:
             place = handwritten.get(name) or handwritten.get(one.source.parameter or "")
-            found.append(_replica_problem(catalog, sharding, place, one))
+            found.append(_replica_problem(catalog, sharding, place, one, of_other_run))
         elif one.is_spot_check or isinstance(sharding, SelfDescribed):
             continue
         elif _has_equal_shards(one.source.slicing, by_rank):
@@ -309,17 +311,19 @@ def _equal_slices_problems(
 
 
 def _replica_problem(
-    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor
+    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
-    ``place`` is that of its hand-written layout.
+    ``place`` is that of its hand-written layout.  Whole groups of ranks differ in this or another
+    tensor if the strategy may be ``of_other_run``.
     """
     groups = one.differing_groups
     facts = format_difference(groups)
     hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements"
-    if sharding.files and min(map(len, groups)) > 1:
-        facts += f"; whole groups differ: {sharding.origin} may be of another run"
+    if of_other_run:
+        if min(map(len, groups)) > 1:
+            facts += f"; whole groups differ: {sharding.origin} may be of another run"
         hint = "-s with the strategy of the run that saved the checkpoint"
     options: tuple[str, ...] = ()
     if place is not None:

@@ -322,17 +322,13 @@ class _Verification:
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
-        of_samples = self.resolved.content_diagnostics
         # Reading every byte finds differing replicas again, with more detail.  Without it samples
         # find what a conversion refuses.
-        refuses = severities("convert")
-        found.add(
-            *(
-                one
-                for one in of_samples
-                if (one.code != "replica" if deep else refuses[one.code] == "error")
-            )
+        of_convert = severities("convert")
+        others = (
+            {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
         )
+        found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)

@@ -126,6 +126,37 @@ def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
     assert graded(found) == ("error", "contradicted")
 
 
+@pytest.mark.parametrize(("text", "odd"), [("aaba", (2,)), ("aabb", (0, 1, 2, 3))])
+def test_samples_name_the_odd_ranks_as_deep_does(tmp_path, text, odd):
+    strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
+    catalog = held_by(tmp_path, text)
+    for deep in (False, True):
+        (found,) = ckpttool.verify(catalog, strategy, deep=deep).findings
+        assert (found.code, found.ranks) == ("replica", odd)
+
+
+def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
+    held = {
+        rank: {name: noise(name, "Int32", (4, 3)) for name in ("w", "u")}
+        | {"v": noise(f"v{rank}", "Int32", (4, 3))}
+        for rank in range(4)
+    }
+    path = tmp_path / "hand.yaml"
+    lines = [
+        "ckpttool_strategy: 1",
+        "ranks: 4",
+        "parameters:",
+        "  w: {axis: 0}",
+        "  '*': {axis: 0}",
+    ]
+    path.write_text("\n".join(lines))
+    catalog = catalog_on_disk(tmp_path / "src", held)
+    found = ckpttool.verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
+    assert [(one.code, one.tensor) for one in found] == [("equal_slices", n) for n in ("w", "u")]
+    for one, line in zip(found, (4, 5), strict=True):
+        assert f"{path}, line {line}, or above it" in one.hint
+
+
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": Layout((4,), ((), ()), 4)}})
     found = ckpttool.verify(held_by(tmp_path, "aaaa"), strategy, deep=True).findings

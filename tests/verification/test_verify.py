@@ -66,6 +66,13 @@ def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
     assert ": the headers and samples are right (" in run_well("verify", *words).stdout
 
 
+def test_nan_names_the_ranks_that_hold_it(tmp_path):
+    ranks = ranks_of(whole())
+    ranks[2]["w"] = numbers((4, 3), {(3, 1): float("nan")})
+    found = check(tmp_path, ranks, deep=True).findings
+    assert {one.code: one.ranks for one in found} == {"replica": (2, 3), "nan": (2,)}
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_slices_of_one_value_are_no_evidence_against_a_handwritten_strategy(tmp_path, deep):
     """A LoRA checkpoint of step 0: the matrix B is all zero, and a bias all one."""
