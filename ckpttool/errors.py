@@ -8,6 +8,7 @@ process by calling its class with ``args``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -91,9 +92,9 @@ class FormatError(CkptToolError):
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
-        facts = join_clauses(self.facts, facts)
-        copied = type(self)(self.path, self.offset, self.reason, hint, facts)
-        copied.rank, copied.side = self.rank, self.side
+        copied = copy(self)
+        copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
+        copied.args = (*self.args[:3], hint, copied.facts)
         return copied
 
 
@@ -342,8 +343,7 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
-    copied = type(error)(*error.args)
-    copied.__dict__.update(error.__dict__)
+    copied = copy(error)
     copied.side = side
     return copied
 
