@@ -438,7 +438,7 @@ def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
 
 
 def _suggest(root: Path) -> tuple[str, str] | None:
-    """Return a file below a folder and a hint: its pattern, or how to unpack it; None if neither."""
+    """Return a file below a folder and a hint, to find or to unpack it; None if there is none."""
     for pattern, first in _suggest_patterns(root):
         return f"found {first}", f"--pattern {shlex.quote(pattern)}"
     for end, tool in _UNPACK.items():
