@@ -8,7 +8,6 @@ process by calling its class with ``args``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -92,7 +91,8 @@ class FormatError(CkptToolError):
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
-        copied = copy(self)
+        copied = with_side(self, self.side)
+        assert isinstance(copied, FormatError), "a copy is of the same class"
         copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
         copied.args = (*self.args[:3], hint, copied.facts)
         return copied
@@ -343,7 +343,8 @@ def with_side(error: CkptToolError, side: str) -> CkptToolError:
         return type(error)([problem.on_side(side) for problem in error.diagnostics])
     if isinstance(error, CombinedError):
         return CombinedError([with_side(one, side) for one in error.errors])
-    copied = copy(error)
+    copied = type(error)(*error.args)
+    copied.__dict__.update(error.__dict__)
     copied.side = side
     return copied
 
