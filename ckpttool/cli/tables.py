@@ -331,13 +331,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
     _print_findings(findings, found.severity_of, options.limit)
-    # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
-    of_verify = severities("verify")
-    shown_as: SeverityOf = {
-        code: "note" if of_verify[code] == "warning" else severity
-        for code, severity in severities("convert").items()
-    }
-    print_notes(found.notes, shown_as, options.quiet)
+    print_notes(found.notes, found.severity_of, options.quiet)
 
 
 def print_comparison(
