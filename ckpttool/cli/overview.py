@@ -53,6 +53,11 @@ _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
 _MAX_RANGES = 6  # of ranks, in one line
+_KIND_TEXTS = {
+    "equal": "equal on their ranks",
+    "different": "different between ranks",
+    "one value": "of one value",
+}
 
 # ---------------------------------------------------------------------------------- the first lines
 
@@ -235,15 +240,12 @@ def _stages_text(stages: Sequence[Stage]) -> str:
 
 def _samples_texts(summary: Summary) -> Iterator[str]:
     """Yield what samples tell of tensors on several ranks without a strategy."""
-    if summary.has_all_samples and not summary.equal_ranks:
-        return
-    if not summary.equal_ranks:
-        yield "--all samples every tensor and shows which ranks hold the same"
-        return
     kinds: Counter[str] = Counter(one.kind for one in summary.equal_ranks.values())
-    texts = {"equal": "equal on their ranks", "different": "different between ranks"}
-    texts["one value"] = "of one value"
-    found = [f"{kinds[kind]} {text}" for kind, text in texts.items() if kinds[kind]]
+    if not kinds:
+        if not summary.has_all_samples:
+            yield "--all samples every tensor and shows which ranks hold the same"
+        return
+    found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
     which = "" if summary.has_all_samples else ", the first of each row (--all samples every one)"
     number = count(kinds.total(), "tensor")
     yield f"sampled pages of {number}{which}: {', '.join(found)}"
@@ -511,10 +513,9 @@ def owners_text(row: Row, longest: int) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
     placements = sorted(row.placements, key=lambda one: one.first_rank)
     of_stages = len(placements) > 1 and placements[0].known == "layout"
-    texts = []
-    for one in placements:
-        which = f"stage {one.stage}: " if of_stages else ""
-        texts.append(which + _placement_text(one, one.first_rank, longest))
+    texts = [_placement_text(one, one.first_rank, longest) for one in placements]
+    if of_stages:
+        texts = [f"stage {one.stage}: {text}" for one, text in zip(placements, texts, strict=True)]
     texts = [*dict.fromkeys(texts)]
     text = "; ".join(texts)
     if len(texts) == 1 or len(text) <= longest:
