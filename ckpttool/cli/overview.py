@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.tables import (
@@ -20,6 +22,7 @@ from ckpttool.cli.tables import (
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import CODES
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import (
     count,
     format_bytes,
@@ -35,7 +38,6 @@ from ckpttool.verification.summary import Row, group_ranks
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
-    from ckpttool.model.strategy import Strategy
     from ckpttool.verification.describe import Inspection, Json
     from ckpttool.verification.summary import (
         Parallelism,
@@ -50,7 +52,12 @@ _PIPE = 2000  # columns of a pipe, for lists that must end somewhere
 _MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
-_IF_REPLICAS = "yes, if they are: `ckpttool merge SRC --replicated -o FILE` compares all of it"
+_MAX_RANGES = 6  # of ranks, in one line
+_KIND_TEXTS = {
+    "equal": "equal on their ranks",
+    "different": "different between ranks",
+    "one value": "of one value",
+}
 
 # ---------------------------------------------------------------------------------- the first lines
 
@@ -74,7 +81,7 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
         _print_files(examined)
     if show_all:
         title = count(len({one.name for one in summary.entries}), "tensor")
-        _print_all(title, summary, _columns(summary, catalog))
+        _print_all(title, summary, _columns(summary, examined))
     else:
         _print_tensors(examined)
     hints = [] if show_all else ["--all lists every tensor"]
@@ -110,6 +117,8 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
         number = count(len(catalog.metas), "tensor")
     elif not (dtypes or done.complete):
         number = "parameters not known"
+    elif done.missing_tensors:
+        number = f"at least {number}"
     reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
     nbytes = format_bytes(sum(file.nbytes for file in files))
     stored = (", ".join(sorted({file.format for file in files})), nbytes, number)
@@ -128,7 +137,7 @@ def _size_texts(examined: Inspection) -> Iterator[str]:
         each = "" if same else f" ({shorten(states.dtypes, 3)})"
         sizes.append(f"optimizer state {format_bytes(states.nbytes)}{each}")
     if is_stored and sizes:
-        sizes.append("replicas included")
+        sizes.append("as stored on all ranks" if len(files) > 1 else "as stored")
     if done.missing_tensors:
         sizes.append(f"without {count(len(done.missing_tensors), 'incomplete tensor')}")
     if sizes:
@@ -154,7 +163,8 @@ def _differing_ranks(examined: Inspection) -> Iterator[str]:
         limits = dict.fromkeys(map(format_bytes, (min(sizes), max(sizes))))
         tensors = count(len(files[ranks[0]].header), "tensor")
         each = " each" if len(ranks) > 1 else ""
-        texts.append(f"{_ranges(ranks)}: {tensors}, {' to '.join(limits)}{each}")
+        which = format_numbers(ranks, ", ", _MAX_RANGES)
+        texts.append(f"{which}: {tensors}, {' to '.join(limits)}{each}")
     if more := sum(map(len, groups[_MAX_GROUPS:])):
         texts.append(count(more, "more rank"))
     yield "; ".join(texts)
@@ -167,7 +177,11 @@ def _parallelism_of(examined: Inspection) -> Iterator[str]:
     codes = summary.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
+        if isinstance(examined.sharding, Strategy) and {"replica", "contradicted"} & {*codes}:
+            yield f"by {examined.sharding.origin}, with which some contents disagree:"
         yield from parallelism_texts(summary.parallelism)
+    elif not examined.catalog.files:
+        yield "not known: no file can be read"
     elif doubts:
         yield f"not known: {CODES[doubts[0]].meaning}"
     elif examined.is_merged:
@@ -175,8 +189,7 @@ def _parallelism_of(examined: Inspection) -> Iterator[str]:
     else:
         replicas = f"perhaps {count(len(examined.catalog.files), 'full replica')}"
         yield replicas if examined.looks_replicated else _NO_STRATEGY
-        if len(examined.catalog.files) > 1:
-            yield _samples_text(summary)
+        yield from _samples_texts(summary)
 
 
 def parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
@@ -225,18 +238,17 @@ def _stages_text(stages: Sequence[Stage]) -> str:
     return "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
-def _samples_text(summary: Summary) -> str:
-    """Return what samples tell of tensors on ranks without a strategy."""
-    if not summary.equal_ranks:
-        return "--all samples every tensor and shows which ranks hold the same"
-    numbers = {"equal on their ranks": 0, "different between ranks": 0, "of one value": 0}
-    for equal in summary.equal_ranks.values():
-        kind = "of one value" if equal.one_value else "equal on their ranks"
-        numbers["different between ranks" if len(equal.ranks) > 1 else kind] += 1
-    found = [f"{number} {kind}" for kind, number in numbers.items() if number]
+def _samples_texts(summary: Summary) -> Iterator[str]:
+    """Yield what samples tell of tensors on several ranks without a strategy."""
+    kinds: Counter[str] = Counter(one.kind for one in summary.equal_ranks.values())
+    if not kinds:
+        if not summary.has_all_samples:
+            yield "--all samples every tensor and shows which ranks hold the same"
+        return
+    found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
     which = "" if summary.has_all_samples else ", the first of each row (--all samples every one)"
-    number = count(len(summary.equal_ranks), "tensor")
-    return f"sampled pages of {number}{which}: {', '.join(found)}"
+    number = count(kinds.total(), "tensor")
+    yield f"sampled pages of {number}{which}: {', '.join(found)}"
 
 
 def _completeness_text(examined: Inspection) -> str:
@@ -246,9 +258,9 @@ def _completeness_text(examined: Inspection) -> str:
     gone = []
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
-        gone.append(f"{_ranks_text(missing)} {has} no file")
+        gone.append(f"{format_ranks(missing, most=_MAX_RANGES)} {has} no file")
     if done.unreadable_ranks and not isinstance(examined.catalog, MergedCatalog):
-        gone.append(f"{_ranks_text(done.unreadable_ranks)} cannot be read")
+        gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
     if done.complete:
         whole = "every tensor is there"
         if done.replicas is not None:
@@ -264,21 +276,14 @@ def _completeness_text(examined: Inspection) -> str:
     # What has a line of its own needs no meaning.
     codes = [one for one in done.complete_codes if not gone or one not in ("missing", "damaged")]
     reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
-    if done.complete is None:
-        unknown = _IF_REPLICAS if examined.looks_replicated else _NO_STRATEGY
-        return f"not known: {reasons}" if codes else "; ".join([unknown, *gone])
-    return f"no: {reasons}"
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Return ranges of ranks for a line: the first ones, if there are many."""
-    ranges = format_numbers(ranks, ", ").split(", ")
-    more = f" and more ({len(ranks)})" if len(ranges) > 6 else ""
-    return ", ".join(ranges[:6]) + more
+    if done.complete is not None:
+        return f"no: {reasons}"
+    if codes or not examined.catalog.files:
+        needs = "; merge needs --unlisted" if "unlisted" in codes else ""
+        return f"not known: {reasons}{needs}"
+    root = quote(examined.catalog.root)
+    compare = f"not known: `ckpttool merge {root} --replicated -o FILE` compares the replicas"
+    return "; ".join([compare if examined.looks_replicated else _NO_STRATEGY, *gone])
 
 
 # -------------------------------------------------------------------------------------- the tensors
@@ -297,7 +302,7 @@ def _print_tensors(examined: Inspection) -> None:
     elif not in_table:
         in_lines, in_table = [], in_lines
     title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
-    _print_rows(title, in_table, _columns(summary, examined.catalog))
+    _print_rows(title, in_table, _columns(summary, examined))
     names: dict[str, list[str]] = {}
     for row in in_lines:
         names.setdefault(_equality_text(row, examined), []).append(_name(row))
@@ -317,9 +322,10 @@ def _is_in_line(row: Row, summary: Summary) -> bool:
 def _equality_text(row: Row, examined: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
     summary, ranks = examined.summary, row.first.placement.owners[0]
-    on = "" if len(ranks) == len(_all_ranks(examined)) else f" on {_ranks_text(ranks)}"
     if examined.is_merged:
         return ""
+    is_on_all = len(ranks) == len(_all_ranks(examined))
+    on = "" if is_on_all else f" on {format_ranks(ranks, most=_MAX_RANGES)}"
     if not summary.has_all_samples or len(ranks) == 1:
         return f",{on}" if on else ""
     if len(groups := _equal_groups(row, summary)) > 1:
@@ -343,15 +349,19 @@ Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
 _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
-def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
+def _columns(summary: Summary, examined: Inspection | None = None) -> Columns:
     """Return the columns of a checkpoint or of a strategy."""
     longest = _longest_ranks()
+    catalog = None if examined is None else examined.catalog
+    codes = {one.code for one in examined.found} if examined is not None else ()
+    of_each = "ranks of the layout" if "deduplicated" in codes else "ranks of each slice"
 
     def ranks(row: Row) -> str:
         found = summary.equal_ranks.get(row.first.name)
         if found is None:
             return owners_text(row, longest)
-        return groups_text(_equal_groups(row, summary), longest) + " (one value)" * found.one_value
+        text = groups_text(_equal_groups(row, summary), longest)
+        return f"{text} (one value)" if found.kind == "one value" else text
 
     if summary.parallelism is not None:
         return {
@@ -361,7 +371,7 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
             "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
-            "ranks of each slice": ranks,
+            of_each: ranks,
         }
     if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
         has_files = len(catalog.files) > 1
@@ -372,7 +382,7 @@ def _columns(summary: Summary, catalog: Catalog | None = None) -> Columns:
             "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
             "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
         }
-    title = "ranks with equal samples" if summary.has_all_samples else "ranks equal in the first"
+    title = "equal ranks" if summary.has_all_samples else "equal ranks, first"
     title = title if summary.equal_ranks else "ranks"
     return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
 
@@ -502,11 +512,15 @@ def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
 def owners_text(row: Row, longest: int) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
     placements = sorted(row.placements, key=lambda one: one.first_rank)
-    texts = [*dict.fromkeys(_placement_text(one, one.first_rank, longest) for one in placements)]
-    text = " or ".join(texts)
+    of_stages = len(placements) > 1 and placements[0].known == "layout"
+    texts = [_placement_text(one, one.first_rank, longest) for one in placements]
+    if of_stages:
+        texts = [f"stage {one.stage}: {text}" for one, text in zip(placements, texts, strict=True)]
+    texts = [*dict.fromkeys(texts)]
+    text = "; ".join(texts)
     if len(texts) == 1 or len(text) <= longest:
         return text
-    what = "more stage" if placements[0].known == "layout" else "more rank group"
+    what = "more stage" if of_stages else "more rank group"
     return f"{texts[0]}; {count(len(texts) - 1, what)}"
 
 

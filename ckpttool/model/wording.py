@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 
-def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
-    """Format numbers of ranks, or of what ``word`` names, with ranges.
+def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = None) -> str:
+    """Format numbers of ranks, or of what ``word`` names, like `format_numbers`.
 
     Examples
     --------
@@ -16,16 +16,18 @@ def format_ranks(ranks: Sequence[int], word: str = "rank") -> str:
     >>> format_ranks([0, 3, 4, 5, 7])
     'ranks 0, 3-5, 7'
     """
-    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ')}"
+    return f"{word}{'s' if len(ranks) > 1 else ''} {format_numbers(ranks, ', ', most)}"
 
 
-def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
-    """Format distinct numbers with ranges.
+def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | None = None) -> str:
+    """Format distinct numbers with ranges: the first ``most``, and the number of other numbers.
 
     Examples
     --------
     >>> format_numbers([0, 1, 2, 5, 7, 8])
     '0-2,5,7,8'
+    >>> format_numbers([0, 3, 4, 5, 7, 8], ", ", most=2)
+    '0, 3-5 and 2 more'
     """
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -33,10 +35,12 @@ def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
             ranges[-1].append(number)
         else:
             ranges.append([number])
+    shown = ranges[:most]
     texts = (
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in ranges
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in shown
     )
-    return separator.join(texts)
+    more = sum(map(len, ranges[len(shown) :]))
+    return separator.join(texts) + (f" and {more} more" if more else "")
 
 
 def format_groups(groups: Sequence[Sequence[int]], most: int = 4) -> str:

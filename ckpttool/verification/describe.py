@@ -38,6 +38,7 @@ from ckpttool.planning.missing import (
 )
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.verification.summary import (
     Entry,
     EqualRanks,
@@ -48,7 +49,7 @@ from ckpttool.verification.summary import (
     entries_of_sources,
     find_parallelism,
     layouts_of_rules,
-    names_without_layout,
+    names_to_sample,
     slice_shapes,
     summarize,
 )
@@ -57,6 +58,7 @@ Json = dict[str, object]
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
+MAX_FILE_SAMPLES = 4  # of a file, if a strategy lists the other tensors: as quick as its header
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,15 @@ class Inspection:
 
     @property
     def looks_replicated(self) -> bool:
-        """Whether samples are equal on all ranks, so that each may hold the full model."""
-        equal = self.summary.equal_ranks.values()
-        return {one.ranks for one in equal if not one.one_value} == {(tuple(self.catalog.files),)}
+        """Whether all samples are equal on all ranks, and some are more than one value."""
+        summary, everywhere = self.summary, (tuple(self.catalog.files),)
+        tensors = {one.name for one in summary.entries if not one.is_single_value}
+        return (
+            summary.has_all_samples
+            and {one.placement.owners for one in summary.entries} == {everywhere}
+            and {one.ranks for one in summary.equal_ranks.values()} == {everywhere}
+            and any(summary.equal_ranks[name].kind == "equal" for name in tensors)
+        )
 
 
 def describe(
@@ -135,7 +143,8 @@ def examine(
     """Inspect a checkpoint like `describe`, without the document.
 
     Pages of the tensors without a layout tell which ranks hold the same: of all of them, or of the
-    first of each row if there are many.  With ``every_tensor`` there is no limit.
+    first of each row if there are many.  With ``every_tensor`` there is no limit.  It is not known
+    whether a checkpoint is complete if tensors that a strategy omits differ between ranks.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -158,8 +167,15 @@ def examine(
         inspected = _inspect_full_tensors(catalog, strategy, executor, found)
     else:
         inspected = _inspect_slices(catalog, found)
-    equal_ranks = _sample_equal_ranks(catalog, inspected.summary, every_tensor, executor, found)
+    equal_ranks = _sample_equal_ranks(catalog, inspected, every_tensor, executor)
     summary = replace(inspected.summary, equal_ranks=equal_ranks)
+    different = [name for name, one in equal_ranks.items() if one.kind == "different"]
+    if inspected.sources is not None and not RANK_SPECIFIC_NAMES.issuperset(different):
+        done = summary.completeness
+        assert done is not None
+        complete = None if done.complete else done.complete
+        done = replace(done, complete=complete, complete_codes=(*done.complete_codes, "unlisted"))
+        summary = replace(summary, completeness=done)
     return replace(inspected, catalog=catalog, summary=summary, devices=devices)
 
 
@@ -232,19 +248,21 @@ def _inspect_full_tensors(
 
 
 def _sample_equal_ranks(
-    catalog: Catalog, summary: Summary, every_tensor: bool, executor: Executor, found: Diagnostics
+    catalog: Catalog, inspected: Inspection, every_tensor: bool, executor: Executor
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
-    Of too many tensors only the first of each row is sampled, and of too many ranks none, unless
-    every tensor is requested.  So it takes no longer than reading the headers.
+    Of too many tensors only the first of each row is sampled, and without layouts none of too many
+    ranks, unless every tensor is requested.  So it takes no longer than reading the headers.
     """
-    ranks = len(catalog.files)
+    ranks, summary = len(catalog.files), inspected.summary
     limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
-    names = names_without_layout(summary.entries)
+    if inspected.sources is not None:
+        limit = max(MAX_SAMPLES, MAX_FILE_SAMPLES * ranks)
+    names = names_to_sample(summary.entries)
     if ranks * len(names) > limit and not every_tensor:
-        names = names_without_layout(row.first for row in summary.rows)
-    if ranks < 2 or not names or (ranks * len(names) > limit and not every_tensor):
+        names = names_to_sample(row.first for row in summary.rows)
+    if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
@@ -255,7 +273,7 @@ def _sample_equal_ranks(
             for name, groups, is_constant in sample_ranks(catalog, names, executor)
         }
     except CkptToolError as error:
-        found.failures.append(error)
+        inspected.found.failures.append(error)
         return {}
 
 
@@ -275,7 +293,7 @@ def describe_inspection(inspected: Inspection) -> Json:
         }
         if isinstance(catalog, SelfDescribedCatalog):
             document["values"] = dict(catalog.description.values)
-        document["tensors"] = [*map(_describe_entry, summary.entries)]
+        document["tensors"] = [_describe_entry(one, catalog) for one in summary.entries]
         if inspected.sources is not None:
             sharding = inspected.sharding
             document["tensors"] = [_describe_source(one, sharding) for one in inspected.sources]
@@ -342,10 +360,12 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         }
 
 
-def _describe_entry(one: Entry) -> Json:
+def _describe_entry(one: Entry, catalog: Catalog) -> Json:
     """Describe a tensor as ranks store it."""
-    facts = {key: _to_json(getattr(one, key)) for key in ("name", "dtype", "shape", "nbytes")}
-    return {**facts, "ranks": list(one.placement.owners[0])}
+    ranks = one.placement.owners[0]
+    facts = {key: _to_json(getattr(one, key)) for key in ("name", "dtype", "shape")}
+    nbytes = catalog.files[ranks[0]].header[one.name].meta.nbytes
+    return {**facts, "nbytes": nbytes, "ranks": list(ranks)}
 
 
 def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:
@@ -394,14 +414,15 @@ _NO_LAYOUT: Json = dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shar
 
 
 def _describe_source(source: Source, sharding: Sharding) -> Json:
-    slicing = source.slicing
+    slicing, nbytes = source.slicing, {"nbytes": source.meta.nbytes}
     if isinstance(slicing, BoxSlicing):
-        return {**_describe_full(source), **_NO_LAYOUT, **_describe_boxes(slicing)}
+        return {**_describe_full(source), **nbytes, **_NO_LAYOUT, **_describe_boxes(slicing)}
     assert isinstance(slicing, LayoutSlicing)
     name = source.meta.name
     base = name if source.is_listed else source.parameter
     return {
         **describe_layout(source),
+        **nbytes,
         **({} if base else _NO_LAYOUT),
         **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],

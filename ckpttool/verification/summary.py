@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.model.diagnostics import Diagnostics, diagnose
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
@@ -73,6 +73,11 @@ class Placement:
     def is_listed(self) -> bool:
         """Whether a layout or a description gives the slices."""
         return self.known in ("layout", "described")
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of a layout."""
+        return self.first_rank // (math.prod(self.cuts) * self.replicas)
 
     @property
     def cuts(self) -> Ranks:
@@ -210,6 +215,13 @@ class EqualRanks:
     one_value: bool  # in all samples, so that slices of different elements may be equal
     sampled: bool = field(compare=False)  # not all of the tensor was read
 
+    @property
+    def kind(self) -> Literal["equal", "different", "one value"]:
+        """Whether the ranks hold equal samples, or different ones, or too little to tell."""
+        if len(self.ranks) > 1:
+            return "different"
+        return "one value" if self.one_value else "equal"
+
 
 @dataclass(frozen=True)  # no slots, for cached_property
 class Summary:
@@ -230,8 +242,8 @@ class Summary:
 
     @cached_property
     def has_all_samples(self) -> bool:
-        """Whether all tensors without a layout have samples, not only the first of each row."""
-        return len(self.equal_ranks) == len(names_without_layout(self.entries))
+        """Whether all tensors to sample have samples, not only the first of each row."""
+        return self.equal_ranks.keys() == set(names_to_sample(self.entries))
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -245,7 +257,8 @@ class Summary:
 def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
     """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
-    If only one of the ranks of each slice has it on disk, the ranks are those of the layout.
+    If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
+    a file or without.
     """
     catalog = resolved.catalog
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
@@ -278,9 +291,11 @@ def _place(source: Source, held: Ranks, resolved: ResolvedSources) -> Placement:
     if not source.has_layout:
         known: Known = "described" if isinstance(resolved.sharding, Replicated) else "unlisted"
         return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
-    having = resolved.catalog.files if resolved.is_deduplicated else frozenset(held)
-    owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in slicing.owners())
-    others = set(held).difference(*owners)
+    having = frozenset(held)
+    owners = tuple(slicing.owners())
+    if not resolved.is_deduplicated:
+        owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
+    others = having.difference(*owners)
     if isinstance(slicing, LayoutSlicing):
         return _place_layout(slicing.layout, owners, others)
     assert isinstance(slicing, BoxSlicing)
@@ -354,10 +369,13 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def names_without_layout(entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the names of which only contents tell which ranks hold the same."""
-    found = (one.name for one in entries if one.placement.known in ("unlisted", "stored"))
-    return tuple(dict.fromkeys(found))
+def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the names on several ranks without a layout: only contents tell if they differ."""
+    holders: Counter[str] = Counter()
+    for one in entries:
+        if one.placement.known in ("unlisted", "stored"):
+            holders[one.name] += len(one.placement.local_owners[0])
+    return tuple(name for name, number in holders.items() if number > 1)
 
 
 def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
@@ -369,6 +387,7 @@ def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
 
 # --------------------------------------------------------------------------------------------- rows
 
+_MAX_NUMBERS = 8  # of a name that are numbers of layers
 # The number of a layer; what is longer, or has leading zeros, is a part of the name.
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
@@ -397,8 +416,9 @@ def fold_rows(summary: Summary) -> tuple[Row, ...]:
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
         row = Row(base, tuple(one.name.removesuffix(base) for one in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
-        kind = (_NUMBER.sub("#", base), row.prefixes, dtypes, how)
-        layers.setdefault(kind, {})[tuple(map(int, _NUMBER.findall(base)))] = row
+        kind = (_NUMBER.sub("#", base, _MAX_NUMBERS), row.prefixes, dtypes, how)
+        numbers = tuple(map(int, _NUMBER.findall(base)[:_MAX_NUMBERS]))
+        layers.setdefault(kind, {})[numbers] = row
     return tuple(row for found in layers.values() for row in _fold_layers(found))
 
 
@@ -408,7 +428,7 @@ def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
         rows = [layers[key] for key in product(*ways)]
         numbers = map(format_numbers, ways)
         texts = [text if text.isdigit() else f"{{{text}}}" for text in numbers]
-        between = _NUMBER.split(rows[0].pattern)
+        between = _NUMBER.split(rows[0].pattern, _MAX_NUMBERS)
         pattern = "".join(chain(*zip_longest(between, texts, fillvalue="")))
         yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
 
@@ -529,6 +549,7 @@ _DOUBTS = (
     *("strategy", "invalid_strategy", "contradicted", "replica"),
     *("undecided_shard", "one_of_several", "empty"),
 )
+_INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 
 
@@ -557,7 +578,10 @@ def assess(
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
     named = {entry.name for entry in entries}
-    missing = tuple(name for name in catalog.holders if name not in named)
+    problems = chain(found.errors, *map(diagnose, found.failures))
+    lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
+    expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
+    missing = tuple(name for name in expected if name not in named)
     placements = {entry.placement for entry in entries if entry.placement.is_listed}
     counts = {len(ranks) for placement in placements for ranks in placement.local_owners}
     if counts and "deduplicated" in codes:

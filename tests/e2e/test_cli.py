@@ -162,6 +162,7 @@ def test_inspect_with_a_strategy_prints_full_shapes_and_layouts():
         "name": "layer1.weight",
         "dtype": "Float32",
         "shape": [64, 32],
+        "nbytes": 64 * 32 * 4,
         "slice_shape": [64, 16],
         "device_matrix": [2, 2, 2],
         "tensor_map": [[], [1]],

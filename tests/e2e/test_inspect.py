@@ -61,8 +61,8 @@ def test_equal_layers_states_and_unsharded_tensors_are_folded():
 
 def test_layers_of_all_stages_are_one_row():
     text = screen(LLAMA / "src", "-s", LLAMA / "src_strategy.ckpt")
-    row = " model.layers.{0,1}.attention.wq.weight 16 x 16 rows / 2 0,2 | 1,3 or 4,6 | 5,7\n"
-    assert row in text
+    ranks = "stage 0: 0,2 | 1,3; stage 1: 4,6 | 5,7"
+    assert f" model.layers.{{0,1}}.attention.wq.weight 16 x 16 rows / 2 {ranks}\n" in text
     assert "2-way tensor parallel x 2 replicas, 2 stages of 4 ranks, no optimizer shard" in text
     assert "ranks 0-3: 32 tensors, 20.3 KiB each; 4-7: 32 tensors" in text
 
@@ -197,11 +197,11 @@ def test_of_many_tensors_only_the_first_of_each_row_is_called_equal(tmp_path, mo
     monkeypatch.setattr(describe, "MAX_SAMPLES", 30)
     ranks = {r: layers(r) | {f"step{n}": noise("s", "Float32", (1,)) for n in "12"} for r in (0, 1)}
     write_ranks(tmp_path / "src", ranks, "ckpt")
-    assert "ranks with equal samples" in screen(tmp_path / "src")
+    assert " tensors shape equal ranks\n" in screen(tmp_path / "src")
     monkeypatch.setattr(describe, "MAX_SAMPLES", 27)
     text = screen(tmp_path / "src")
     assert "pages of 2 tensors, the first of each row (--all samples every one): 2 equal" in text
-    assert " tensors shape ranks equal in the first\n" in text
+    assert " tensors shape equal ranks, first\n" in text
     assert "\n single values: step{1,2}\n" in text
     assert "sampled pages of 14 tensors: 14 equal" in screen(tmp_path / "src", "--all")
 
@@ -241,13 +241,14 @@ def test_equal_ranks_are_perhaps_replicas_and_merge_tells(tmp_path):
     write_ranks(tmp_path / "src", dict.fromkeys(range(8), layers(0)), "ckpt")
     text = screen(tmp_path / "src")
     assert "parallelism perhaps 8 full replicas\n sampled pages of 12 tensors: 12 equal on " in text
-    assert "complete yes, if they are: `ckpttool merge SRC --replicated -o FILE` compares" in text
+    merge = f"complete not known: `ckpttool merge {tmp_path}/src --replicated -o FILE` compares"
+    assert merge in text
     run_well("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.ckpt")
 
 
 def test_the_document_lists_the_stored_tensors_without_a_strategy_that_fits():
     first, *others = document(CASE / "src")["tensors"]
-    facts = {"dtype": "Float32", "shape": [64, 16], "nbytes": 8 * 64 * 16 * 4}
+    facts = {"dtype": "Float32", "shape": [64, 16], "nbytes": 64 * 16 * 4}
     assert first == {"name": "layer1.weight", **facts, "ranks": [*range(8)]}
     assert len(others) == 20
     four = GOLDEN / "reshard_4_to_8" / "src_strategy.ckpt"
@@ -290,8 +291,63 @@ def test_single_values_are_each_compared_though_their_names_fold(tmp_path):
     text = screen(source, "-s", strategy)
     assert " not in the strategy, equal on all ranks: beta1_power\n" in text
     assert " not in the strategy, different between ranks (0 | 1): beta2_power\n" in text
-    document = json.loads(run_well("inspect", source, "-s", strategy, "--json").stdout)
-    assert [one["name"] for one in document["summary"]["equal_ranks"]] == names
+    assert "differ between ranks; merge needs --unlisted\n" in text
+    summary = document(source, "-s", strategy)["summary"]
+    assert [one["name"] for one in summary["equal_ranks"]] == names
+    assert (summary["complete"], summary["complete_codes"]) == (None, ["unlisted"])
+
+
+def test_what_a_strategy_omits_is_compared_on_any_number_of_ranks(tmp_path):
+    ranks = {rank: {"w": zeros((4,)), "s": noise(f"{rank}", "Float32", (1,))} for rank in range(66)}
+    source = write_ranks(tmp_path / "src", ranks, "ckpt")
+    strategy = tmp_path / "s.json"
+    strategy.write_text('{"parallel_layout_item": {"w": {"dev_matrix": [66], "tensor_map": [-1]}}}')
+    assert document(source, "-s", strategy)["summary"]["complete_codes"] == ["unlisted"]
+
+
+def test_parameters_in_no_file_are_missing_tensors(tmp_path):
+    source = tmp_path / "src"
+    shutil.copytree(LLAMA / "src", source)
+    for rank in range(4, 8):
+        shutil.rmtree(source / f"rank_{rank}")
+    found = document(source, "-s", LLAMA / "src_strategy.ckpt")
+    missing = found["summary"]["missing_tensors"]
+    assert "model.norm_out.weight" in missing
+    assert len(missing) == len(found["problems"])
+    text = re.sub("[ ]+", " ", run("inspect", source, "-s", LLAMA / "src_strategy.ckpt").stdout)
+    assert re.search(r" at least [0-9.]+ K parameters \(Float32\)\n", text)
+    assert f"without {len(missing)} incomplete tensors\n" in text
+
+
+def test_one_equal_number_or_one_tensor_of_many_is_no_sign_of_replicas(tmp_path, monkeypatch):
+    single = {"w": zeros((4, 4)), "step": noise("s", "Float32", (1,))}
+    write_ranks(tmp_path / "single", dict.fromkeys(range(2), single), "ckpt")
+    assert "full replica" not in screen(tmp_path / "single")
+    own = {rank: {"w": noise("w", "Float32", (4,)), f"rng_{rank}": zeros((4,))} for rank in (0, 1)}
+    write_ranks(tmp_path / "own", own, "ckpt")
+    text = screen(tmp_path / "own")
+    assert "full replica" not in text
+    assert "sampled pages of 1 tensor: 1 equal on their ranks\n" in text
+    monkeypatch.setattr(describe, "MAX_SAMPLES", 4)
+    write_ranks(tmp_path / "many", dict.fromkeys(range(2), layers(0)), "ckpt")
+    assert "full replica" not in screen(tmp_path / "many")
+
+
+def test_a_strategy_that_contents_contradict_is_named_beside_the_parallelism(tmp_path):
+    ranks = {r: {"w": noise("x" if r == 1 else f"{r // 4}", "Float32", (4, 4))} for r in range(8)}
+    source = write_ranks(tmp_path / "src", ranks, "ckpt")
+    strategy = tmp_path / "s.json"
+    strategy.write_text(
+        '{"parallel_layout_item": {"w": {"dev_matrix": [2, 4], "tensor_map": [1, -1]}}}'
+    )
+    text = screen(source, "-s", strategy)
+    assert f"parallelism by {strategy}, with which some contents disagree:\n" in text
+
+
+def test_a_name_with_many_numbers_folds_only_by_the_first(tmp_path):
+    rest = ".".join(map(str, range(1500)))
+    ranks = {0: {f"l.{n}.{rest}": zeros((4,)) for n in (0, 1)}}
+    assert " l.{0,1}.0.1.2.3.4.5.6.7.8." in screen(write_ranks(tmp_path / "src", ranks, "ckpt"))
 
 
 def test_many_ranks_are_sampled_only_on_request(tmp_path):
