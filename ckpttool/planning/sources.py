@@ -578,9 +578,7 @@ def full_source(
     return Source(meta, slicing, NotInStrategy(rank_cycle))
 
 
-def _stage_shapes_problem(
-    name: str, ranks_of_shape: Mapping[tuple[int, ...], Sequence[int]]
-) -> Diagnostic:
+def _stage_shapes_problem(name: str, ranks_of_shape: Mapping[_T, Sequence[int]]) -> Diagnostic:
     """Return the problem of a tensor whose full shapes in several stages differ."""
     parts = [f"{shape} in {format_ranks(ranks)}" for shape, ranks in ranks_of_shape.items()]
     return Diagnostic(

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -129,15 +128,13 @@ def check_manifest(
                 yield _finding(shown, "listed in the manifest, and missing", hint, (output.rank,))
                 continue
             problems = list(output_problems(path.parent, output, files.get(name)))
-            text = "not what its manifest lists"
-            yield from (
-                replace(_finding(shown, text, _WRITE_AGAIN, (output.rank,)), facts=problem)
-                for problem in problems
-            )
+            for problem in problems:
+                text = "not what its manifest lists"
+                yield _finding(shown, text, _WRITE_AGAIN, (output.rank,), problem)
             if problems or not deep:
                 continue
-            index = files.get(name) or read_index(name)
-            for one in _submit_hashes(shown, output, index, executor, verified):
+            index = files.get(name) or read_index(shown)
+            for one in _submit_hashes(output, index, executor, verified):
                 pending.append(one)
                 while len(pending) > MAX_IN_FLIGHT:
                     yield from _check_hashes(pending.popleft(), on_progress)
@@ -148,8 +145,8 @@ def check_manifest(
     except FormatError as error:
         if error.path != str(path):  # of an output
             raise
-        found = _finding(path, "the manifest cannot be read", remedy_for(error))
-        yield replace(found, facts=error.reason)
+        text = "the manifest cannot be read"
+        yield _finding(path, text, remedy_for(error), facts=error.reason)
         return
     if to_check is None:
         to_check = files.keys()
@@ -163,25 +160,27 @@ def check_manifest(
 
 
 def _submit_hashes(
-    path: str,
-    output: OutputEntry,
-    index: FileIndex,
-    executor: Executor,
-    verified: AbstractSet[bytes],
+    output: OutputEntry, index: FileIndex, executor: Executor, verified: AbstractSet[bytes]
 ) -> Iterator[_PendingHash]:
     """Submit the hashing of an output's tensors that are not ``verified``."""
     for entry in output.tensors:
         tensor = index.tensors[entry.name]
         if fingerprint(tensor, entry.sha256) not in verified:
             hashes = executor.submit(hash_units, tensor)
-            yield _PendingHash(path, output.rank, entry, tensor.meta.nbytes, hashes)
+            yield _PendingHash(tensor.file.path, output.rank, entry, tensor.meta.nbytes, hashes)
 
 
 def _finding(
-    path: str | Path, problem: str, hint: str = "", ranks: tuple[int, ...] = ()
+    path: str | Path,
+    problem: str,
+    hint: str = "",
+    ranks: tuple[int, ...] = (),
+    facts: str = "",
+    tensor: str | None = None,
 ) -> Diagnostic:
     """Return the finding that an output, or a set, is not what its manifest lists."""
-    return Diagnostic("manifest", problem, hint, ranks=ranks, path=str(path), where=str(path))
+    path = str(path)
+    return Diagnostic("manifest", problem, hint, (), facts, tensor, ranks, path, where=path)
 
 
 def _check_hashes(pending: _PendingHash, on_progress: OnProgress) -> Iterator[Diagnostic]:
@@ -190,7 +189,6 @@ def _check_hashes(pending: _PendingHash, on_progress: OnProgress) -> Iterator[Di
     on_progress(pending.nbytes)
     if found == listed:
         return
-    name = pending.entry.name
     facts = f"expected {len(listed)} hashes, found {len(found)}"
     if len(listed) == len(found):
         pairs = enumerate(zip(listed, found, strict=True))
@@ -198,5 +196,5 @@ def _check_hashes(pending: _PendingHash, on_progress: OnProgress) -> Iterator[Di
         where = f" (of stretch {first + 1} of {len(listed)})" if len(listed) > 1 else ""
         facts = f"expected SHA-256 {listed[first]}, found {found[first]}{where}"
     text = "changed since it was written"
-    problem = _finding(pending.path, text, _WRITE_AGAIN, (pending.rank,))
-    yield replace(problem, facts=facts, tensor=name)
+    tensor = pending.entry.name
+    yield _finding(pending.path, text, _WRITE_AGAIN, (pending.rank,), facts, tensor)
