@@ -91,9 +91,10 @@ class FormatError(CkptToolError):
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
-        facts = join_clauses(self.facts, facts)
-        copied = type(self)(self.path, self.offset, self.reason, hint, facts)
-        copied.rank, copied.side = self.rank, self.side
+        copied = with_side(self, self.side)
+        assert isinstance(copied, FormatError), "a copy is of the same class"
+        copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
+        copied.args = (*self.args[:3], hint, copied.facts)
         return copied
 
 

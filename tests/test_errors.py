@@ -13,6 +13,8 @@ from ckpttool.errors import (
     LibraryError,
     PlanError,
     VerifyError,
+    add_note,
+    notes_of,
     raise_all,
     with_side,
 )
@@ -105,13 +107,25 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
 def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     error = LibraryError("a.ckpt", 118, "encrypted", "", "AES-GCM")
     error.rank = 3
+    add_note(error, "of an earlier run")
     for copied in (error.with_hint("install it"), with_side(error, "B")):
         assert type(copied) is LibraryError
         (one,) = diagnose(pickle.loads(pickle.dumps(copied)))
         assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, (3,))
         assert one.facts == "byte 118: AES-GCM"
-    assert diagnose(error.with_hint("install it"))[0].hint == "install it"
+        assert notes_of(copied) == ("of an earlier run",)
+    for send in WAYS:
+        assert diagnose(send(error.with_hint("install it")))[0].hint == "install it"
     assert str(with_side(error, "B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
+
+
+@pytest.mark.parametrize(
+    ("offset", "facts", "shown"),
+    [(0, "4 left", "byte 0: 4 left"), (None, "4 left", "4 left"), (0, "", ""), (9, "", "byte 9")],
+)
+def test_the_facts_of_a_file_begin_with_the_byte(offset, facts, shown):
+    (one,) = diagnose(FormatError("a.ckpt", offset, "cut short", "", facts))
+    assert (one.facts, one.offset) == (shown, offset)
 
 
 def test_raise_all_is_silent_without_errors_and_raises_a_single_one_as_it_is():

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
+from click.core import augment_usage_errors
 
 import ckpttool
 from ckpttool.cli.signals import SignalGuard, Terminated
@@ -46,13 +47,14 @@ COMMANDS = {
     "completion": "How does my shell complete commands and options?",
 }
 ALIASES = {"commit": "finalize"}
-COLOR = click.Option(  # of the group and of every command
+WHEN = ["auto", "always", "never"]
+COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` reads it
     ["--color"],
     metavar="WHEN",
-    type=click.Choice(["auto", "always", "never"]),
+    type=click.Choice(WHEN),
     default="auto",
     show_default=True,
-    expose_value=False,  # `_use_color` finds it in the arguments
+    expose_value=False,
     help="Use colours: auto, always or never.",
 )
 
@@ -72,8 +74,6 @@ class CommandGroup(click.Group):
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} is not a command"
         command.short_help = COMMANDS[cmd_name]  # shells show it beside the name
-        if COLOR not in command.params:
-            command.params.append(COLOR)
         return command
 
     def resolve_command(
@@ -102,14 +102,24 @@ class CommandGroup(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Parse the command line; --help and --version print here."""
+        """Parse the command line; --help and --version print here.
+
+        A mistake ends the parser of click, so ``--color`` is taken from the arguments before.
+        """
         as_json = "--json" in args
+        option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
+        when = re.findall(option, text)[-1:] or ["auto"]
+        words = re.sub(option, "", text).split("\0")[1:]
         with _output_errors():
             try:
+                if when[0] not in WHEN and not extra.get("resilient_parsing"):
+                    from ckpttool.cli.params import Choice
+
+                    with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
+                        Choice(WHEN).convert(when[0], None, None)
                 # Versions of click differ in what they do without arguments.
-                shown = args or ["--help"]
-                color = _use_color(args)
-                ctx = super().make_context(info_name, shown, parent, color=color, **extra)
+                words, color = words or ["--help"], _has_color(when[0])
+                ctx = super().make_context(info_name, words, parent, color=color, **extra)
             except click.ClickException as error:
                 if as_json:
                     _print_document(*_diagnose(error))
@@ -153,15 +163,10 @@ class CommandGroup(click.Group):
             ctx.exit(exit_code)
 
 
-def _use_color(args: Sequence[str]) -> bool | None:
-    """Return whether `click.echo` keeps colours; None keeps them on a terminal.
-
-    A mistake ends the parser before it comes to --color, so that is looked for in the arguments.
-    """
-    pattern = r"(?<![^\0])--color[=\0](always|never|auto)(?![^\0])"
-    chosen: list[str] = re.findall(pattern, "\0".join(args))
-    if chosen and chosen[-1] != "auto":
-        return chosen[-1] == "always"
+def _has_color(when: str) -> bool | None:
+    """Return whether `click.echo` keeps colours; None keeps them on a terminal."""
+    if when != "auto":
+        return when == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     forced = (os.environ.get(name, "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
@@ -244,8 +249,6 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             message = f"{name} needs {word}"
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."
-        case click.BadParameter(param=click.Option() as option):
-            where, message, hint = _names_of(option), error.message.rstrip("."), ""
         case click.NoSuchOption(option_name=flag):
             message = f"{name} has no {flag}"
             options = context.command.get_params(context) if context else ()
@@ -258,7 +261,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
 
 def _names_of(param: click.Parameter) -> str:
     """Return the names of an option, or the word for an argument in ``Usage:``."""
-    shown = param.opts if isinstance(param, click.Option) else [param.human_readable_name]
+    word = param.human_readable_name.strip("[].")
+    shown = param.opts if isinstance(param, click.Option) else [word]
     return ", ".join(name for name in shown if name not in getattr(param, "aliases", ()))
 
 

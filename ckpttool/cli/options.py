@@ -163,6 +163,11 @@ class GroupedCommand(click.Command):
         first = (self.help or "").removeprefix("\b\n").partition("\n\n")[0]
         return " ".join(first.replace("\\\n", " ").split())
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; options of the group, but --version, stand anywhere."""
+        of_group = ctx.parent.command.params if ctx.parent is not None else []
+        return [*super().get_params(ctx), *(one for one in of_group if not one.is_eager)]
+
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
         found: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}

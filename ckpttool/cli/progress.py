@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
 STARTED = "ckpttool.started"  # key of click's ``Context.meta``: when the run showed its first phase
 LOG_SECONDS = 30  # between two lines; a shorter run has none
-BAR_SECONDS = 0.3  # from the start of a phase; rich, which draws the bar, takes 0.1 s to load
+BAR_SECONDS = 1  # a shorter run shows no bar; rich, which draws it, takes 0.1 s to load
+RATE_SECONDS = 1  # of a phase, before it tells a speed and the time left
 BAR_COLUMNS = 4, 40  # the narrowest and the widest bar
 FACTS_COLUMNS = 55  # beside the bar and the name of the phase
 
@@ -61,8 +61,8 @@ def show_count(
     elif columns is None or os.environ.get("TERM") in ("dumb", "unknown"):
         yield _Log(phase, unit).update
     else:
-        with _Bar(phase, unit, columns) as update:
-            yield update
+        with closing(_Bar(phase, unit, columns)) as bar:
+            yield bar.update
 
 
 class _Log:
@@ -84,36 +84,33 @@ class _Log:
 
 
 class _Bar:
-    """The bar of a phase on a terminal, if the phase lasts; opened by a timer."""
+    """The bar of a phase on a terminal, if the run lasts."""
 
     def __init__(self, phase: str, unit: Callable[[int], str], columns: int) -> None:
         self.phase = phase
         self.unit = unit
         self.columns = columns
-        self.is_plain = click.get_current_context().color is False
+        context = click.get_current_context()
+        self.is_plain = context.color is False
         self.started = time.monotonic()
+        self.due = context.meta.setdefault(STARTED, self.started) + BAR_SECONDS
         self.done = self.total = 0
         self.progress: Progress | None = None
-        self.timer = threading.Timer(BAR_SECONDS, self._open)
-        self.timer.daemon = True  # a program that is terminated does not wait for it
 
-    def __enter__(self) -> Callable[[int, int], None]:
-        self.timer.start()
-        return self.update
-
-    def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
-        self.timer.join()
+    def close(self) -> None:
+        """Remove the bar."""
         if self.progress is not None:
             self.progress.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Move the bar."""
+        """Move the bar; draw it if it is due."""
         self.done, self.total = done, total
+        if self.progress is None and time.monotonic() >= self.due:
+            self.progress = self._open()
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done, total=total or None)
 
-    def _open(self) -> None:
+    def _open(self) -> Progress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
         from rich.text import Text
@@ -133,12 +130,13 @@ class _Bar:
         progress = Progress(TextColumn(self.phase), *bars, Facts(), console=console, transient=True)
         progress.add_task(self.phase, total=None)
         progress.start()
-        self.progress = progress
-        self.update(self.done, self.total)
+        return progress
 
 
 def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str]) -> str:
     """Return per cent, amount, speed and remaining time; of an unknown total the time so far.
+
+    The first second, or per cent, may be the start of workers: it tells no speed.
 
     Examples
     --------
@@ -150,7 +148,7 @@ def _describe(done: int, total: int, seconds: float, unit: Callable[[int], str])
     whole = unit(total)
     amount = unit(done).removesuffix(f" {whole.rpartition(' ')[2]}")
     facts = [f"{100 * done // total}%", f"{amount} of {whole}"]
-    if done and seconds:
+    if done and seconds >= RATE_SECONDS and 100 * done >= total:
         left = timedelta(seconds=round((total - done) * seconds / done))
         facts += [f"{unit(int(done / seconds))}/s", f"ETA {left}"]
     return ", ".join(facts)

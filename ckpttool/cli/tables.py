@@ -275,7 +275,7 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
     """
     if _width(text) <= width:
         return [text]
-    first, *words = _words(text)
+    first, *words = _words(text, width - indent)
     lines = [first]
     for word in words:
         if _width(f"{lines[-1]} {word}") <= width or not lines[-1].strip(" -"):
@@ -285,16 +285,16 @@ def _fold(text: str, width: int, indent: int = 0) -> list[str]:
     return lines
 
 
-# What stays on one line: (4, 2), 64 x 32, rows / 2, x 4, step 2_10, 189.8 KiB, 8 ranks.
+# What stays on one line: `a command`, (4, 2), 64 x 2, rows / 2, x 4, step 2_10, 189.8 KiB, 8 ranks.
 _TIED = re.compile(
-    r"\(\d+(?:, \d+)+\)|(?<=\d) x (?=\d)| / |"
+    r"`[^`]+`|\(\d+(?:, \d+)+\)|(?<=\d) x (?=\d)| / |"
     r"(?<![^ (])(?:x|step|ranks?|stages?|byte) (?=\d)|(?<![^ (])\d[\d.,_-]*(?<!,) (?=[^\d ])"
 )
 
 
-def _words(text: str) -> list[str]:
-    """Split a text between words; a number and its unit are one word, as is a shape."""
-    tied = _TIED.sub(lambda found: found[0].replace(" ", "\0"), text)
+def _words(text: str, width: float = math.inf) -> list[str]:
+    """Split a text between words; what `_TIED` finds is one word, unless it is wider."""
+    tied = _TIED.sub(lambda one: one[0].replace(" ", "\0" if len(one[0]) <= width else " "), text)
     return [word.replace("\0", " ") for word in tied.split(" ")]
 
 
@@ -329,13 +329,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
     _print_findings(join_alike(found.findings), found.severity_of, options.limit)
-    # What a conversion warns of is shown with -q as well; what --ignore made a note is not.
-    of_verify = severities("verify")
-    shown_as: SeverityOf = {
-        code: "note" if of_verify[code] == "warning" else severity
-        for code, severity in severities("convert").items()
-    }
-    print_notes(found.notes, shown_as, options.quiet)
+    print_notes(found.notes, found.severity_of, options.quiet)
 
 
 def print_comparison(

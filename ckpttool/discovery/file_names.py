@@ -62,9 +62,9 @@ class RankFile:
         stem, suffix = Path(name).stem, self.path.suffix
         step = STEP_IN_NAME.search(stem)
         head, tail = (stem, "") if step is None else (stem[: step.start()], step[0])
-        number = re.search(r"\d+$", head)
+        number = re.search(r"\d+(?=(_part\d+)?$)", head)  # MindSpore writes net3_part0
         if number is not None and int(number[0]) == self.rank and "{rank}" not in name:
-            head = head[: number.start()] + "{rank}"
+            head = f"{head[: number.start()]}{{rank}}{head[number.end() :]}"
         return head + tail + suffix
 
 

@@ -60,6 +60,7 @@ from ckpttool.transaction.states import find_unfinished_run
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
+_UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
 _MAX_FILES = 10_000  # that are considered to suggest a pattern
@@ -329,6 +330,10 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
         hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
+    if files and all(map(_is_strategy, files)):
+        hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
+        facts = shorten((path.name for path in files), 3)
+        return problem("strategy files, not a checkpoint", hint, facts)
     if len(files) == 1:
         return problem("no ranks in it, but one file", f"{files[0]} as SRC")
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
@@ -433,9 +438,14 @@ def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
 
 
 def _suggest(root: Path) -> tuple[str, str] | None:
-    """Return a file below a folder and the pattern that finds it; None if no pattern fits."""
+    """Return a file below a folder and a hint, to find or to unpack it; None if there is none."""
     for pattern, first in _suggest_patterns(root):
         return f"found {first}", f"--pattern {shlex.quote(pattern)}"
+    for end, tool in _UNPACK.items():
+        for pattern in (f"*{end}", f"*/*{end}"):
+            if packed := sorted(find_paths(root, pattern)):
+                names = (str(path.relative_to(root)) for path in packed)
+                return f"found {shorten(names, 3)}", f"{tool} {shlex.quote(str(root))}/{pattern}"
     return None
 
 

@@ -135,7 +135,7 @@ class ForeignKind:
 NAME_CHECKPOINT = "the checkpoint as SRC: a folder, or a .ckpt, .safetensors or .h5 file"
 _INSPECT = "the checkpoint as SRC; `ckpttool inspect FILE` shows this file"
 _MODEL = "the checkpoint that it was made from as SRC"
-_STRATEGY = "the checkpoint as SRC, and this file with -s"
+_STRATEGY = "the checkpoint as SRC, and -s FILE"
 _SAVE_TENSORS = "load it with PyTorch and save it with safetensors.torch.save_file"
 _SAVE_ARRAYS = "save its arrays with safetensors.numpy.save_file"
 _DOWNLOAD = "download the file again; the server sent this page instead"
@@ -154,7 +154,12 @@ FOREIGN_KINDS = {
         ForeignKind("zip", "a ZIP archive", "unzip FILE, then the checkpoint in it as SRC"),
         ForeignKind("tar", "a tar archive", "tar -xf FILE, then the checkpoint in it as SRC"),
         *(
-            ForeignKind(tool, f"a file compressed with {tool}", hint=f"{tool} -dc FILE > NEW.ckpt")
+            ForeignKind(
+                tool,
+                f"a file compressed with {tool}",
+                f"{tool} -dc FILE > NEW.ckpt",
+                f"{tool} -dc FILE > NEW && mv NEW FILE, for each FILE",
+            )
             for tool in ("gzip", "bzip2", "xz", "zstd")
         ),
         ForeignKind("lfs", "a Git LFS pointer", hint="git lfs pull, which downloads the file"),
@@ -194,9 +199,11 @@ def _kind_of_bytes(head: bytes) -> str:
 def _text_kind(head: bytes) -> str:
     """Return the kind of a file that begins with printable text; "" for other bytes.
 
-    A cut .ckpt may be printable, and begins with a line feed; so may a few bytes of any format.
+    A cut .ckpt may be printable; so may a few bytes of any format.  It begins with a line feed and
+    the size of a message, which begins with a line feed and the smaller size of a name.
     """
-    if head.startswith(b"\n") or len(head) < _MIN_TEXT_BYTES:
+    is_ckpt = head[:1] == head[2:3] == b"\n" and head[3:4] < head[1:2]
+    if is_ckpt or len(head) < _MIN_TEXT_BYTES:
         return ""
     try:
         text = getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut

@@ -563,7 +563,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
             )
         case FormatError(path=path, offset=offset, hint=hint):
-            at = f"byte {offset}" if offset else ""
+            at = f"byte {offset}" if offset or (offset == 0 and error.facts) else ""
             return (
                 Diagnostic(
                     code,

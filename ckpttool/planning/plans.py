@@ -191,10 +191,9 @@ def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, 
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
-    Outputs of a merged checkpoint keep its step and its strategy.
+    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy.
     """
-    is_merged = isinstance(catalog, MergedCatalog)
-    kept = next(iter(catalog.files.values())).attrs if is_merged else {}
+    kept = dict(set.intersection(*({*one.attrs.items()} for one in catalog.files.values())))
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
     found = {
         "version": __version__,

@@ -316,7 +316,7 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
         problem = Diagnostic("strategy", text, hint, where=catalog.root)
-    missing = NoStrategyError([problem])
+    missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
 

@@ -45,14 +45,6 @@ BORROWED = Diagnostic(
     "the strategy of A is used, which may not be that of B",
     "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
-UNCERTAIN_CODES = (  # the strategy may belong to other files
-    "equal_slices",
-    "inferred",
-    "not_compared",
-    "one_of_several",
-    "unlike_states",
-)
-MISFIT_CODES = ("contradicted", "strategy", "undecided_shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +172,13 @@ def diff(
             found.add(*resolved.content_diagnostics)
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
-            is_uncertain = wrong or any(one.code in UNCERTAIN_CODES for one in found)
             is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
-            borrowed = [BORROWED] if is_borrowed and is_uncertain else []
+            borrowed = [BORROWED] if is_borrowed and found.findings else []
             contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
-            others = (one for one in wrong if one.code != "replica")
-            explained = map(_explain_by_borrowing, others) if borrowed else others
-            problems = [*catalog.errors(), *explained]
+            others = [one for one in wrong if one.code != "replica"]
+            if borrowed:
+                others = [_explain_by_borrowing(one, catalog) for one in others]
+            problems = [*catalog.errors(), *others]
             errors += [with_side(one, side) for one in (*found.failures, *checksum_errors)]
             errors += [with_side(PlanError(problems), side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
@@ -201,9 +193,10 @@ def diff(
         return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
 
 
-def _explain_by_borrowing(problem: Diagnostic) -> Diagnostic:
-    """Return a problem of B that the strategy of A may explain."""
-    hint = BORROWED.hint if problem.code in MISFIT_CODES else problem.hint
+def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
+    """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
+    is_of_files = problem.code == "dtype" or not set(problem.ranks) <= b.files.keys()
+    hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
     facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
     return replace(problem, hint=hint, facts=facts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from unittest.mock import MagicMock
 
 import click
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ckpttool.cli import progress
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
-from tests.support.terminals import on_terminal
+from tests.support.terminals import NEVER, on_terminal
 
 CASE = GOLDEN / "reshard_8_to_4"
 SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
@@ -21,7 +22,7 @@ SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
 @pytest.mark.parametrize("columns", [20, 60, 140])
 def test_a_terminal_gets_per_cent_bytes_speed_and_time_left(tmp_path, columns):
     words = ["merge", *SRC, "-o", tmp_path / "m.h5"]
-    shown, code = on_terminal(*words, columns=columns, bars_at_once=True)
+    shown, code = on_terminal(*words, columns=columns, bar_seconds=0)
     assert code == 0
     facts = r"writing .*100%, 42\.6 of 42\.6 KiB, \d+\.\d [KM]iB/s, ETA 0:00:00"
     assert re.search(facts, shown) or columns == 20
@@ -30,20 +31,18 @@ def test_a_terminal_gets_per_cent_bytes_speed_and_time_left(tmp_path, columns):
     assert "checksums" not in shown
 
 
-def test_a_short_phase_shows_no_bar():
-    shown, code = on_terminal("inspect", *SRC)
+def test_a_short_run_shows_no_bar():
+    shown, code = on_terminal("inspect", *SRC, bar_seconds=NEVER)
     assert code == 0
     assert shown.startswith(str(SRC[0]))
 
 
 def test_quiet_hides_everything(tmp_path):
-    assert on_terminal("merge", *SRC, "-o", tmp_path / "q.h5", "-q", bars_at_once=True) == ("", 0)
+    assert on_terminal("merge", *SRC, "-o", tmp_path / "q.h5", "-q", bar_seconds=0) == ("", 0)
 
 
 def test_a_dumb_terminal_gets_no_bar(tmp_path):
-    shown, code = on_terminal(
-        "merge", *SRC, "-o", tmp_path / "m.h5", TERM="dumb", bars_at_once=True
-    )
+    shown, code = on_terminal("merge", *SRC, "-o", tmp_path / "m.h5", TERM="dumb", bar_seconds=0)
     assert code == 0
     assert "writing" not in shown
 
@@ -53,14 +52,14 @@ def test_a_terminal_shows_how_much_of_what_is_kept_was_read(tmp_path):
     run_well("merge", *words)
     time.sleep(0.01)
     os.utime(tmp_path / "m.h5")  # so that only its contents tell that it is what was written
-    shown, code = on_terminal("merge", *words, "--resume", bars_at_once=True)
+    shown, code = on_terminal("merge", *words, "--resume", bar_seconds=0)
     assert code == 0
     assert re.search(r"reading what is kept .*\d of \d+\.\d KiB", shown)
 
 
 def test_phases_of_checks_have_names(tmp_path):
     words = [*SRC, "-o", tmp_path / "m.ckpt", "--check-replicas", "--crc"]
-    shown, code = on_terminal("merge", *words, bars_at_once=True)
+    shown, code = on_terminal("merge", *words, bar_seconds=0)
     assert code == 0
     assert "verifying checksums" in shown
     assert re.search(r"comparing replicas .*\d%", shown)
@@ -109,6 +108,24 @@ def test_a_log_has_one_line_for_a_time_without_news(clock, capsys):
         "reading: 50%, 50 of 100 B, 0 B/s, ETA 0:01:40\n"
         "reading: 52%, 52 of 100 B, 0 B/s, ETA 0:01:51\n"
     )
+
+
+@pytest.mark.parametrize(("seconds", "done"), [(0.9, 500), (60, 9)])
+def test_the_first_second_and_the_first_per_cent_of_a_phase_tell_no_speed(seconds, done):
+    assert progress._describe(done, 1000, seconds, str) == f"{done // 10}%, {done} of 1000"
+
+
+def test_a_bar_is_drawn_once_the_run_has_lasted_a_second(clock, monkeypatch):
+    opened = []
+    monkeypatch.setattr(progress._Bar, "_open", lambda bar: opened.append(bar.phase) or MagicMock())
+    monkeypatch.setattr(progress, "terminal_columns", lambda stream: 80)
+    monkeypatch.setenv("TERM", "xterm")
+    show = progress.open_progress("reading", quiet=False)
+    for phase in ("first", "second", "third"):
+        with show(100, phase) as on_progress:
+            clock.now += 0.6
+            on_progress(1)
+    assert opened == ["second", "third"]
 
 
 def test_a_log_of_a_short_run_has_no_line(clock, capsys):

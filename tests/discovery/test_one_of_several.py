@@ -113,6 +113,14 @@ def test_split_of_it_is_refused(make, why, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_reshard_of_it_without_a_strategy_is_refused_with_the_same_exit_code(tmp_path):
+    (tmp_path / "net.ckpt").write_bytes(in_rank_folder(tmp_path).read_bytes())
+    for path in (named_by_rank(tmp_path), tmp_path / "net.ckpt"):
+        for words in ([], ["-s", DST]):
+            result = run("reshard", path, *words, "-d", DST, "-o", tmp_path / "new")
+            assert (result.exit_code, "error[strategy]" in message(result)) == (5, True)
+
+
 def test_reshard_of_it_with_a_strategy_of_one_rank_is_refused(tmp_path):
     (tmp_path / "one.yaml").write_text(
         "ckpttool_strategy: 1\nranks: 1\nparameters:\n  '*': replicated\n"
@@ -126,9 +134,9 @@ def test_reshard_of_it_with_a_strategy_of_one_rank_is_refused(tmp_path):
 @pytest.mark.parametrize(("make", "why"), SINGLE.items())
 def test_verify_and_inspect_say_that_it_is_one_rank(make, why, tmp_path):
     path = make(tmp_path)
-    for command in ("verify", "inspect"):
-        result = run_well(command, path, "-q")
-        assert f"warning[one_of_several]: {path}: the file of one rank of several" in result.stderr
+    for command, label in (("verify", "note"), ("inspect", "warning[one_of_several]")):
+        result = run_well(command, path)
+        assert f"{label}: {path}: the file of one rank of several" in result.stderr
         assert why in message(result)
         notes = json.loads(run_well(command, path, "--json").stdout)["notes"]
         assert [note for note in notes if "one rank of several" in note["text"]]

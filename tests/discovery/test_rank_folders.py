@@ -1,6 +1,8 @@
 """Rank folders and files of every spelling, and ``--pattern`` for all others."""
 
 import shlex
+import shutil
+from shlex import quote
 
 import pytest
 
@@ -169,6 +171,25 @@ def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
     assert fails(src) == (f"{src}: no ranks in it, but one file\n  Try: {src}/a.ckpt as SRC",)
 
 
+@pytest.mark.parametrize("names", [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"]])
+def test_a_folder_of_strategies_is_called_that(tmp_path, names):
+    for name in names:
+        shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", tmp_path / name)
+    (problem,) = fails(tmp_path)
+    text = f"{tmp_path}: strategy files, not a checkpoint\n  {', '.join(names)}\n"
+    assert problem == f"{text}  Try: the checkpoint as SRC, and -s {quote(str(tmp_path))}"
+
+
+@pytest.mark.parametrize(("suffix", "tool"), [(".gz", "gunzip"), (".zst", "unzstd")])
+@pytest.mark.parametrize("place", ["rank_{}/net-1_1.ckpt", "net_rank_{}.safetensors"])
+def test_the_command_that_unpacks_files_is_named(make_run, suffix, tool, place):
+    names = [place.format(rank) + suffix for rank in range(2)]
+    src = make_run(*names)
+    (problem,) = fails(src)
+    folder = "*/" * place.count("/")
+    assert problem.endswith(f"found {', '.join(names)}\n  Try: {tool} {src}/{folder}*{suffix}")
+
+
 # ----------------------------------------------------------------------------------- ranks in names
 
 
@@ -182,6 +203,7 @@ def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
         "rank{}-10_2.safetensors.ckpt",
         "checkpoint_{}-10_2.ckpt",
         "checkpoint_{}.ckpt",
+        "net{}_part0.ckpt",
         "net.ckpt",
     ],
 )

@@ -862,7 +862,7 @@ def test_a_strategy_by_hand_is_called_one(tmp_path):
         result = run("merge", tmp_path / name, "-o", tmp_path / "m.h5")
         assert result.exit_code == 3
         said = f"{name}: a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, "
-        assert f"{said}and this file with -s" in message(result)
+        assert f"{said}and -s {tmp_path / name}" in message(result)
 
 
 def test_a_cut_of_an_axis_that_is_not_there_is_named_with_its_line(tmp_path):

@@ -195,3 +195,10 @@ def test_inspect_says_how_a_file_was_made(case, tmp_path, suffix):
     out = merge(case, tmp_path / f"merged{suffix}")
     said = " ".join(run_well("inspect", out).stdout.split())
     assert f"made by ckpttool {ckpttool.__version__} from src, step 2_10" in said
+
+
+def test_what_is_made_from_written_ranks_keeps_their_step(case, tmp_path):
+    new = reshard(case, tmp_path / "new", "safetensors")
+    words = ["-s", case / "dst_strategy.ckpt", "-o", tmp_path / "merged.h5"]
+    run_well("merge", new, *words)
+    assert provenance(tmp_path / "merged.h5")["step"] == "2_10"

@@ -142,6 +142,8 @@ def test_inspect_shows_groups_and_whose_checkpoint_can_stand_in():
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "page"),
         (b"#!/usr/bin/env python\nimport mindspore as ms\n", "python"),
         (b"loss 0.1\n", "text"),
+        (b"\n# python\nimport mindspore\n", "python"),
+        (b"\n\n\n\nloss 0.1\n", "text"),
         ("Übung ".encode() * 20_000, "text"),
         (b'{"0": {}}', "json"),
         (b'{"last_ckpt_file": "a"}', "json"),
@@ -208,7 +210,7 @@ def test_a_strategy_in_the_place_of_a_checkpoint_is_told_where_it_belongs(tmp_pa
         result = run("merge", tmp_path / name, "-o", tmp_path / "out.h5")
         assert result.exit_code == 3
         assert (
-            "a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, and"
+            "a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, and -s "
             in said(result)
         )
 

@@ -15,35 +15,26 @@ from pathlib import Path
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-# Runs the command line with timers that wait for nothing.
-BARS_AT_ONCE = """
-import threading
-
-class Timer:
-    def __init__(self, seconds, call):
-        self.start = call
-
-    def cancel(self):
-        pass
-
-    join = cancel
-
-threading.Timer = Timer
+# Runs the command line with bars, and their speeds, after so many seconds.
+PROGRAM = """
+from ckpttool.cli import progress
+progress.BAR_SECONDS = progress.RATE_SECONDS = {}
 from ckpttool.__main__ import run
 run()
 """
+NEVER = 1000
 
 
 def on_terminal(
     *arguments: str | Path,
     columns: int = 80,
     raw: bool = False,
-    bars_at_once: bool = False,
+    bar_seconds: int = NEVER,
     **variables: str,
 ) -> tuple[str, int]:
     """Return what a command shows on a terminal of so many columns, and its exit code.
 
-    Escape sequences are left out unless ``raw``.  With ``bars_at_once`` short phases show bars.
+    Escape sequences are left out unless ``raw``.  A bar is shown after ``bar_seconds``.
     ``variables`` are added to an environment of a terminal with colours.
     """
     ours, theirs = pty.openpty()
@@ -51,8 +42,7 @@ def on_terminal(
     unset = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LC_ALL", "LANG")
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
-    program = ["-c", BARS_AT_ONCE] if bars_at_once else ["-m", "ckpttool"]
-    command = [sys.executable, *program, *map(str, arguments)]
+    command = [sys.executable, "-c", PROGRAM.format(bar_seconds), *map(str, arguments)]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         shown = bytearray()

@@ -17,6 +17,7 @@ from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import Layout
 from ckpttool.storage.compare import Tolerance
+from ckpttool.verification.diff import BORROWED
 from tests.strategies import as_stored, examples, moves
 from tests.support.checkpoints import (
     ROWS,
@@ -518,11 +519,26 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
         ckpttool.diff(b, ckpttool.scan(str(tmp_path / "a")), ROW_CUT, ROW_CUT)
     assert not mentions(
         str(caught.value),
-        "B: w: .*\n  ranks 2, 3: no checkpoint",
-        r"read with the strategy of A \(--b-strategy\)",
+        r"B: w: .*\n  ranks 2, 3: no checkpoint.*; read with the strategy of A \(--b-strategy\)",
+        "  Try: restore the files",
         r"A \(.*\): w: different between ranks that should",
     )
     assert "borrowed_strategy" not in {one.code for one in diagnose(caught.value)}
+
+
+def test_where_every_rank_of_b_has_a_file_the_hint_is_to_give_its_strategy(tmp_path):
+    ranks = cut(entries(), ROW_CUT)
+    a = catalog_on_disk(tmp_path / "a", ranks)
+    del ranks[2]["w"], ranks[3]["w"]
+    b = catalog_on_disk(tmp_path / "b", ranks)
+    with pytest.raises(PlanError) as caught:
+        ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
+    (problem,) = diagnose(caught.value)
+    assert (problem.code, problem.hint) == ("missing", BORROWED.hint)
+    with pytest.raises(PlanError) as caught:
+        ckpttool.diff(b, a, ROW_CUT, ROW_CUT)
+    (problem,) = diagnose(caught.value)
+    assert problem.hint.startswith("copy the files again")
 
 
 def test_two_steps_of_one_folder_are_compared(tmp_path):
