@@ -316,14 +316,15 @@ MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
     """Print the result of verify: a verdict, the findings and the notes."""
-    depth = "all data read" if deep else "--deep reads the data"
+    depth = "all data read" if deep else "--deep reads all data"
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
     counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
-    read_right = "headers and checksums" if crc else "headers"
+    parts = ["headers", *["samples"] * found.is_sampled, *["checksums"] * crc]
+    read_right = " and ".join(", ".join(parts).rsplit(", ", 1))
     clean = "nothing is wrong" if deep else f"the {read_right} are right"
     clean += "" if found.is_whole else " in each rank by itself"
     if present or not options.quiet:

@@ -608,6 +608,8 @@ class Report:
         Further facts for people.
     is_whole
         Whether it is known how the slices of the ranks fit together, or there is only one rank.
+    is_sampled
+        Whether samples of the contents were compared with the layouts.
     """
 
     path: str
@@ -619,6 +621,7 @@ class Report:
     findings: tuple[Diagnostic, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
     is_whole: bool = True
+    is_sampled: bool = False
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""

@@ -194,8 +194,8 @@ def find_difference(
 ) -> Diagnostic | None:
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
-    The facts name all groups, since contents do not show which is right.  `Diagnostic.ranks` has
-    the ranks outside the largest group, or all ranks if several groups are largest.
+    The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
+    see `odd_ranks`.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], stats.differences, strict=True))
@@ -203,8 +203,6 @@ def find_difference(
         groups.setdefault(difference.content or bytes(difference.differs), []).append(rank)
     if len(groups) == 1:
         return None
-    largest = max(len(ranks) for ranks in groups.values())
-    few = sorted(rank for ranks in groups.values() if len(ranks) < largest for rank in ranks)
     number = max(difference.count for _, difference in others)
     first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
     name, full, shape = one.source.meta.name, one.source.meta.shape, one.tensors[0].meta.shape
@@ -212,9 +210,15 @@ def find_difference(
     elements = f"{'up to ' if len(groups) > 2 else ''}{number} of "
     elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
     facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
-    is_unique = sum(len(ranks) == largest for ranks in groups.values()) == 1
-    ranks = tuple(few) if is_unique else one.ranks
-    hint = REMEDY if code == "replica" else ""
+    ranks = odd_ranks(tuple(groups.values()))
+    hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
     return Diagnostic(
         *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )
+
+
+def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks outside the largest group, or all ranks if several groups are largest."""
+    by_size = sorted(groups, key=len)
+    others = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
+    return tuple(sorted(rank for group in others for rank in group))

@@ -34,10 +34,10 @@ from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_difference, format_groups, format_ranks, shorten
+from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
 from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import stage_pairs
+from ckpttool.planning.replicas import odd_ranks, stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
 from ckpttool.transaction.manifest import ManifestFile
@@ -46,7 +46,6 @@ TENSORS_PER_LAYOUT = 3
 
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
 RankGroups = tuple[tuple[int, ...], ...]  # ranks with equal slices, group by group
-ALL_RANKS: RankGroups = ()  # one group of all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +70,17 @@ class SampledTensor:
     is_spot_check: bool
 
     @property
-    def differing_ranks(self) -> tuple[int, ...]:
-        """Ranks that should hold equal slices and do not; none if all replicas agree."""
-        slices = zip(self.replicas, self.samples, strict=True)
-        return next((tuple(ranks) for ranks, found in slices if len({*found.values()}) > 1), ())
+    def ranks(self) -> tuple[int, ...]:
+        """The sampled ranks, ascending."""
+        return tuple(sorted({rank for by_rank in self.samples for rank in by_rank}))
 
     @property
-    def equal_groups(self) -> RankGroups:
-        """The sampled ranks of `differing_ranks`, grouped by equal samples."""
-        samples = next(found for found in self.samples if len({*found.values()}) > 1)
+    def differing_groups(self) -> RankGroups:
+        """Ranks that should hold equal slices and do not, by equal samples; () if there are none.
+
+        They are those of the first slice whose replicas differ.
+        """
+        samples = next((found for found in self.samples if len({*found.values()}) > 1), {})
         return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
 
     @property
@@ -190,45 +191,48 @@ def check_strategy(
     handwritten = sharding.handwritten
     sources = list(sources)
     sampled = sample_tensors(sources, handwritten, executor)
+    differing = [groups for one in sampled if (groups := one.differing_groups)]
+    of_other_run = bool(sharding.files) and any(min(map(len, groups)) > 1 for groups in differing)
     found: list[Diagnostic] = []
-    equal: dict[RankGroups, list[str]] = defaultdict(list)
-    with_equal_shards: list[str] = []
+    notes: list[Diagnostic] = []
+    in_full: list[SampledTensor] = []
     for one in sampled:
         name = one.source.meta.name
         by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
-        if one.differing_ranks:
+        if one.differing_groups:
             place = handwritten.get(name) or handwritten.get(one.source.parameter or "")
-            found.append(_replica_problem(catalog, sharding, place, one))
-        elif one.is_spot_check:
+            found.append(_replica_problem(catalog, sharding, place, one, of_other_run))
+        elif one.is_spot_check or isinstance(sharding, SelfDescribed):
             continue
         elif _has_equal_shards(one.source.slicing, by_rank):
-            with_equal_shards.append(name)
-        elif groups := _equal_slices(one, name in handwritten):
-            are_all = groups == (tuple(sorted(by_rank)),)
-            equal[ALL_RANKS if are_all else groups].append(name)
-    if isinstance(sharding, SelfDescribed):
-        return found
-    by_name = {one.source.meta.name: one for one in sampled}
-    if with_equal_shards:
-        text = "further than the files do"
-        found.append(_too_large_problem(sharding, with_equal_shards, by_name, text))
+            text = "sharded further in the strategy than in the files"
+            found.append(_too_large_problem(sharding, one, text))
+        elif groups := _equal_slices(one):
+            are_all = groups == (one.ranks,)
+            notes.append(_equal_slices_note(name, handwritten.get(name), groups, are_all))
+            in_full += [one] * are_all
     found += _stage_problems(catalog, sharding, sources, executor)
-    names = equal.get(ALL_RANKS, [])
-    if names and _are_all_equal(sampled, handwritten):
-        in_full = _too_large_problem(sharding, names, by_name, "that all ranks hold in full")
+    if in_full and _are_all_equal(sampled, handwritten):
+        text = "sharded in the strategy, and in full on all ranks"
         hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
-        return [*found, replace(in_full, hint=hint)]
-    if problem := _equal_slices_problem(sharding, sampled, equal):
-        return [*found, problem]
-    notes = [_equal_slices_note(groups, names, handwritten) for groups, names in equal.items()]
+        too_large = (_too_large_problem(sharding, one, text) for one in in_full)
+        return [*found, *(replace(problem, hint=hint) for problem in too_large)]
+    if problems := _equal_slices_problems(sharding, sampled, notes):
+        return [*found, *problems]
     missing = [rank for rank in sharding.ranks if rank not in catalog.files]
     if missing and notes and not is_deduplicated(catalog, sharding):
         # Either may be by chance; both together show a strategy of other files.
         absent = f"{format_ranks(missing)} without a file; "
         notes = [
-            contradiction(sharding, note.message, absent + note.facts, missing) for note in notes
+            _contradict(sharding, replace(note, facts=absent + note.facts, ranks=tuple(missing)))
+            for note in notes
         ]
     return [*found, *notes]
+
+
+def _contradict(sharding: Sharding, one: Diagnostic) -> Diagnostic:
+    """Return the problem that the strategy contradicts what is true of a tensor."""
+    return replace(contradiction(sharding, one.message, one.facts, one.ranks), tensor=one.tensor)
 
 
 def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:
@@ -248,10 +252,10 @@ def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:
     )
 
 
-def _equal_slices(one: SampledTensor, is_handwritten: bool) -> RankGroups:
+def _equal_slices(one: SampledTensor) -> RankGroups:
     """Return the groups of ranks that should hold different slices and hold equal ones.
 
-    Slices with equal elements show nothing, unless all slices of a hand-written layout are equal.
+    Slices of one value show nothing.
     """
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
@@ -259,11 +263,10 @@ def _equal_slices(one: SampledTensor, is_handwritten: bool) -> RankGroups:
         for sample in set(samples.values()):
             slices[sample] += 1
             ranks[sample] += samples
-    are_all = is_handwritten and len(slices) == 1
     return tuple(
         tuple(sorted(ranks[sample]))
         for sample, number in slices.items()
-        if number > 1 and (are_all or not sample.is_constant)
+        if number > 1 and not sample.is_constant
     )
 
 
@@ -283,13 +286,13 @@ def _are_all_equal(sampled: Iterable[SampledTensor], handwritten: Mapping[str, s
     return nbytes >= MIN_EQUAL_BYTES
 
 
-def _equal_slices_problem(
-    sharding: Sharding, sampled: Iterable[SampledTensor], equal: Mapping[RankGroups, Sequence[str]]
-) -> Diagnostic | None:
-    """Return the problem of a strategy that most of the sampled tensors contradict, if they do.
+def _equal_slices_problems(
+    sharding: Sharding, sampled: Iterable[SampledTensor], notes: Iterable[Diagnostic]
+) -> list[Diagnostic]:
+    """Return the problems of a strategy that most of the sampled tensors contradict, if they do.
 
-    A tensor contradicts it if two slices that should differ are equal.  Constant tensors and
-    hand-written layouts do not count.
+    A tensor contradicts it if two slices that should differ are equal, as ``notes`` say.  Constant
+    tensors and hand-written layouts do not count.
     """
     nbytes_of = {
         one.source.meta.name: one.source.meta.nbytes
@@ -299,43 +302,40 @@ def _equal_slices_problem(
         and one.source.meta.name not in sharding.handwritten
         and not one.is_constant
     }
-    groups_of = {name: key for key, names in equal.items() for name in names if name in nbytes_of}
-    nbytes = sum(nbytes_of[name] for name in groups_of)
-    if 2 * len(groups_of) <= len(nbytes_of) or nbytes < MIN_EQUAL_BYTES:
-        return None
-    groups = next(iter(groups_of.values()))
-    sampled_tensors = count(len(nbytes_of), "sampled tensor")
-    return contradiction(
-        sharding,
-        f"{len(groups_of)} of {sampled_tensors} have equal slices where the strategy shards them",
-        f"{shorten(groups_of, 3)}: {_equal_ranks(groups)} hold the same",
-    )
+    equal = {note.tensor: note for note in notes if note.tensor in nbytes_of}
+    nbytes = sum(nbytes for name, nbytes in nbytes_of.items() if name in equal)
+    if 2 * len(equal) <= len(nbytes_of) or nbytes < MIN_EQUAL_BYTES:
+        return []
+    text = f"{_EQUAL}, in {len(equal)} of {count(len(nbytes_of), 'sampled tensor')}"
+    return [_contradict(sharding, replace(note, message=text)) for note in equal.values()]
 
 
 def _replica_problem(
-    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor
+    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
-    ``place`` is that of its hand-written layout.
+    ``place`` is that of its hand-written layout.  Whole groups of ranks differ in this or another
+    tensor if the strategy may be ``of_other_run``.
     """
-    groups = one.equal_groups
+    groups = one.differing_groups
     facts = format_difference(groups)
-    if sharding.files and min(map(len, groups)) > 1:
-        facts += f"; whole groups differ: {sharding.origin} may be of another run"
-    hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements; {_REPLICA_EXPLAINED}"
+    hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements"
+    if of_other_run:
+        if min(map(len, groups)) > 1:
+            facts += f"; whole groups differ: {sharding.origin} may be of another run"
+        hint = "-s with the strategy of the run that saved the checkpoint"
     options: tuple[str, ...] = ()
     if place is not None:
-        hint = f"correct {place}, or --trust-strategy; {_REPLICA_EXPLAINED}"
-        options = ("--trust-strategy",)
+        hint, options = f"correct {place}, or --trust-strategy", ("--trust-strategy",)
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",
-        hint,
+        f"{hint}; {_REPLICA_EXPLAINED}",
         options,
         facts,
         tensor=one.source.meta.name,
-        ranks=one.differing_ranks,
+        ranks=odd_ranks(groups),
         where=catalog.root,
     )
 
@@ -349,38 +349,33 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
     if isinstance(sharding, Strategy):
         files = sharding.files if 0 < len(sharding.files) < 3 else ["STRATEGY"]
         options = [word for name in files for word in ("-s", name)]
+    options += ["--step", catalog.step] if catalog.step else []
     return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
-def _too_large_problem(
-    sharding: Sharding, names: Sequence[str], by_name: Mapping[str, SampledTensor], reason: str
-) -> Diagnostic:
-    """Return the problem of full tensors that would be too large, with the shapes of the first."""
-    text = f"the strategy shards {count(len(names), 'parameter')} {reason}"
-    shown = by_name[names[0]]
-    shape = next(tensor.meta.shape for tensors in shown.replicas for tensor in tensors.values())
-    facts = f"{shorten(names, 3)}; {names[0]} of {shape} would become {shown.source.meta.shape}"
-    return contradiction(sharding, text, facts)
+def _too_large_problem(sharding: Sharding, one: SampledTensor, text: str) -> Diagnostic:
+    """Return the problem of a full tensor that would be too large, with its shapes."""
+    shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
+    facts = f"{shape} would become {one.source.meta.shape}"
+    return replace(contradiction(sharding, text, facts, one.ranks), tensor=one.source.meta.name)
+
+
+_EQUAL = "slices that should differ are equal"
 
 
 def _equal_slices_note(
-    groups: RankGroups, names: Sequence[str], handwritten: Mapping[str, str]
+    name: str, place: str | None, groups: RankGroups, are_all: bool
 ) -> Diagnostic:
-    """Return the note on tensors with equal slices that should differ."""
-    parameters = count(len(names), "parameter", "have")
-    text = f"{parameters} equal slices where the strategy shards them"
-    facts = f"{shorten(names, 3)}: {_equal_ranks(groups)} hold the same"
+    """Return the note on a tensor with equal slices; ``place`` is its hand-written layout's."""
+    facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
     hint = "the strategy of this run"
-    if places := [handwritten[name] for name in names if name in handwritten]:
-        hint = f"`replicated` in {places[0]}, if every rank holds it in full"
-    elif not groups:
+    if place is not None:
+        hint = f"`replicated` in {place}, or above it for one tensor, if all ranks hold it in full"
+    elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
-    return Diagnostic("equal_slices", text, hint, facts=facts)
-
-
-def _equal_ranks(groups: RankGroups) -> str:
-    return format_groups(groups) or "all ranks"
+    ranks = tuple(sorted(rank for group in groups for rank in group))
+    return Diagnostic("equal_slices", _EQUAL, hint, facts=facts, tensor=name, ranks=ranks)
 
 
 def _stage_problems(

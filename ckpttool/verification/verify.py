@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose, severities
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
@@ -65,21 +65,23 @@ class _Tally:
     zeros: int = 0
 
     def add(self, one: Slice, stats: TensorStats) -> None:
-        """Add the counts of a slice."""
+        """Add the counts of a slice, and the ranks that hold what was counted."""
+        others = zip(one.ranks[1:], stats.differences, strict=True)
+        ranks = (one.ranks[0], *(rank for rank, other in others if not other.differs))
         self.elements += stats.elements
         self.nans += stats.nans
         self.infinities += stats.infinities
         if stats.nans:
             first = one.index_in_full(stats.first_nan)
             self.first_nan = _lower_index(self.first_nan, first)
-            self.nan_ranks += one.ranks
+            self.nan_ranks += ranks
         if stats.infinities:
             first = one.index_in_full(stats.first_infinity)
             self.first_infinity = _lower_index(self.first_infinity, first)
-            self.infinity_ranks += one.ranks
+            self.infinity_ranks += ranks
         if stats.elements and stats.is_zero:
             self.zeros += stats.elements
-            self.zero_ranks += one.ranks
+            self.zero_ranks += ranks
 
 
 def check_contents(
@@ -275,6 +277,7 @@ def verify(
         found.findings,
         found.of("note"),
         verification.is_whole,
+        any(source.has_layout for source in resolved.sources),
     )
 
 
@@ -319,9 +322,13 @@ class _Verification:
     def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
-        of_samples = self.resolved.content_diagnostics
-        # Reading every byte finds differing replicas again, with more detail.
-        found.add(*(one for one in of_samples if not deep or one.code != "replica"))
+        # Reading every byte finds differing replicas again, with more detail.  Without it samples
+        # find what a conversion refuses.
+        of_convert = severities("convert")
+        others = (
+            {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
+        )
+        found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)

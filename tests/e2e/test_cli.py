@@ -177,7 +177,7 @@ def test_verify_says_what_it_cannot_know_without_a_strategy():
     told = run_well("verify", CASE / "src").stdout
     assert "the headers are right in each rank by itself (8 ranks" in told
     told = run_well("verify", CASE / "src", "-s", CASE / "src_strategy.ckpt").stdout
-    assert "the headers are right (8 ranks" in told
+    assert "the headers and samples are right (8 ranks" in told
 
 
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensor", "m.bin"])
@@ -642,7 +642,7 @@ def test_full_tensors_in_every_file_are_noticed_although_the_strategy_cuts(tmp_p
     words = ["merge", tmp_path / "src", "-o", tmp_path / "m.h5", "-s"]
     result = run(*words, case / "src_strategy.ckpt")
     assert result.exit_code == 5
-    assert not mentions(message(result), "hold in full", "merge or split with --replicated")
+    assert not mentions(message(result), "in full on all ranks", "merge or split with --replicated")
     assert not (tmp_path / "m.h5").exists()
     run_well("merge", tmp_path / "src", "-o", tmp_path / "r.ckpt", "--replicated")
     assert (tmp_path / "r.ckpt").read_bytes() == (tmp_path / "m.ckpt").read_bytes()

@@ -382,9 +382,7 @@ def test_rows_that_are_not_those_of_the_manual_split_are_refused(job):
 
 def test_slices_without_the_optimizer_shard_of_the_strategy_are_refused(job):
     job.say(layout("w", (2, 2), (1, -1), size=2), V)
-    fact = (
-        r"the strategy shards 1 parameter further than .* w; w of \(4, 4\) would become \(16, 4\)"
-    )
+    fact = r"w: sharded further in the strategy than in .* \(4, 4\) would become \(16, 4\)"
     job.refuses(job.merge(), 5, r"/s\.ckpt: " + fact, "Try: the strategy of the run that saved")
     assert job.merge("--trust-strategy").exit_code == 0
     assert read(job.folder / "out" / "full.h5")["w"].shape == (16, 4)

@@ -30,16 +30,16 @@ def warnings(folder, catalog, layout):
     ("held", "said"),
     [
         ("abcd", None),
-        ("abab", "w: ranks 0, 2 | ranks 1, 3 hold the same\n  Try: the strategy of this run;"),
-        ("abcb", "w: ranks 1, 3 hold the same"),
-        ("aaaa", "w: all ranks hold the same\n  Try: merge or split with --replicated if"),
+        ("abab", "ranks 0, 2 | ranks 1, 3 hold the same\n  Try: the strategy of this run;"),
+        ("abcb", "ranks 1, 3 hold the same"),
+        ("aaaa", "all ranks hold the same\n  Try: merge or split with --replicated if"),
     ],
 )
 def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, said):
     found = warnings(tmp_path, held_by(tmp_path, held), COLUMNS)
     assert len(found) == (said is not None)
     assert not found or said in found[0]
-    text = "1 parameter has equal slices where the strategy shards them\n  w: "
+    text = "w: slices that should differ are equal\n  "
     assert not found or found[0].startswith(text)
 
 
@@ -58,10 +58,8 @@ def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp
     zeros = Entry("Int32", (9, 9), bytes(324))  # tell nothing
     catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
     place = str(tmp_path / "m.ckpt")
-    said = r"^the strategy shards 1 parameter that all ranks hold in full\n"
-    said += (
-        r"  w; w of \(32, 32\) would become \(32, 128\)\n  Try: merge or split with --replicated"
-    )
+    said = r"^w: sharded in the strategy, and in full on all ranks\n"
+    said += r"  \(32, 32\) would become \(32, 128\)\n  Try: merge or split with --replicated"
     with pytest.raises(ckpttool.PlanError, match=said):
         ckpttool.plan_merge(catalog, strategy, place, output_options=ckpttool.OutputOptions("ckpt"))
     ckpttool.plan_merge(
@@ -79,14 +77,15 @@ def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
         catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert "\n  w: all ranks hold the same\n  Try: merge or split with --replicated" in warning
+    assert warning.startswith("w: slices")
+    assert "\n  all ranks hold the same\n  Try: merge or split with --replicated" in warning
 
 
 def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
     halves = Layout((2, 2), ((), (0,)))
     catalog = held_by(tmp_path, "aa")
     with pytest.raises(
-        ckpttool.PlanError, match=r"\n  ranks 2, 3 without a file; w: all ranks hold the same"
+        ckpttool.PlanError, match=r"\n  ranks 2, 3 without a file; all ranks hold the same"
     ):
         warnings(tmp_path, catalog, halves)
     strategy = join_stages({0: {"w": halves}})
@@ -115,7 +114,8 @@ def test_one_such_tensor_among_others_is_enough(tmp_path):
         catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
     (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert "\n  v: all ranks hold the same\n  Try: merge or split with --replicated" in warning
+    assert warning.startswith("v: slices")
+    assert "\n  all ranks hold the same\n  Try: merge or split with --replicated" in warning
 
 
 def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
@@ -126,11 +126,42 @@ def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
     assert graded(found) == ("error", "contradicted")
 
 
+@pytest.mark.parametrize(("text", "odd"), [("aaba", (2,)), ("aabb", (0, 1, 2, 3))])
+def test_samples_name_the_odd_ranks_as_deep_does(tmp_path, text, odd):
+    strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
+    catalog = held_by(tmp_path, text)
+    for deep in (False, True):
+        (found,) = ckpttool.verify(catalog, strategy, deep=deep).findings
+        assert (found.code, found.ranks) == ("replica", odd)
+
+
+def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
+    held = {
+        rank: {name: noise(name, "Int32", (4, 3)) for name in ("w", "u")}
+        | {"v": noise(f"v{rank}", "Int32", (4, 3))}
+        for rank in range(4)
+    }
+    path = tmp_path / "hand.yaml"
+    lines = [
+        "ckpttool_strategy: 1",
+        "ranks: 4",
+        "parameters:",
+        "  w: {axis: 0}",
+        "  '*': {axis: 0}",
+    ]
+    path.write_text("\n".join(lines))
+    catalog = catalog_on_disk(tmp_path / "src", held)
+    found = ckpttool.verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
+    assert [(one.code, one.tensor) for one in found] == [("equal_slices", n) for n in ("w", "u")]
+    for one, line in zip(found, (4, 5), strict=True):
+        assert f"{path}, line {line}, or above it" in one.hint
+
+
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
     strategy = join_stages({0: {"w": Layout((4,), ((), ()), 4)}})
     found = ckpttool.verify(held_by(tmp_path, "aaaa"), strategy, deep=True).findings
-    said = "the strategy shards 1 parameter further than the files do"
-    assert [one.message == said for one in found] == [True]
+    said = "sharded further in the strategy than in the files"
+    assert [(one.message, one.tensor, one.ranks) for one in found] == [(said, "w", (0, 1, 2, 3))]
 
 
 @pytest.mark.parametrize("layout", [Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))])

@@ -91,11 +91,15 @@ def test_verify_finds_them_by_headers_alone(tmp_path):
 def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
     true = {"a": COLUMNS, "b": COLUMNS, "c": ROWS}
     claimed = {"a": BOTH, "b": BOTH, "c": ROWS}
-    said = r"2 of 3 sampled tensors have equal slices where the strategy shards them\n"
-    said += r"  a, b: ranks 0, 1 \| ranks 2, 3 hold the same\n"
-    said += r"  Try: the strategy of the run that saved the checkpoint"
-    with pytest.raises(ckpttool.PlanError, match=said):
+    said = "slices that should differ are equal, in 2 of 3 sampled tensors"
+    with pytest.raises(ckpttool.PlanError) as caught:
         plan(tmp_path, true, claimed)
+    found = caught.value.diagnostics
+    assert [(one.tensor, one.message, one.ranks) for one in found] == [
+        (name, said, (0, 1, 2, 3)) for name in "ab"
+    ]
+    assert {one.facts for one in found} == {"ranks 0, 1 | ranks 2, 3 hold the same"}
+    assert all(one.hint.startswith("the strategy of the run that saved") for one in found)
     plan(tmp_path, true, claimed, trust_strategy=True)
 
 
@@ -103,9 +107,7 @@ def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
     made = plan(tmp_path, true, {**true, "a": BOTH})
     (warning,) = [note.text for note in made.notes if is_warning(note)]
-    assert warning.startswith(
-        "1 parameter has equal slices where the strategy shards them\n  a: ranks"
-    )
+    assert warning.startswith("a: slices that should differ are equal\n  ranks")
 
 
 def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
@@ -140,7 +142,7 @@ def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
 
 def test_strict_refuses_on_every_warning(tmp_path):
     true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
-    with pytest.raises(ckpttool.PlanError, match=r"1 parameter has equal .*\(--strict\)"):
+    with pytest.raises(ckpttool.PlanError, match=r"a: slices .* are equal \(--strict\)"):
         plan(tmp_path, true, {**true, "a": BOTH}, strict=True)
     plan(tmp_path, true, true, strict=True)
 

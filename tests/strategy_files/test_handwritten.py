@@ -626,7 +626,7 @@ def test_a_tensor_that_is_cut_by_mistake_is_pointed_out(hybrid, write, tmp_path)
     folder, full = hybrid
     path = write(document(RIGHT | {"*": {"axis": 0}}))
     result = run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
-    said = "equal slices where the strategy shards them rate, bias: all ranks hold the"
+    said = "warning[equal_slices]: bias: slices that should differ are equal all ranks hold the"
     assert said in message(result)
     assert "weight (" not in message(result)
     assert read(tmp_path / "full.h5")["rate"].data == full["rate"].data * 4

@@ -458,7 +458,7 @@ def test_without_deep_verify_looks_at_sizes_and_headers(tmp_path):
     small = SmallSet(tmp_path)
     output_changed(small)
     words = ["verify", small.out, "-s", small.strategy]
-    assert "the headers are right" in message(run(*words))
+    assert "the headers and samples are right" in message(run(*words))
     assert run(*words, "--deep").exit_code == 1
     cut_short(small.outputs[0])
     assert run(*words).exit_code == 1
