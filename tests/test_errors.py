@@ -95,7 +95,10 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
     cut, encrypted = join_alike(found)
     assert cut.lines == (
         "rank_1/a.ckpt and 2 more: cut short",
-        "ranks 1, 2, 4; the first: byte 10: 1 left",
+        (
+            "ranks 1, 2, 4; rank_1/a.ckpt: byte 10: 1 left; rank_2/a.ckpt: byte 20: 2 left; "
+            "rank_4/a.ckpt: byte 40: 4 left"
+        ),
         "Try: copy it",
     )
     assert encrypted.fact == "rank_3/a.ckpt: encrypted"

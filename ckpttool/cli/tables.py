@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, TextIO
@@ -321,8 +320,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     of_step = f", step {found.step}" if found.step else ""
     read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
-    findings = join_alike(found.findings)
-    counts = Counter(str(found.severity_of[one.code]) for one in findings)
+    counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
     parts = ["headers", *["samples"] * found.is_sampled, *["checksums"] * crc]
@@ -331,7 +329,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     clean += "" if found.is_whole else " in each rank by itself"
     if present or not options.quiet:
         print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
-    _print_findings(findings, found.severity_of, options.limit)
+    _print_findings(join_alike(found.findings), found.severity_of, options.limit)
     print_notes(found.notes, found.severity_of, options.quiet)
 
 

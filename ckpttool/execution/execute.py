@@ -35,7 +35,7 @@ from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.diagnostics import Diagnostic, diagnose, join_alike
+from ckpttool.model.diagnostics import Diagnostic, diagnose, join_first
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
@@ -71,9 +71,9 @@ def _failure(
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = f"free some space, then {again}" if is_full else again
     elif isinstance(error, CkptToolError):
-        one, *others = join_alike(diagnose(error))
+        one, *others = diagnose(error)
         cause, hint = one.fact, one.hint or again
-        details = join_clauses(one.facts, *(other.fact for other in others))
+        details = join_first([one.facts, *(join_clauses(o.fact, o.facts) for o in others)])
     if changes:
         done, hint = (), Transaction.CHANGED_HINT
         if isinstance(error, PlanError):  # a worker noticed the same

@@ -207,6 +207,7 @@ CODES: Mapping[str, Code] = {
     "internal": Code("a mistake in ckpttool", "error"),
 }
 
+MOST = 3  # names, or facts, in one text
 COPY_AGAIN = "copy the file again from where it was saved"
 
 # Option that a hint can name -> the commands that have it.
@@ -305,8 +306,12 @@ class Diagnostic:
     def fact(self) -> str:
         """Place, parameter and message, the first line of the text."""
         place = place_on_side(self.side, self.where)
-        tensor = None if self.tensor is None else self.tensor or "''"
-        return ": ".join(filter(None, (place, tensor, self.message)))
+        return ": ".join(filter(None, (place, self.name, self.message)))
+
+    @property
+    def name(self) -> str:
+        """The parameter as the text names it; "" if the fact is not about one."""
+        return "" if self.tensor is None else self.tensor or "''"
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -481,14 +486,14 @@ def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
 def join_alike(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Join the same problem of several files, tensors or ranks, for the text that people read.
 
-    The text names three of them and how many others there are, then all ranks if these differ, then
-    the facts of the first that has facts.  Programs get each diagnostic by itself.
+    The text names three tensors or one file, and how many others there are.  Facts that differ
+    stand by the names that they are about.  Programs get each diagnostic by itself.
 
     Examples
     --------
     >>> one = Diagnostic("shape", "the slices do not fit", facts="(2, 3)", tensor="w")
     >>> [one.lines for one in join_alike([one, replace(one, tensor="b", facts="(4,)")])]
-    [('w, b: the slices do not fit', 'w: (2, 3)')]
+    [('w, b: the slices do not fit', 'w: (2, 3); b: (4,)')]
     >>> one = Diagnostic("unsupported", "a gzip archive", where="a", path="a", ranks=(0,))
     >>> [one.lines for one in join_alike([one, replace(one, where="b", path="b", ranks=(1,))])]
     [('a and 1 more: a gzip archive', 'ranks 0, 1')]
@@ -501,27 +506,42 @@ def join_alike(found: Iterable[Diagnostic]) -> list[Diagnostic]:
 
 def _join(alike: Sequence[Diagnostic]) -> Diagnostic:
     """Join diagnostics that differ at most in place, tensor, ranks and facts."""
-    first = next((one for one in alike if one.facts), alike[0])
-    those = (first, *alike)
-    places = dict.fromkeys(one.where for one in those if one.where)
-    tensors = dict.fromkeys(one.tensor or "''" for one in those if one.tensor is not None)
-    has_other_ranks = any(one.ranks != first.ranks for one in alike)
-    ranks = tuple(sorted({rank for one in alike for rank in one.ranks}))
-    subject = first.where, first.tensor
-    own = dict.fromkeys(one.facts for one in alike if (one.where, one.tensor) == subject)
-    facts = join_clauses(*[*own][:3], f"{len(own) - 3} more" if len(own) > 3 else "")
-    if facts and not all(one.facts in own for one in alike):
-        facts = f"{first.tensor or 'the first'}: {facts}"
-    which = format_ranks(ranks) if has_other_ranks else ""
-    if len(places) > 1 and not has_other_ranks:
-        which = f"also {shorten([*places][1:], 3)}"
+    places = [*dict.fromkeys(one.where for one in alike if one.where)]
+    tensors = [*dict.fromkeys(one.name for one in alike if one.name)]
+    ranks = {one.ranks: None for one in alike if one.ranks}
+    names: dict[str, dict[str, None]] = {}  # of what each of the facts is about
+    for one in alike:
+        subject = one.name if len(tensors) > 1 else one.where if len(places) > 1 else ""
+        names.setdefault(one.facts, {})[subject] = None
+    are_equal = len(names) == 1
+    clauses = [
+        facts if are_equal or not any(about) else f"{shorten(about, MOST)}: {facts}"
+        for facts, about in names.items()
+        if facts
+    ]
+    united = tuple(sorted(set(chain.from_iterable(ranks))))
+    is_of_all = are_equal or len(places) > 1  # else each of the facts has ranks of its own
+    others = places[1:] if len(places) > len(ranks) else []  # that ranks do not identify
+    is_short = max(map(len, (tensors, clauses, others))) > MOST
     return replace(
-        first,
+        alike[0],
         where=shorten(places, 1),
-        tensor=shorten(tensors, 3) if tensors else None,
-        facts=join_clauses(which, facts),
-        ranks=ranks,
+        tensor=shorten(tensors, MOST) if tensors else None,
+        facts=join_clauses(
+            format_ranks(united) if len(ranks) > 1 and is_of_all else "",
+            f"also {shorten(others, MOST)}" if others else "",
+            join_first(clauses),
+            "--json lists each" if is_short else "",
+        ),
+        ranks=united,
     )
+
+
+def join_first(clauses: Iterable[str]) -> str:
+    """Join the first three clauses, and the number of the others, as the facts of one message."""
+    listed = list(filter(None, clauses))
+    more = f"{len(listed) - MOST} more" if len(listed) > MOST else ""
+    return join_clauses(*listed[:MOST], more)
 
 
 def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
@@ -536,7 +556,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
     match error:
         case CombinedError():
             return tuple(chain.from_iterable(map(diagnose, error.errors)))
-        case PlanError():
+        case PlanError() if error.diagnostics:
             return cast("tuple[Diagnostic, ...]", error.diagnostics)
         case VerifyError(path=path, hint=hint):
             return tuple(
@@ -563,7 +583,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             return (Diagnostic(code, reason, hint, facts=facts, where=f"engine {error.engine}"),)
         case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
             return (Diagnostic(code, reason, hint, facts=facts, where=path, path=path),)
-    return (Diagnostic(code, str(error)),)
+    return (Diagnostic(code, str(error) or type(error).__name__),)
 
 
 @dataclass(frozen=True, slots=True)

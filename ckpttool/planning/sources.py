@@ -408,6 +408,7 @@ class _Search:
             sources.problems.append(disagreement("dtype", catalog, name, "element type", dtypes))
             return
         chosen: Source | None = None
+        ranks_of_shape: dict[tuple[int, ...], list[int]] = {}  # of stages that hold all of it
         first_gaps: tuple[tuple[int, ...], ...] = ()
         for listed in layouts:
             stage_ranks = listed.ranks
@@ -421,11 +422,13 @@ class _Search:
                 return
             layout, meta = joined
             gaps = layout.gaps(present)
+            if not gaps:
+                ranks_of_shape.setdefault(meta.shape, []).extend(layout.ranks)
             if not gaps and chosen is None:
                 chosen = Source(meta, LayoutSlicing(layout, meta.shape, tensors), origin)
-            elif not gaps and chosen is not None and chosen.meta.shape != meta.shape:
-                sources.problems.append(_stage_shapes_problem(chosen, meta, layout))
             first_gaps = first_gaps or gaps
+        if len(ranks_of_shape) > 1:
+            sources.problems.append(_stage_shapes_problem(name, ranks_of_shape))
         if chosen is not None:
             sources.found.append(chosen)
             return
@@ -575,17 +578,16 @@ def full_source(
     return Source(meta, slicing, NotInStrategy(rank_cycle))
 
 
-def _stage_shapes_problem(chosen: Source, meta: TensorMeta, layout: Layout) -> Diagnostic:
-    """Return the problem of a tensor whose full shapes in two stages differ."""
-    ranks = chosen.layout.ranks, layout.ranks
+def _stage_shapes_problem(name: str, ranks_of_shape: Mapping[_T, Sequence[int]]) -> Diagnostic:
+    """Return the problem of a tensor whose full shapes in several stages differ."""
+    parts = [f"{shape} in {format_ranks(ranks)}" for shape, ranks in ranks_of_shape.items()]
     return Diagnostic(
         "shape",
         "the full shape differs between stages",
         "the strategy of this run; `ckpttool help shape` explains",
-        facts=f"{chosen.meta.shape} in {format_ranks(ranks[0])}; "
-        f"{meta.shape} in {format_ranks(ranks[1])}",
-        tensor=meta.name,
-        ranks=(*ranks[0], *ranks[1]),
+        facts="; ".join(parts),
+        tensor=name,
+        ranks=tuple(sorted(rank for ranks in ranks_of_shape.values() for rank in ranks)),
     )
 
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +31,7 @@ _WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
 class _PendingHash(NamedTuple):
     """A tensor that a worker is hashing, with its entry in the manifest."""
 
-    output: str
+    path: str
     rank: int
     entry: TensorEntry
     nbytes: int
@@ -113,49 +112,51 @@ def check_manifest(
     """
     files = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
     to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
+    as_given = {_absolute(name): name for name in _paths(catalog)}
     listed = set()
     pending: deque[_PendingHash] = deque()
     try:
         manifest = ManifestFile.read(path)
         for output in manifest.outputs():
             name = _absolute(path.parent / output.path)
+            shown = as_given.get(name) or str(path.parent / output.path)
             listed.add(name)
             if to_check is not None and name not in to_check:
                 continue
             if not is_file(name):
                 hint = "the command that wrote the set, with --resume"
-                yield _finding(path, "missing", hint, output.path, (output.rank,))
+                yield _finding(shown, "listed in the manifest, and missing", hint, (output.rank,))
                 continue
             problems = list(output_problems(path.parent, output, files.get(name)))
-            yield from (
-                _finding(path, problem, _WRITE_AGAIN, output.path, (output.rank,))
-                for problem in problems
-            )
+            for problem in problems:
+                text = "not what its manifest lists"
+                yield _finding(shown, text, _WRITE_AGAIN, (output.rank,), problem)
             if problems or not deep:
                 continue
-            index = files.get(name) or read_index(name)
+            index = files.get(name) or read_index(shown)
             for one in _submit_hashes(output, index, executor, verified):
                 pending.append(one)
                 while len(pending) > MAX_IN_FLIGHT:
-                    yield from _check_hashes(path, pending.popleft(), on_progress)
+                    yield from _check_hashes(pending.popleft(), on_progress)
         while pending:
-            yield from _check_hashes(path, pending.popleft(), on_progress)
+            yield from _check_hashes(pending.popleft(), on_progress)
         for problem in manifest.strategy_problems() if to_check is None else ():
             yield _finding(path, problem)
     except FormatError as error:
         if error.path != str(path):  # of an output
             raise
-        found = _finding(path, "the manifest cannot be read", remedy_for(error))
-        yield replace(found, facts=error.reason, path=error.path)
+        text = "the manifest cannot be read"
+        yield _finding(path, text, remedy_for(error), facts=error.reason)
         return
     if to_check is None:
         to_check = files.keys()
     elif path.name == MANIFEST:  # its folder may hold other files
         return
     for name in sorted(to_check - listed):
-        yield _finding(path, "not listed", "its old name, if it was renamed", _relative(name, path))
+        hint = "its old name, if it was renamed"
+        yield _finding(as_given[name], "not listed in the manifest", hint)
     for name in sorted(listed - to_check) if path.name != MANIFEST else ():
-        yield _finding(path, f"lists {_relative(name, path)}, which is another file")
+        yield _finding(path, f"lists {os.path.relpath(name, path.parent)}, which is another file")
 
 
 def _submit_hashes(
@@ -166,41 +167,34 @@ def _submit_hashes(
         tensor = index.tensors[entry.name]
         if fingerprint(tensor, entry.sha256) not in verified:
             hashes = executor.submit(hash_units, tensor)
-            yield _PendingHash(output.path, output.rank, entry, tensor.meta.nbytes, hashes)
-
-
-def _relative(name: str, path: Path) -> str:
-    return os.path.relpath(name, path.parent)
+            yield _PendingHash(tensor.file.path, output.rank, entry, tensor.meta.nbytes, hashes)
 
 
 def _finding(
-    manifest: Path,
+    path: str | Path,
     problem: str,
     hint: str = "",
-    output: str = "",
     ranks: tuple[int, ...] = (),
+    facts: str = "",
+    tensor: str | None = None,
 ) -> Diagnostic:
     """Return the finding that an output, or a set, is not what its manifest lists."""
-    path = _absolute(manifest.parent / output) if output else None
-    where = f"{manifest}: {output}" if output else str(manifest)
-    return Diagnostic("manifest", problem, hint, ranks=ranks, path=path, where=where)
+    path = str(path)
+    return Diagnostic("manifest", problem, hint, (), facts, tensor, ranks, path, where=path)
 
 
-def _check_hashes(
-    path: Path, pending: _PendingHash, on_progress: OnProgress
-) -> Iterator[Diagnostic]:
+def _check_hashes(pending: _PendingHash, on_progress: OnProgress) -> Iterator[Diagnostic]:
     """Wait for the hashes of a tensor, and yield a finding if the manifest lists others."""
     found, listed = wait_result(pending.hashes), pending.entry.sha256
     on_progress(pending.nbytes)
     if found == listed:
         return
-    name = pending.entry.name
     facts = f"expected {len(listed)} hashes, found {len(found)}"
     if len(listed) == len(found):
         pairs = enumerate(zip(listed, found, strict=True))
         first = next(i for i, (expected, hashed) in pairs if expected != hashed)
         where = f" (of stretch {first + 1} of {len(listed)})" if len(listed) > 1 else ""
         facts = f"expected SHA-256 {listed[first]}, found {found[first]}{where}"
-    text, output = "changed since it was written", pending.output
-    problem = _finding(path, text, _WRITE_AGAIN, output, (pending.rank,))
-    yield replace(problem, facts=facts, tensor=name)
+    text = "changed since it was written"
+    tensor = pending.entry.name
+    yield _finding(pending.path, text, _WRITE_AGAIN, (pending.rank,), facts, tensor)

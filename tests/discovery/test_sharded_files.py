@@ -195,7 +195,10 @@ def test_everything_that_does_not_fit_is_told_at_once(model):
         [f"{one}: the file lacks tensors", f"  1 tensor (v); listed in {index}"],
         [
             f"{one} and 1 more: {held_twice}",
-            f"  also {rest}; the first: 1 tensor (b); by {index} in part0.safetensors",
+            (
+                f"  also {rest}; {one}: 1 tensor (b); by {index} in part0.safetensors; "
+                f"{rest}: 1 tensor (w); by {index} in part0.safetensors"
+            ),
         ],
         [
             f"{one}: the file holds tensors that are not in the index",

@@ -207,11 +207,10 @@ def lose_ranks(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.clear("x.ckpt")
     shell.run("merge C -s S.ckpt -o x.ckpt --strict")
     shell.remark("17 a rank is missing, and no replica is there")
-    for rank in range(4):
+    for rank in (0, 1, 4):
         shutil.rmtree(f"C/rank_{rank}")
     for command in ("merge C -s S.ckpt -o x.ckpt", "inspect C -s S.ckpt", "verify C -s S.ckpt"):
         shell.run(command)
-    shell.clear("x.ckpt")
     shell.remark("30 ranks are numbered from 1")
     prepare(shell)
     for rank in range(7, -1, -1):

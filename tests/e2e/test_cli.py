@@ -1036,7 +1036,7 @@ def test_a_tensor_that_differs_in_three_stages_is_named_once_with_every_shape(tm
     )
     result = run("merge", folder, "-s", strategy, "-o", tmp_path / "m.h5", "--json")
     assert result.exit_code == 5
-    assert [one["tensor"] for one in problems_in(result)] == ["w"] * 3
+    assert [one["tensor"] for one in problems_in(result)] == ["w"]
     first, facts, *_ = result.stderr.splitlines()
     assert first == "error[shape]: w: the full shape differs between stages"
-    assert all(f"(4, {8 - rank}) in rank {rank}" in facts for rank in ranks)
+    assert facts == "  " + "; ".join(f"(4, {8 - rank}) in rank {rank}" for rank in ranks)

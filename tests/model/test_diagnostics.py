@@ -174,7 +174,8 @@ def of_file(path: str, rank: int, facts: str = "", side: str = "") -> Diagnostic
 
 def test_the_same_problem_of_many_tensors_is_one_text_with_three_names() -> None:
     found = [of_tensor(f"w{i}", f"({i},)", 0, 1) for i in range(20)]
-    assert lines(*found) == [("w0, w1, w2 and 17 more: of another shape", "w0: (0,)", "Try: look")]
+    facts = "w0: (0,); w1: (1,); w2: (2,); 17 more; --json lists each"
+    assert lines(*found) == [("w0, w1, w2 and 17 more: of another shape", facts, "Try: look")]
     assert lines(of_tensor("w", "a"), of_tensor("b", "a")) == [
         ("w, b: of another shape", "a", "Try: look")
     ]
@@ -182,22 +183,51 @@ def test_the_same_problem_of_many_tensors_is_one_text_with_three_names() -> None
 
 def test_a_tensor_that_comes_several_times_is_named_once_with_all_its_facts() -> None:
     found = [of_tensor("w", "4 in rank 0", 0), of_tensor("w", "6 in rank 1", 1)]
-    text = "ranks 0, 1; 4 in rank 0; 6 in rank 1"
+    text = "4 in rank 0; 6 in rank 1"
     assert lines(*found) == [("w: of another shape", text, "Try: look")]
     (_, facts, _), *_ = lines(*(of_tensor("w", f"{i}") for i in range(9)))
-    assert facts == "0; 1; 2; 6 more"
+    assert facts == "0; 1; 2; 6 more; --json lists each"
 
 
-def test_the_first_file_with_facts_is_named_and_no_facts_are_empty() -> None:
+def test_facts_that_differ_stand_by_their_tensors_without_united_ranks() -> None:
+    found = [
+        of_tensor("w", "rank 5 differs", 0, 1, 4, 5),
+        of_tensor("stat.w", "rank 5 differs", 0, 1, 4, 5),
+        of_tensor("b", "rank 2 differs", 2, 3, 6, 7),
+    ]
+    facts = "w, stat.w: rank 5 differs; b: rank 2 differs"
+    assert lines(*found) == [("w, stat.w, b: of another shape", facts, "Try: look")]
+    (joined,) = join_alike(found)
+    assert joined.ranks == tuple(range(8))
+
+
+def test_names_that_are_left_out_are_in_the_json_document() -> None:
+    found = [of_tensor(f"w{i}", "a", 0) for i in range(4)]
+    facts = "a; --json lists each"
+    assert lines(*found) == [("w0, w1, w2 and 1 more: of another shape", facts, "Try: look")]
+    assert lines(*found[:3]) == [("w0, w1, w2: of another shape", "a", "Try: look")]
+
+
+def test_facts_that_differ_stand_by_their_files_and_none_is_empty() -> None:
     found = [of_file("a", 0), of_file("b", 1, "byte 7"), of_file("c", 2, "byte 9")]
-    assert lines(*found) == [("b and 2 more: cut short", "ranks 0-2; the first: byte 7")]
+    assert lines(*found) == [("a and 2 more: cut short", "ranks 0-2; b: byte 7; c: byte 9")]
     assert lines(*found[:1]) == [("a: cut short",)]
     assert lines(of_file("a", 0), of_file("b", 1)) == [("a and 1 more: cut short", "ranks 0, 1")]
 
 
 def test_files_without_ranks_are_named() -> None:
     found = [replace(of_file(name, 0), ranks=()) for name in "abcdef"]
-    assert lines(*found) == [("a and 5 more: cut short", "also b, c, d and 2 more")]
+    assert lines(*found) == [
+        ("a and 5 more: cut short", "also b, c, d and 2 more; --json lists each")
+    ]
+
+
+def test_files_that_no_rank_of_their_own_identifies_are_named() -> None:
+    found = [of_file("a", 0), replace(of_file("index", 0), ranks=()), of_file("b", 1)]
+    assert lines(*found[:2]) == [("a and 1 more: cut short", "also index")]
+    assert lines(*found) == [("a and 2 more: cut short", "ranks 0, 1; also index, b")]
+    found = [of_file("a", 0), of_file("c", 0), of_file("b", 1)]
+    assert lines(*found) == [("a and 2 more: cut short", "ranks 0, 1; also c, b")]
 
 
 def test_files_of_both_sides_are_never_one() -> None:

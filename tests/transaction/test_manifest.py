@@ -181,23 +181,24 @@ RENAMED = "its old name, if it was renamed"
 
 def findings_of(*words):
     findings = verify_document(*words)["findings"]
-    return [one["text"] for one in findings if one["code"] == "manifest"]
+    found = [one for one in findings if one["code"] == "manifest"]
+    return [": ".join(filter(None, (one["text"], one["facts"]))) for one in found]
 
 
 def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"))
-    manifest = tmp_path / MANIFEST
-    ranks = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(4)]
+    ranks = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(5)]
     ranks[1].rename(tmp_path / "elsewhere")
     with ranks[2].open("ab") as file:
         file.write(b"more")
     (tmp_path / "rank_4").mkdir()
-    shutil.copy(ranks[0], tmp_path / "rank_4" / "checkpoint_4.ckpt")
+    shutil.copy(ranks[0], ranks[4])
     found = findings_of(tmp_path)
-    assert f"{manifest}: rank_1/checkpoint_1.ckpt: missing" in found
-    assert any("rank_2/checkpoint_2.ckpt: expected 13" in text for text in found)
-    assert f"{manifest}: rank_4/checkpoint_4.ckpt: not listed" in found
-    text = f"rank_4/checkpoint_4.ckpt: not listed Try: {RENAMED}"
+    assert f"{ranks[1]}: listed in the manifest, and missing" in found
+    cut = f"{ranks[2]}: not what its manifest lists: expected 13"
+    assert any(text.startswith(cut) for text in found)
+    assert f"{ranks[4]}: not listed in the manifest" in found
+    text = f"rank_4/checkpoint_4.ckpt: not listed in the manifest Try: {RENAMED}"
     assert text in message(run("verify", tmp_path))
 
 
@@ -207,10 +208,11 @@ def test_a_manifest_of_another_file_is_found(tmp_path):
     shutil.copy(tmp_path / f"m.ckpt.{MANIFEST}", tmp_path / f"b.ckpt.{MANIFEST}")
     manifest = tmp_path / f"b.ckpt.{MANIFEST}"
     assert findings_of(tmp_path / "b.ckpt") == [
-        f"{manifest}: b.ckpt: not listed",
+        f"{tmp_path / 'b.ckpt'}: not listed in the manifest",
         f"{manifest}: lists m.ckpt, which is another file",
     ]
-    assert f"b.ckpt: not listed Try: {RENAMED}" in message(run("verify", tmp_path / "b.ckpt"))
+    text = f"b.ckpt: not listed in the manifest Try: {RENAMED}"
+    assert text in message(run("verify", tmp_path / "b.ckpt"))
     assert findings_of(tmp_path / "m.ckpt", "--deep") == []
 
 
@@ -257,7 +259,7 @@ def test_a_manifest_that_is_none_is_a_finding_and_no_error(tmp_path, text):
     run_well(*merge_words(tmp_path / "m.ckpt"))
     (tmp_path / f"m.ckpt.{MANIFEST}").write_text(text)
     (found,) = findings_of(tmp_path / "m.ckpt")
-    assert found.endswith(f"m.ckpt.{MANIFEST}: the manifest cannot be read")
+    assert f"m.ckpt.{MANIFEST}: the manifest cannot be read: " in found
 
 
 def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp_path, monkeypatch):
