@@ -293,8 +293,9 @@ def describe_inspection(inspected: Inspection) -> Json:
         }
         if isinstance(catalog, SelfDescribedCatalog):
             document["values"] = dict(catalog.description.values)
-        document["tensors"] = [_describe_entry(one, catalog) for one in summary.entries]
-        if inspected.sources is not None:
+        if inspected.sources is None:
+            document["tensors"] = [_describe_entry(one, catalog) for one in summary.entries]
+        else:
             sharding = inspected.sharding
             document["tensors"] = [_describe_source(one, sharding) for one in inspected.sources]
     elif isinstance(catalog, MergedCatalog) and (catalog.indexes or catalog.errors("inspect")):
