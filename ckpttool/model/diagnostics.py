@@ -515,7 +515,7 @@ def _join(alike: Sequence[Diagnostic]) -> Diagnostic:
         names.setdefault(one.facts, {})[subject] = None
     are_equal = len(names) == 1
     clauses = [
-        facts if are_equal or not any(about) else f"{shorten(about, MOST)}: {facts}"
+        facts if are_equal or not any(about) else f"{shorten(about, 1)}: {facts}"
         for facts, about in names.items()
         if facts
     ]

@@ -195,7 +195,7 @@ def test_facts_that_differ_stand_by_their_tensors_without_united_ranks() -> None
         of_tensor("stat.w", "rank 5 differs", 0, 1, 4, 5),
         of_tensor("b", "rank 2 differs", 2, 3, 6, 7),
     ]
-    facts = "w, stat.w: rank 5 differs; b: rank 2 differs"
+    facts = "w and 1 more: rank 5 differs; b: rank 2 differs"
     assert lines(*found) == [("w, stat.w, b: of another shape", facts, "Try: look")]
     (joined,) = join_alike(found)
     assert joined.ranks == tuple(range(8))
