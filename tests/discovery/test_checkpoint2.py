@@ -529,7 +529,7 @@ def test_a_rank_that_cannot_hold_a_slice_by_its_layout_is_refused(folder):
 
     change(iteration(folder), edit)
     refused(
-        folder, 5, "w: metadata.json contradicts itself .* rank 2 .*model-0000002",
+        folder, 5, "w: metadata.json contradicts itself .*rank 2 .*model-0000002",
         "elements \\[0:4, 0:6\\] by storage_data, \\[4:8, 0:6\\] by the layout",
     )  # fmt: skip
 

@@ -996,7 +996,7 @@ def test_every_damaged_file_and_lost_parameter_is_in_the_document(tmp_path):
     damaged, *_, missing, which = result.stderr.splitlines()
     assert damaged.startswith(f"error[damaged]: {paths[0]} and 1 more: ")
     assert missing == "error[missing]: a, b: some slices are on no rank"
-    assert which == "  ranks 0, 2; a: rank 0: not read"
+    assert which == "  a: rank 0: not read; b: rank 2: not read"
     found = json.loads(run("verify", folder, "-s", strategy, "--json").stdout)["findings"]
     assert [one.get("path") for one in found] == [*paths, None, None]
 

@@ -96,7 +96,8 @@ def test_rank_folders_that_may_not_be_read_are_told_by_verify_and_all_at_once(pl
     result = run_without_rights(MERGE, place)
     assert result.returncode == 3
     said = (
-        rf"src/rank_0 and 7 more: {DENIED}\n  also src/rank_1, src/rank_2, src/rank_3 and 4 more\n"
+        rf"src/rank_0 and 7 more: {DENIED}\n"
+        "  also src/rank_1, src/rank_2, src/rank_3 and 4 more; --json lists each\n"
     )
     assert not mentions(result.stderr, said)
 

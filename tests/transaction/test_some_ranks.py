@@ -32,7 +32,7 @@ def test_what_was_not_asked_for_is_not_missing(tmp_path, ranks, others, more):
     assert merged.exit_code == 5  # which is another question
     assert f"{others}: no checkpoint file found in" in message(merged)
     hint = "Try: write all ranks, without --rank, or restore the files"
-    assert f"{written} {hint}" in message(merged)
+    assert f"{written}; --json lists each {hint}" in message(merged)
 
 
 @pytest.mark.parametrize("more", [[], STRATEGY])
