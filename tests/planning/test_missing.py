@@ -105,7 +105,7 @@ def test_ranks_that_lose_the_same_are_named_together():
     strategy = strategy_of({"w": SHARDED, "v": SHARDED, "u": ROWS})
     ranks = {0: {"w": (2, 3), "v": (2, 3), "u": (4, 3)}}
     _, problems, _ = outcome(catalog_of(ranks), strategy)
-    lost = "w and 1 more: ranks 1-3: no checkpoint file found in run; u: ranks 2, 3: no checkpoint file"
+    lost = "w and 1 more: ranks 1-3: no checkpoint file found in run; u: ranks 2, 3: no checkpoint"
     the_one(problems, "w, v, u: some slices are on no rank\n", lost)
 
 
