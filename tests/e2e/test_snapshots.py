@@ -334,6 +334,14 @@ def test_a_difference_fails_with_a_diff(tmp_path, monkeypatch):
             check_snapshot(name, text)
 
 
+def test_an_internal_error_is_never_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.snapshots.SNAPSHOTS", tmp_path)
+    monkeypatch.setenv("SNAPSHOT_UPDATE", "1")
+    with pytest.raises(pytest.fail.Exception, match="internal error in a"):
+        check_snapshot("a", "$ ckpttool inspect C\n=> exit 70\n")
+    assert not (tmp_path / "a.txt").exists()
+
+
 def test_every_snapshot_belongs_to_a_test_and_together_they_stay_small():
     files = sorted(SNAPSHOTS.iterdir())
     names = [*GROUPS, *(f"mistakes_{name}" for name in MISTAKES), "mistakes_rights"]
