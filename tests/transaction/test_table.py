@@ -75,7 +75,7 @@ def running(*more, name="a"):
 
     def act(small, command):
         other = SmallSet(small.folder, name, small.command)
-        *first, output = OUTPUTS_OF[more[1]] if more else (0, 2)
+        *first, output = OUTPUTS_OF[more[1] if more else "1/1"]
 
         def wait_and_act():
             other.wait_for(*first)
