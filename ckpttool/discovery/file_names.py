@@ -2,23 +2,30 @@
 
 The end of a name says its step: ``{prefix}-{epoch}_{step}``, and ``_breakpoint`` behind it if
 training stopped there.  MindFormers puts the rank into the prefix, ``llama_rank_3-10_2.ckpt``.
+Others put only its number there, ``alpha_3-10_2.ckpt``.  MindSpore adds a counter to a prefix that
+the folder has already, ``llama_rank_3_1-10_2.ckpt``.
 
 Source
 ------
-MindSpore 2.10 ``train/callback/_checkpoint.py``; MindFormers ``tools/utils.py`` (ranks in names).
+MindSpore 2.10 ``train/callback/_checkpoint.py`` (``_chg_ckpt_file_name_if_same_exist``);
+MindFormers ``tools/utils.py`` (ranks in names).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 RANK_IN_NAME = re.compile(r"(?<![A-Za-z])rank_?(\d+)(?!\d)")
 STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file name is longer
 NUMBER = re.compile(r"\d{1,255}")
+_COUNTER = re.compile(r"_([1-9]\d{0,254})$")
+_RANK = "{rank}"
 HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
 
 
@@ -51,21 +58,119 @@ class RankFile:
     path: Path
     name: str
 
+
+class SaveName(NamedTuple):
+    """What the name of a rank's file says: the run that saved it, and when.
+
+    Attributes
+    ----------
+    prefix
+        The name before counter and step, with ``{rank}`` in place of the rank's number.  It is
+        the same on all ranks of a run.
+    counter
+        The number that MindSpore adds to a prefix that the folder has already, from 1 on.  Ranks of
+        one run may have different ones.
+    step, suffix
+        The step, None in a name without one, and the suffix of the file.
+    """
+
+    prefix: str
+    counter: int | None
+    step: Step | None
+    suffix: str
+
     @property
     def key(self) -> str:
-        """The common name of the files of all ranks that were saved together."""
-        if "{rank}" in self.name:
-            return self.name
-        name = RANK_IN_NAME.sub(
-            lambda match: "rank_{rank}" if int(match[1]) == self.rank else match[0], self.name
-        )
-        stem, suffix = Path(name).stem, self.path.suffix
-        step = STEP_IN_NAME.search(stem)
-        head, tail = (stem, "") if step is None else (stem[: step.start()], step[0])
-        number = re.search(r"\d+(?=(_part\d+)?$)", head)  # MindSpore writes net3_part0
-        if number is not None and int(number[0]) == self.rank and "{rank}" not in name:
-            head = f"{head[: number.start()]}{{rank}}{head[number.end() :]}"
-        return head + tail + suffix
+        """The whole name, with ``{rank}`` in place of the rank's number."""
+        counter = "" if self.counter is None else f"_{self.counter}"
+        step = "" if self.step is None else f"-{self.step.label}"
+        return f"{self.prefix}{counter}{step}{self.suffix}"
+
+
+def read_names(found: Sequence[RankFile]) -> list[SaveName]:
+    """Return what the names of all files of all ranks say, in the order of ``found``.
+
+    The number after the word ``rank`` is that of the rank if they agree.  Any other number before
+    the step is the rank's if each name of this form has the number of its own rank there, on every
+    rank, or on several ranks from rank 0 on.  So the 2 of ``alpha-2B6_2`` and the 1 of ``net_1``
+    on all ranks are part of the name.
+
+    ``_1`` before the step is a counter behind the number of the rank, and where the same name
+    without it is that of another file.  So ``pangu_2`` alone is a prefix.
+
+    Where each rank's folder has one file, and all are of one step, there is nothing to tell apart:
+    all have one prefix.
+
+    Examples
+    --------
+    >>> files = {0: ("net_0-1_2.ckpt", "net_0_1-1_2.ckpt"), 1: ("net_1-1_2.ckpt",)}
+    >>> found = [RankFile(rank, Path(name), name) for rank in files for name in files[rank]]
+    >>> [(name.prefix, name.counter, name.step.label) for name in read_names(found)]
+    [('net_{rank}', None, '1_2'), ('net_{rank}', 1, '1_2'), ('net_{rank}', None, '1_2')]
+    """
+    ranks = {item.rank for item in found}
+    times = Counter(item.name for item in found)
+    heads: list[str] = []
+    for item in found:
+        head = run_of(item.name)
+        if times[item.name] < len(ranks) or len(ranks) == 1:  # all ranks' names are of none
+            head = RANK_IN_NAME.sub(partial(_with_placeholder, item.rank), head)
+        heads.append(head)
+    has_step = [step_of(item.name) is not None for item in found]
+    places = _rank_places(found, heads, has_step)
+    for i, item in enumerate(found):
+        matches = () if _RANK in heads[i] else NUMBER.finditer(heads[i])
+        for match in matches:
+            if int(match[0]) == item.rank and _form(heads[i], match, has_step[i]) in places:
+                heads[i] = f"{heads[i][: match.start()]}{_RANK}{heads[i][match.end() :]}"
+                break
+    saved = {head for head, is_save in zip(heads, has_step, strict=True) if is_save}
+    names = []
+    for item, head in zip(found, heads, strict=True):
+        step = step_of(item.name)
+        counted = _COUNTER.search(head) if step is not None else None
+        base = head if counted is None else head[: counted.start()]
+        if counted is None or not (base.endswith(_RANK) or base in saved):
+            name = SaveName(head, None, step, Path(item.name).suffix)
+        else:
+            name = SaveName(base, int(counted[1]), step, Path(item.name).suffix)
+        names.append(name)
+    is_single = len(found) == len({item.path.parent for item in found}) == len(ranks)
+    if is_single and len({(name.step, name.suffix) for name in names}) == 1:
+        names = [name._replace(prefix=names[0].prefix) for name in names]
+    return names
+
+
+def _with_placeholder(rank: int, match: re.Match[str]) -> str:
+    """Return a number after the word ``rank`` as a placeholder if it is that of the rank."""
+    return f"rank_{_RANK}" if int(match[1]) == rank else match[0]
+
+
+def _rank_places(
+    found: Sequence[RankFile], heads: Sequence[str], has_step: Sequence[bool]
+) -> Set[tuple[str, str]]:
+    """Return the forms of names in which a number is that of the rank."""
+    ranks = {item.rank for item in found}
+    own: dict[tuple[str, str], set[int]] = defaultdict(set)
+    others = set()
+    for item, head, is_save in zip(found, heads, has_step, strict=True):
+        for match in () if _RANK in head else NUMBER.finditer(head):
+            form = _form(head, match, is_save)
+            if int(match[0]) == item.rank:
+                own[form].add(item.rank)
+            else:
+                others.add(form)
+    return {
+        form
+        for form, having in own.items()
+        if form not in others and len(having) > 1 and (0 in having or having == ranks)
+    }
+
+
+def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
+    """Return the text around a number in a name, without a counter at the end."""
+    tail = head[number.end() :]
+    return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
 
 
 def step_of(name: str) -> Step | None:

@@ -15,7 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.discovery.file_names import RankFile, Step, label_of, matches_step, run_of, step_of
+from ckpttool.discovery.file_names import (
+    RankFile,
+    Step,
+    label_of,
+    matches_step,
+    read_names,
+    run_of,
+    step_of,
+)
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.errors import FormatError, PlanError, StepError
 from ckpttool.formats.local import is_file
@@ -37,7 +45,7 @@ def choose_step(
     steps, it is the newest recorded one.
     """
     ranks = sorted({item.rank for item in found})
-    groups = _group_by_name(found, len(ranks))
+    groups = _group_by_name(found)
     keys = [key for key in groups if wanted is None or matches_step(key, groups[key], wanted)]
     if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
         shown = _by_step(keys or groups)
@@ -177,20 +185,12 @@ def _choice_notes(
         yield Diagnostic("leftover", text, facts=f"step {label_of(best)} is read")
 
 
-def _group_by_name(found: list[RankFile], count: int) -> Groups:
-    """Group the files of all ranks that were saved together, by their common name.
-
-    A number at the end of a name, or before its step, may be the rank (``checkpoint_3.h5``) or
-    just part of the name; if a name is the same on every rank, it is part of the name.
-    """
+def _group_by_name(found: list[RankFile]) -> Groups:
+    """Group the files of all ranks that were saved together, by their common name."""
     groups: dict[str, dict[int, Path]] = {}
-    plain: dict[str, dict[int, Path]] = {}
     twice: dict[int, str] = {}
-    for item in found:
-        plain.setdefault(item.path.name, {})[item.rank] = item.path
-    for item in found:
-        shared = len(plain[item.path.name]) == count
-        group = groups.setdefault(item.path.name if shared else item.key, {})
+    for item, name in zip(found, read_names(found), strict=True):
+        group = groups.setdefault(name.key, {})
         if item.rank in group:
             twice.setdefault(item.rank, f"{group[item.rank]} and {item.path}")
         group[item.rank] = item.path

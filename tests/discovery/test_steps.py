@@ -99,6 +99,23 @@ def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
         assert found(src, step=wanted) == {r: f"net_rank_{r}-9_2.ckpt" for r in range(2)}
 
 
+@pytest.mark.parametrize("name", ["code-13B7_{}", "net{}_part0", "pangu_2_{}"])
+def test_a_second_run_is_chosen_by_step_where_names_have_the_ranks_number(make_run, name):
+    """MindSpore adds ``_1`` to a prefix that has the number of the rank without the word."""
+    runs = {1: [f"rank_{r}/{name.format(r)}-9_2.ckpt" for r in range(3)]}
+    runs[2] = [f"rank_{r}/{name.format(r)}_1-2_2.ckpt" for r in range(3)]
+    src = make_run(*runs[1], *runs[2])
+    assert found(src, step="9_2") == dict(enumerate(runs[1]))
+    for wanted in ("2_2", f"{name.format(1)}_1-2_2.ckpt"):
+        assert found(src, step=wanted) == dict(enumerate(runs[2]))
+
+
+@pytest.mark.parametrize("names", [("best.ckpt", "last.ckpt"), ("a-3_2.h5", "b_7-3_2.h5")])
+def test_one_file_in_each_ranks_folder_leaves_nothing_to_choose(make_run, names):
+    src = make_run(*(f"rank_{rank}/{name}" for rank, name in enumerate(names)))
+    assert set(scan(src).damaged) | set(scan(src).files) == {0, 1}
+
+
 def test_a_step_that_is_not_there_names_those_that_are(make_run):
     text = "no file of step 3_3\n  found 9_5, 10_2\n  Try: --step 10_2"
     fails(steps(make_run, "9_5", "10_2"), text, step="3_3")
