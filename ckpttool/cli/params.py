@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.errors import CkptToolError, join_clauses
-from ckpttool.model.wording import nearest, shorten
+from ckpttool.model.wording import nearest, parse_numbers, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
@@ -320,14 +320,11 @@ class RankList(RanksType):
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """Return the ranks, ascending and unique."""
-        ranks: set[int] = set()
-        for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                message = f"{part!r} is not a rank or a range of ranks"
-                raise UsageProblem(message, instead="0,3-7")
-            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return tuple(sorted(ranks))
+        try:
+            return parse_numbers(value)
+        except ValueError as error:
+            message = f"{error} is not a rank or a range of ranks"
+            raise UsageProblem(message, instead="0,3-7") from error
 
 
 class Size(SizeType):

@@ -18,6 +18,7 @@ from ckpttool.cli import documents, tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
+from ckpttool.discovery.scan import RankFiles, find, read_ranks
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
@@ -79,17 +80,25 @@ def load(
         Gets the errors of strategies, which are then None; without it they are raised.
     """
     src_files = source.strategy_files
-    with show_count("reading headers", report.hides_progress) as on_progress:
-        read = partial(ckpttool.scan, source.path, source.options, command=command)
-        catalog = attempt(partial(read, on_progress=on_progress))
-    if find_strategy and not src_files and not isinstance(catalog, CkptToolError):
-        src_files = catalog.strategy_files
-        found = [_found_strategy_note(src_files)] if src_files else []
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *found))
+    found = attempt(partial(find, source.path, source.options, command=command))
+    used: list[Diagnostic] = []
+    if find_strategy and not src_files and not isinstance(found, CkptToolError):
+        src_files = found.strategy_files
+        used = [_found_strategy_note(src_files)] if src_files else []
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths)) if paths else None
         for paths in (src_files, dst_strategy)
     ]
+    catalog: Catalog | CkptToolError
+    if isinstance(found, RankFiles):
+        known = None if isinstance(strategies[0], CkptToolError) else strategies[0]
+        with show_count("reading headers", report.hides_progress) as on_progress:
+            read = partial(read_ranks, found, known, command=command, on_progress=on_progress)
+            catalog = attempt(read)
+    else:
+        catalog = found
+    if not isinstance(catalog, CkptToolError):
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
     errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
     for option, paths, strategy in zip(
         ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True

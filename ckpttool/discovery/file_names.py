@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -190,12 +190,15 @@ def label_of(name: str) -> str | None:
     return None if step is None else step.label
 
 
-def matches_step(key: str, files: Mapping[int, Path], wanted: str) -> bool:
-    """Return whether ``--step wanted`` means these files, whose common name is ``key``."""
-    step = step_of(key)
-    requested = step_of("-" + wanted)
-    if requested is not None and STEP_IN_NAME.fullmatch("-" + wanted):
-        return step == requested
-    if NUMBER.fullmatch(wanted) and step is not None:
-        return int(wanted) in (step.epoch, step.step)
-    return any(wanted in (path.name, path.stem) for path in files.values())
+def is_step(step: Step | None, wanted: str) -> bool:
+    """Return whether a text means a step: as in names (``10_2``), or by one of its numbers.
+
+    Examples
+    --------
+    >>> step = Step(10, 2, False)
+    >>> is_step(step, "10_2"), is_step(step, "2"), is_step(step, "10_20")
+    (True, True, False)
+    """
+    if step is None or STEP_IN_NAME.fullmatch("-" + wanted):
+        return step is not None and step_of("-" + wanted) == step
+    return NUMBER.fullmatch(wanted) is not None and int(wanted) in (step.epoch, step.step)

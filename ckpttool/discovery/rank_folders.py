@@ -34,7 +34,8 @@ from ckpttool.discovery.leftovers import (
     note_leftovers,
     note_skipped,
 )
-from ckpttool.discovery.steps import choose_step
+from ckpttool.discovery.saves import read_saved_files
+from ckpttool.discovery.steps import choose_save
 from ckpttool.errors import (
     FormatError,
     PlanError,
@@ -521,7 +522,8 @@ def _finds_ranks(root: Path, pattern: str) -> bool:
     """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
         found = list(_match_pattern(root, Path(pattern).parts, None, {}))
-        choose_step(str(root), drop_backups(found, Diagnostics()), None, Diagnostics())
+        files = drop_backups(found, Diagnostics())
+        choose_save(read_saved_files(str(root), files, Diagnostics()), None, Diagnostics())
     except StepError:
         return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):

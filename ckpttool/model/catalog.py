@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -151,10 +151,19 @@ class RankCatalog(Catalog):
         Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
     expected_ranks
         The ranks that the manifest of a verified set lists; None for all.
+    find_complete_step
+        Returns the newest other step of the same run whose headers are right on all ranks; or "".
+    steps_of_other_runs
+        Steps of other runs in the folder, as ``--step`` takes them, the newest first.
+    names_of
+        Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
     """
 
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
+    find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
+    steps_of_other_runs: tuple[str, ...] = ()
+    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -108,7 +108,12 @@ CODES: Mapping[str, Code] = {
     # steps and saves
     "step": Code("which step is read", "note"),
     "older_step": Code("not all ranks have the newest step", "warning"),
-    "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
+    "older_ranks": Code("ranks that the strategy lacks, with older steps", "warning"),
+    "mixed_steps": Code(
+        "ranks are not of one step, by names or by step counters", "error", {"inspect": "warning"}
+    ),
+    "mixed_runs": Code("nothing shows which files are of one run", "error", {"inspect": "warning"}),
+    "mixed_times": Code("an older step was written after a later one", "warning"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
     ),

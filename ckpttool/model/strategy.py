@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
@@ -63,6 +63,37 @@ class Strategy:
     def ranks(self) -> range:
         """All ranks of all stages."""
         return range(self.stages * self.stage_ranks)
+
+    def ranks_of(self, stage: int) -> range:
+        """Return the ranks of a stage."""
+        return range(stage * self.stage_ranks, (stage + 1) * self.stage_ranks)
+
+    def is_covered_by(self, ranks: Collection[int], stage: int | None = None) -> bool:
+        """Return whether some ranks hold all slices of all layouts, or of those of a stage.
+
+        Examples
+        --------
+        >>> strategy = Strategy({"w": (Layout((2, 2), ((0,),)),)}, 1, 4)
+        >>> strategy.is_covered_by({2, 3}), strategy.is_covered_by({0, 2})
+        (True, False)
+        """
+        stages = range(self.stages) if stage is None else [stage]
+        first_ranks = {self.ranks_of(one)[0] for one in stages}
+        layouts = {layout for of_name in self.layouts.values() for layout in of_name}
+        layouts |= {
+            layout
+            for rule in (self.rules.rules if self.rules else ())
+            for layout in rule.layouts(len(rule.layout.tensor_map))
+        }
+        held = {
+            first: tuple(sorted(set(ranks) & {*range(first, first + self.stage_ranks)}))
+            for first in first_ranks
+        }
+        return all(held.values()) and not any(
+            layout.gaps(held[layout.first_rank])
+            for layout in layouts
+            if layout.first_rank in first_ranks
+        )
 
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""

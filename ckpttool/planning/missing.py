@@ -368,6 +368,8 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     if any(REDUNDANCY_KEY in file.attrs for file in catalog.files.values()):
         return False
     files = catalog.files
+    if _lacks_slices_of_empty_files(catalog, sharding):
+        return False
     if not sharding.layouts:
         counts = Counter(name for file in files.values() for name in file.header)
         return len(files) > 1 and bool(counts) and max(counts.values()) == 1
@@ -385,6 +387,22 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
                 return False
             is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
     return is_incomplete
+
+
+def _lacks_slices_of_empty_files(catalog: Catalog, sharding: Sharding) -> bool:
+    """Return whether empty files should hold slices that no other file holds.
+
+    Then they were cut short: a save without redundancy leaves no slice out.
+    """
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    if not empty:
+        return False
+    for name, ranks in catalog.holders.items():
+        for layout in sharding.layouts.get(name, ()):
+            holding = tuple(rank for rank in ranks if rank in layout.ranks)
+            if any({*owners} <= empty for owners in layout.gaps(holding)):
+                return True
+    return False
 
 
 def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnostic | None:

@@ -17,10 +17,16 @@ from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import CkptToolError, CombinedError, NoStrategyError, PlanError
+from ckpttool.errors import (
+    CkptToolError,
+    CombinedError,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
@@ -238,13 +244,28 @@ def _resolve(
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
-    diagnostics.failures += sources.damage
-    diagnostics.add(*sources.problems, *sources.notes)
+    damage, problems = _propose_step(catalog, sources)
+    diagnostics.failures += damage
+    diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = (one for one in of_contents if not replicas or one.code != "replica")
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )
+
+
+def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError], list[Diagnostic]]:
+    """Return damage and problems; the hint of those that follow from lost files is another step."""
+    damage, problems = list(sources.damage), list(sources.problems)
+    is_missing = any(one.code == "missing" for one in problems)
+    step = ""
+    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+        step = catalog.find_complete_step()
+    if step:
+        hint = f"--step {step}, which is complete by its headers"
+        damage = [error.with_hint(hint) for error in damage]
+        problems = [replace(one, hint=hint) if one.code == "missing" else one for one in problems]
+    return damage, problems
 
 
 def _would_repeat(sources: Sources, keep_going: bool) -> bool:

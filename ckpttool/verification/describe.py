@@ -17,7 +17,7 @@ from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import (
     Diagnostic,
     Diagnostics,
@@ -312,11 +312,22 @@ def describe_inspection(inspected: Inspection) -> Json:
     else:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
-    document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
+    return document | {**_describe_found(found), "summary": _describe_summary(summary)}
+
+
+def describe_saves(catalog: RankCatalog, found: Diagnostics) -> Json:
+    """Return the JSON document of ranks of which no step was chosen."""
+    saves = [{"ranks": list(ranks), "files": list(of)} for ranks, of in catalog.names_of.items()]
+    return {"schema": SCHEMA, "path": catalog.root, "saves": saves, **_describe_found(found)}
+
+
+def _describe_found(found: Diagnostics) -> Json:
+    """Describe what was found: notes and warnings, and what is wrong."""
     of_files = chain.from_iterable(map(diagnose, found.failures))
-    document["problems"] = describe_errors((*of_files, *found.errors))
-    document["summary"] = _describe_summary(summary)
-    return document
+    return {
+        "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
+        "problems": describe_errors((*of_files, *found.errors)),
+    }
 
 
 def _describe_summary(summary: Summary) -> Json:
