@@ -36,6 +36,7 @@ from ckpttool.discovery.file_names import (
     STEP_IN_NAME,
     RankFile,
     find_numbered,
+    run_of,
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
@@ -249,6 +250,53 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
         if others:
             return f"{folder.parent.name}/{folder.name}", others
     return "", []
+
+
+def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
+    """Yield the files of other ranks, as far as names show, that are like a file.
+
+    Its name, or that of a folder around it, differs from others in one number that may be a rank's.
+    Where the rest of the path has this number too, it has that of the other rank there.
+
+    Yields
+    ------
+    name, others, twin
+        The name with the number, the names beside it, and the file of a rank whose distance is a
+        power of two: along each axis of a device matrix, some of them hold another slice.
+    """
+    for depth, path in enumerate((file, *file.parents[:3])):
+        if not _DIGITS.search(path.name):
+            continue
+        try:
+            beside = find_numbered((p.name for p in list_folder(path.parent)), are_files=not depth)
+        except OSError:
+            continue  # a folder further up need not be readable
+        for names in beside:
+            own = next((number for number, name in names.items() if name == path.name), None)
+            if own is None:
+                continue
+            others = [name for _, name in sorted(names.items()) if name != path.name]
+            steps = [1 << i for i in range(len(names).bit_length())]
+            for other in (own + sign * step for step in steps for sign in (-1, 1)):
+                if other in names:
+                    folder, inside = path.with_name(names[other]), file.relative_to(path).parts
+                    yield from ((path.name, others, p) for p in _at(folder, inside, own, other))
+
+
+def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
+    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it."""
+    if not parts:
+        yield folder
+        return
+    end = len(parts[0]) if len(parts) > 1 else len(run_of(parts[0]))  # no number of a step
+    wanted = "".join(
+        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
+        for part in _DIGITS.split(parts[0][:end])
+    )
+    wanted += re.escape(parts[0][end:])
+    for path in list_folder(folder) if is_folder(folder) else ():
+        if re.fullmatch(wanted, path.name):
+            yield from _at(path, parts[1:], own, other)
 
 
 def _any_number(path: Path | str) -> str:
