@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,12 @@ STEP_IN_NAME = re.compile(r"-(\d{1,255})_(\d{1,255})(_breakpoint)?$")  # no file
 NUMBER = re.compile(r"\d{1,255}")
 _COUNTER = re.compile(r"_([1-9]\d{0,254})$")
 _RANK = "{rank}"
+# What a number counts if not ranks, before the number.
+_OTHER_COUNT = re.compile(
+    r"(?<![a-z])(epoch|ep|step|iter|iteration|round|version|ver|v|run|trial|exp|experiment|seed|k?fold)"
+    r"s?[^a-z0-9]*$",
+    re.IGNORECASE,
+)
 HYPER_METADATA = re.compile(r"\.rank(\d{1,9})_metadata|(\d{1,9})\.metadata")  # of one rank
 
 
@@ -171,6 +177,30 @@ def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
     """Return the text around a number in a name, without a counter at the end."""
     tail = head[number.end() :]
     return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
+
+
+def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int, str]]:
+    """Return names that differ in one number, by this number, if it may be that of a rank.
+
+    The numbers go from 0 to at least 1 without a gap.  They are not in the step of a file's name,
+    and no word before them says that they count epochs, runs or folds.
+
+    Examples
+    --------
+    >>> find_numbered(["net_0-1_2.ckpt", "net_1-1_2.ckpt", "net_1-2_2.ckpt"], are_files=True)
+    [{0: 'net_0-1_2.ckpt', 1: 'net_1-1_2.ckpt'}]
+    >>> find_numbered(["fold_0", "fold_1", "10.0.0.4"], are_files=False)
+    []
+    """
+    forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for name in names:
+        for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
+            forms[name[: match.start()], name[match.end() :]][int(match[0])] = name
+    return [
+        found
+        for (head, _), found in forms.items()
+        if len(found) > 1 and max(found) == len(found) - 1 and not _OTHER_COUNT.search(head)
+    ]
 
 
 def step_of(name: str) -> Step | None:

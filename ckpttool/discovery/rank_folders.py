@@ -1,15 +1,20 @@
 """The files of all ranks in a folder, of every step.
 
 A rank folder is called ``rank_3``, ``rank_03``, ``rank3``, ``node3``, ``ckpt_3``, ``rank_3_ckpt``
-or ``device3``; its files may be in one folder of the same rank in it, as in ``device3/ckpt_3``.
+or ``device3``; its files may be in one folder in it, as in ``device3/ckpt_3`` and ``rank_3/ckpt``.
 Without rank folders, files with ``rank_3`` in their names count, as MindFormers writes them.
+
+Rank folders and such files may also be in folders of hosts or processes, ``10.0.0.2/rank_8`` and
+``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  At last,
+folders count whose names differ in one number, from 0 without a gap, ``card0`` and ``card1``.
 
 A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
 of the rank, the same wherever it occurs; ``*`` for anything.
 
 Source
 ------
-MindSpore 2.10 ``parallel/checkpoint_transform.py``.
+MindSpore 2.10 ``parallel/checkpoint_transform.py``; ``run_distribute_train.sh`` of MindSpore's
+models.
 """
 
 from __future__ import annotations
@@ -19,12 +24,20 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from ckpttool.discovery.file_names import HYPER_METADATA, RANK_IN_NAME, STEP_IN_NAME, RankFile
+from ckpttool.discovery.file_names import (
+    HYPER_METADATA,
+    RANK_IN_NAME,
+    STEP_IN_NAME,
+    RankFile,
+    find_numbered,
+    run_of,
+)
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
     drop_backups,
@@ -63,6 +76,7 @@ _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
+_MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
 _MAX_FILES = 10_000  # that are considered to suggest a pattern
 
@@ -82,6 +96,7 @@ def list_rank_files(
         note_leftovers(root, (), diagnostics)
         return _list_flat_files(root, diagnostics)
     found = []
+    places: dict[str, Path] = {}
     indexed = []
     strategies: list[str] = []
     ambiguous_files: list[str] = []
@@ -94,10 +109,13 @@ def list_rank_files(
             empty_ranks[rank] = unreadable(str(folder), error)
             continue
         if folders[rank] != folder:
+            places.setdefault(_place(folders[rank].relative_to(folder), rank), folders[rank])
             strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             empty_ranks[rank] = None
             ambiguous_files += _files_of_other_ranks(folder, rank)
+            homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
+            places |= {_place(home.relative_to(folder), rank): home for home in homes}
         found += [RankFile(rank, path, path.name) for path in inside]
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
@@ -109,6 +127,11 @@ def list_rank_files(
         problems.append(
             Diagnostic("source", text, f"{hint}, for each", facts=facts, where=str(root))
         )
+    if len(places) > 1:
+        text = "the files of ranks lie in folders of different names, perhaps of different steps"
+        _, hint = _suggest(root) or ("", "--pattern with the folder that is meant")
+        facts = shorten((str(path.relative_to(root)) for path in places.values()), 3)
+        problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
     if not found:
         _refuse_unfinished(root)
         raise_all(errors.values())
@@ -160,13 +183,24 @@ def has_rank_files(folder: Path) -> bool:
     )
 
 
-def is_in_rank_folder(root: str, folder: str) -> bool:
-    """Return whether files in a folder belong to a rank of the checkpoint ``root``."""
+def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
+    """Return whether files in a folder belong to a rank of the checkpoint ``root``.
+
+    ``homes`` are the folders of its files.  If they lie in folders of hosts, or in others inside
+    the rank folders, so may those of further ranks.
+    """
     inside = Path(folder)
     if not inside.is_relative_to(root) or inside == Path(root):
         return False
-    matches = [RANK_FOLDER.fullmatch(part) for part in inside.relative_to(root).parts]
-    return None not in matches and len({int(match[2]) for match in matches if match}) == 1
+    parts = inside.relative_to(root).parts
+    matches = [RANK_FOLDER.fullmatch(part) for part in parts]
+    if None not in matches and len({int(match[2]) for match in matches if match}) == 1:
+        return True
+    tops = [Path(home).relative_to(root).parts for home in homes if Path(home) != Path(root)]
+    others = [top for top in tops if top[1:] or not RANK_FOLDER.fullmatch(top[0])]
+    is_like_home = any(_any_number(parts[0]) == _any_number(top[0]) for top in others)
+    is_of_hosts = bool(tops) and not any(RANK_FOLDER.fullmatch(top[0]) for top in tops)
+    return is_like_home or (is_of_hosts and any(matches))
 
 
 def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
@@ -186,26 +220,89 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     """Return the name of the rank folder that contains a file, and those of its siblings.
 
     Siblings are of the same kind: ``node1`` is not a sibling of ``ckpt_1``.  Siblings of a folder
-    further up count only if they hold a file with the same path, but for numbers.
+    further up, and rank folders in those of other hosts (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``),
+    count only if they hold a file with the same path, but for numbers.
     """
-    for depth, folder in enumerate(file.parents[:3]):
-        own = RANK_FOLDER.fullmatch(folder.name)
-        if own is None:
-            continue
+    homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
+    for folder in homes:
+        ((word, _, _),) = _named_folders([folder])
+        place = _any_number(file.relative_to(folder))
         try:
-            folders = [path for path in list_folder(folder.parent) if is_folder(path)]
+            beside = _named_folders(list_folder(folder.parent))
         except OSError:
             continue  # a folder further up need not be readable
-        place = re.sub(r"\d+", "*", glob.escape(str(file.relative_to(folder))))
         others = [
             path.name
-            for path in folders
-            if (match := RANK_FOLDER.fullmatch(path.name)) and match[1] == own[1]
-            if path != folder and (not depth or any(find_paths(path, place)))
+            for other, _, path in beside
+            if other == word and path != folder
+            if folder == file.parent or any(find_paths(path, place))
         ]
         if others:
             return folder.name, others
+    for folder in homes:
+        ((word, own, _),) = _named_folders([folder])
+        place = _any_number(file.relative_to(folder))
+        hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
+        others = [
+            f"{path.parent.name}/{path.name}"
+            for other, rank, path in _named_folders(sorted(hosts))
+            if other == word and rank != own and any(find_paths(path, place))
+        ]
+        if others:
+            return f"{folder.parent.name}/{folder.name}", others
     return "", []
+
+
+def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
+    """Yield the files of other ranks, as far as names show, that are like a file.
+
+    Its name, or that of a folder around it, differs from others in one number that may be a rank's.
+    Where the rest of the path has this number too, it has that of the other rank there.
+
+    Yields
+    ------
+    name, others, twin
+        The name with the number, the names beside it, and the file of a rank whose distance is a
+        power of two: along each axis of a device matrix, some of them hold another slice.
+    """
+    for depth, path in enumerate((file, *file.parents[:3])):
+        if not _DIGITS.search(path.name):
+            continue
+        try:
+            beside = find_numbered((p.name for p in list_folder(path.parent)), are_files=not depth)
+        except OSError:
+            continue  # a folder further up need not be readable
+        for names in beside:
+            own = next((number for number, name in names.items() if name == path.name), None)
+            if own is None:
+                continue
+            others = [name for _, name in sorted(names.items()) if name != path.name]
+            steps = [1 << i for i in range(len(names).bit_length())]
+            for other in (own + sign * step for step in steps for sign in (-1, 1)):
+                if other in names:
+                    folder, inside = path.with_name(names[other]), file.relative_to(path).parts
+                    yield from ((path.name, others, p) for p in _at(folder, inside, own, other))
+
+
+def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
+    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it."""
+    if not parts:
+        yield folder
+        return
+    end = len(parts[0]) if len(parts) > 1 else len(run_of(parts[0]))  # no number of a step
+    wanted = "".join(
+        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
+        for part in _DIGITS.split(parts[0][:end])
+    )
+    wanted += re.escape(parts[0][end:])
+    for path in list_folder(folder) if is_folder(folder) else ():
+        if re.fullmatch(wanted, path.name):
+            yield from _at(path, parts[1:], own, other)
+
+
+def _any_number(path: Path | str) -> str:
+    """Return a path as a pattern of glob in which each number may be another."""
+    return re.sub(r"\d+", "*", glob.escape(str(path)))
 
 
 def find_nested_checkpoints(root: Path) -> list[Path]:
@@ -222,22 +319,31 @@ def _marks_checkpoint(path: Path) -> bool:
     return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
 
 
+class _RankFolder(NamedTuple):
+    """A folder of one rank; ``word`` is that of its name, "" if it has another one."""
+
+    word: str
+    rank: int
+    path: Path
+
+
 def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnostic]]:
     """Return the rank folders by rank, the names of all else in ``root``, and the problems."""
+    inside = list_folder(root)
+    found = _named_folders(inside)
+    if found:
+        found = _find_in_nodes(found) or found
+    elif not any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
+        found = _find_in_hosts(inside) or _find_numbered_folders(inside)
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[Diagnostic] = []
     twice: dict[int, str] = {}
-    others: list[str] = []
-    for path in list_folder(root):
-        match = RANK_FOLDER.fullmatch(path.name) if is_folder(path) else None
-        if match is None:
-            others += [path.name] if exists(path) else []
-            continue
-        words.setdefault(match[1], path.name)
-        rank = int(match[2])
+    for word, rank, path in found:
+        name = str(path.relative_to(root))
+        words.setdefault(word, name)
         if rank in folders and len(words) == 1:
-            twice.setdefault(rank, f"{folders[rank].name} and {path.name}")
+            twice.setdefault(rank, f"{folders[rank].relative_to(root)} and {name}")
         folders[rank] = path
     if twice:
         ranks, facts = tuple(twice), shorten(twice.values(), 3)
@@ -250,28 +356,106 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
         text = "rank folders of several kinds"
         facts = shorten(words.values(), 3)
         problems = [Diagnostic("source", text, hint, facts=facts, where=str(root))]
+    holders = {path.relative_to(root).parts[0] for path in folders.values()}
+    others = [path.name for path in inside if path.name not in holders and exists(path)]
     return folders, others, problems
 
 
-def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
+def _named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
+    """Return the folders whose own name is that of a rank."""
+    return [
+        _RankFolder(match[1], int(match[2]), path)
+        for path in paths
+        if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
+    ]
+
+
+def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
+    """Return the rank folders in those of nodes that have several; none if these are ranks'."""
+    if {one.word for one in found} != {"node"}:
+        return []
+    try:
+        inside = [_named_folders(list_folder(one.path)) for one in found]
+    except OSError:
+        return []  # which rank cannot be read is said when its files are listed
+    inner = [one for folders in inside for one in folders]
+    is_host = max(map(len, inside)) > 1 and not any(any(checkpoint_files(o.path)) for o in found)
+    is_one = len({one.rank for one in inner}) == len(inner) and len({o.word for o in inner}) == 1
+    return inner if is_host and is_one else []
+
+
+def _find_in_hosts(inside: Iterable[Path]) -> list[_RankFolder]:
+    """Return the rank folders in several folders of hosts or processes, all of one checkpoint.
+
+    They are of one checkpoint if no rank has two, as in ``train_parallel1/ckpt_1`` and
+    ``10.0.0.2/rank_8``.  If every folder has a rank 0, each is a checkpoint, and none is returned.
+    """
+    hosts = [found for path in inside if (found := _find_below(path, _MAX_HOST_DEPTH))]
+    ranks = [one.rank for found in hosts for one in found]
+    is_several = all(any(one.rank == 0 for one in found) for found in hosts)
+    if len(hosts) < 2 or (is_several and len(set(ranks)) < len(ranks)):
+        return []
+    return [one for found in hosts for one in found]
+
+
+def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
+    """Return the rank folders with files in a folder, or else in the folders in it."""
+    if EMERGENCY.fullmatch(folder.name) or not is_folder(folder):
+        return []
+    try:
+        inside = list_folder(folder)
+        found = _named_folders(inside)
+        if any(_find_files(one.path, one.rank)[1] for one in found):
+            return found
+    except OSError:
+        return []  # other folders beside those of hosts need not be readable
+    return [one for path in inside if depth for one in _find_below(path, depth - 1)]
+
+
+def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
+    """Return the only folders with files whose names differ in a number that may be the rank's.
+
+    Where the names of the files have the word, they must have the same number.
+    """
+    folders = {p.name: p for p in inside if is_folder(p) and not EMERGENCY.fullmatch(p.name)}
+    found = []
+    for names in find_numbered(folders, are_files=False):
+        group = [_RankFolder("", rank, folders[name]) for rank, name in sorted(names.items())]
+        files = [(rank, path) for _, rank, top in group for path in _find_files(top, rank)[1]]
+        is_agreed = all(
+            int(match[1]) == rank
+            for rank, path in files
+            if (match := RANK_IN_NAME.search(path.name)) is not None
+        )
+        if is_agreed and not all(_is_strategy(path) for _, path in files):
+            found.append(group)
+    return found[0] if len(found) == 1 else []
+
+
+def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Path]]:
     """Return the checkpoint files of a rank, and their folder.
 
-    The folder is the rank folder, or the only rank folder in it that has files.  The inner one must
-    be of the same rank, and the outer one may have only strategy files.  A script that changes into
-    ``device0`` to train leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.
-    With both ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
+    The folder is the rank folder, or the only folder in it that has files: the only rank folder, or
+    else the only one of any name, as in ``rank_0/ckpt``.  A rank folder must be of the same rank,
+    and the outer one may have only strategy files.  A script that changes into ``device0`` to train
+    leaves ``device0/ckpt_0``, and perhaps its strategy file in ``device0``.  With both
+    ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
     """
     names = list_folder(folder)
     files = list(_with_checkpoint_suffix(names))
-    nested = [
-        (int(match[2]), _find_files(path, int(match[2])))
-        for path in names
-        if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
+    if not depth or not all(map(_is_strategy, files)):
+        return folder, files
+    named = [
+        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(names)
     ]
-    nested = [(number, found) for number, found in nested if found[1]]
-    if [number for number, _ in nested] == [rank] and all(map(_is_strategy, files)):
-        return nested[0][1]
-    return folder, files
+    nested = [one for one in named if one[1][1]]
+    if not nested:
+        others = (p for p in names if not RANK_FOLDER.fullmatch(p.name) and is_folder(p))
+        inside = (
+            _find_files(p, rank, depth - 1) for p in others if not EMERGENCY.fullmatch(p.name)
+        )
+        nested = [(rank, one) for one in inside if not all(map(_is_strategy, one[1]))]
+    return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
 def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
@@ -288,6 +472,26 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
     ]
 
 
+def _other_homes(
+    inside: Iterable[Path], rank: int, depth: int = 1
+) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield the files in each folder of another name in a rank folder, and their folder."""
+    for path in inside:
+        if RANK_FOLDER.fullmatch(path.name) or EMERGENCY.fullmatch(path.name):
+            continue
+        home, files = _find_files(path, rank, depth) if is_folder(path) else (path, [])
+        if not all(map(_is_strategy, files)):
+            yield home, files
+
+
+def _place(inside: Path, rank: int) -> str:
+    """Return a path inside a rank folder with ``{rank}`` in place of its number."""
+    return "".join(
+        "{rank}" if part.isdecimal() and int(part) == rank else part
+        for part in _DIGITS.split(str(inside))
+    )
+
+
 def _is_strategy(path: Path) -> bool:
     """Return whether a file is a strategy, by its content."""
     kind = identify_foreign(str(path))
@@ -302,17 +506,32 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    found = [
-        RankFile(int(match[1]), path, path.name)
-        for path in files
-        if (match := RANK_IN_NAME.search(path.name)) is not None
-    ]
+    found = _named_files(files)
+    if not found and not find_nested_checkpoints(root):
+        found = _named_files_in_hosts(root)
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
         problem = _describe_contents(root, files, saves)
         raise PlanError((problem, *explain_missing_files(diagnostics)))
     return found
+
+
+def _named_files(files: Iterable[Path]) -> list[RankFile]:
+    """Return the files that have the word and the number of a rank in their names."""
+    return [
+        RankFile(int(match[1]), path, path.name)
+        for path in files
+        if (match := RANK_IN_NAME.search(path.name)) is not None
+    ]
+
+
+def _named_files_in_hosts(root: Path) -> list[RankFile]:
+    """Return the files with a rank in their names in the folders of hosts, none in two of them."""
+    folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
+    found = [item for folder in folders for item in _named_files(checkpoint_files(folder))]
+    homes = {(item.rank, item.path.parent) for item in found}
+    return found if len(homes) == len({rank for rank, _ in homes}) else []
 
 
 def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:

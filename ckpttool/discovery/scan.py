@@ -23,6 +23,7 @@ from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategi
 from ckpttool.discovery.rank_folders import (
     EmptyRanks,
     explain_missing_files,
+    find_twins,
     list_by_pattern,
     list_rank_files,
     note_rank_folders,
@@ -46,6 +47,7 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
 from ckpttool.model.wording import format_ranks, shorten
@@ -354,20 +356,25 @@ def _read_chosen(
             *(one for one in diagnostics if one.path is None or one.path not in reported),
         ),
         missing_ranks=missing,
-        one_of_several=_single_rank_evidence(paths, missing),
+        one_of_several=_single_rank_evidence(paths, missing, files, found.key),
         find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
         steps_of_other_runs=chosen.of_other_runs,
     )
 
 
-def _single_rank_evidence(chosen: Mapping[int, Path], missing: Sequence[int]) -> str:
+def _single_rank_evidence(
+    chosen: Mapping[int, Path],
+    missing: Sequence[int],
+    files: Mapping[int, FileIndex],
+    key: Secret | None,
+) -> str:
     """Return the evidence that a folder's only file is of one rank of several, or ""."""
     if len(chosen) != 1:
         return ""
     ((rank, path),) = chosen.items()
     if missing:
         return f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
-    return _rank_evidence(path)
+    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
 
 
 def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
@@ -441,9 +448,8 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         kind = identify_foreign(str(path))
         raise error if kind is None else kind.error(str(path), is_src=True) from error
     diagnostics.add(*_encryption_notes(files, key))
-    return MergedCatalog(
-        str(path), files, diagnostics=tuple(diagnostics), one_of_several=_rank_evidence(path)
-    )
+    evidence = _rank_evidence(path) or _twin_evidence(files[0], key)
+    return MergedCatalog(str(path), files, diagnostics=tuple(diagnostics), one_of_several=evidence)
 
 
 def _rank_evidence(path: Path) -> str:
@@ -462,6 +468,33 @@ def _rank_evidence(path: Path) -> str:
         if numbered is not None and int(numbered["total"]) > 1:
             return f"{candidate.name} is a name of one of {int(numbered['total'])} files"
     return ""
+
+
+def _twin_evidence(file: FileIndex, key: Secret | None) -> str:
+    """Return the evidence that a file beside others holds the tensors of one rank, or "".
+
+    The ranks of a stage are consecutive, and have tensors of the same names and shapes.  Files of
+    equal contents are copies, and a file with a manifest of its own is a merged one.
+    """
+    path = Path(file.path)
+    if not file.tensors or exists(path.with_name(f"{path.name}.{MANIFEST}")):
+        return ""
+    for candidate in dict.fromkeys((path.absolute(), path.resolve())):
+        for name, others, twin in find_twins(candidate):
+            found = next(read_indexes([str(twin)], key))
+            if isinstance(found, FileIndex) and _hold_other_slices(file, found):
+                return f"{name} lies beside {shorten(others, 3)}, with the same names and shapes"
+    return ""
+
+
+def _hold_other_slices(a: FileIndex, b: FileIndex) -> bool:
+    """Return whether two files have tensors of the same names and shapes, and other contents."""
+    shapes, others = ({one.meta.name: one.meta.shape for one in f.tensors.values()} for f in (a, b))
+    if shapes != others:
+        return False
+    from ckpttool.storage.sampling import sample  # loads NumPy, which few single files need
+
+    return any(sample(a.tensors[name]) != sample(b.tensors[name]) for name in a.tensors)
 
 
 def _refusals(path: Path) -> Iterator[FormatError]:

@@ -179,7 +179,7 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
     for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
         is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
-        if is_home or is_in_rank_folder(root, folder):
+        if is_home or is_in_rank_folder(root, folder, homes):
             mixed.append(str(path))
     if mixed:
         verb = "is" if len(mixed) == 1 else "are"

@@ -67,6 +67,25 @@ def folder_of_one_named_file(tmp_path: Path) -> Path:
     return tmp_path / "flat"
 
 
+def of_process_folders(tmp_path: Path) -> Path:
+    for rank in range(8):
+        shutil.copytree(CASE / "src" / f"rank_{rank}", tmp_path / f"LOG{rank}" / f"out_{rank}")
+    return tmp_path / "LOG5" / "out_5" / FILE
+
+
+def of_another_hosts_rank(tmp_path: Path) -> Path:
+    for rank in (0, 1):
+        folder = tmp_path / f"10.1.0.{rank + 7}" / f"rank_{rank}"
+        shutil.copytree(CASE / "src" / f"rank_{rank}", folder)
+    return tmp_path / "10.1.0.7" / "rank_0" / FILE
+
+
+def numbered_beside_others(tmp_path: Path) -> Path:
+    for rank in range(8):
+        shutil.copy(CASE / "src" / f"rank_{rank}" / FILE, tmp_path / f"net2B6_{rank}-2_10.ckpt")
+    return tmp_path / "net2B6_0-2_10.ckpt"
+
+
 SINGLE = {
     in_rank_folder: "rank_0 lies beside rank_1, rank_2, rank_3 and 4 more",
     of_other_words: "device1 lies beside device0",
@@ -74,6 +93,9 @@ SINGLE = {
     linked: "rank_0 lies beside rank_1",
     of_a_rank_that_is_not_the_first: "rank_3 is a name of rank 3",
     in_nested_folders: "device0 lies beside device1",
+    of_process_folders: "LOG5 lies beside LOG0, LOG1, LOG2 and 4 more, with the same",
+    of_another_hosts_rank: "10.1.0.7/rank_0 lies beside 10.1.0.8/rank_1",
+    numbered_beside_others: "net2B6_0-2_10.ckpt lies beside net2B6_1-2_10.ckpt, net2B6_2-2_10.ckpt",
     numbered: "model-0000003-0000008.safetensors is a name of one of 8 files",
 }
 FOLDERS = {
@@ -173,6 +195,57 @@ def test_files_that_nothing_shows_to_be_a_ranks_are_taken(tmp_path):
     shutil.copy(tmp_path / "model.ckpt", tmp_path / "node0" / "me")
     run_well("split", tmp_path / "node0" / "me" / "model.ckpt", *words, tmp_path / "d")
     run_well("split", tmp_path / "model.ckpt", *words, tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("epoch_1.ckpt", ["epoch_0.ckpt", "epoch_2.ckpt"]),
+        ("net_epoch0.ckpt", ["net_epoch1.ckpt"]),
+        ("fold_0.ckpt", ["fold_1.ckpt"]),
+        ("Fold0/best.ckpt", ["Fold1/best.ckpt"]),
+        ("net-0_2.ckpt", ["net-1_2.ckpt"]),
+        ("net-1_0.ckpt", ["net-1_1.ckpt"]),
+        ("net_1-1_2.ckpt", ["net-1_2.ckpt", "net_2-1_2.ckpt"]),
+        ("net_1.ckpt", ["net_2.ckpt"]),
+        ("net_0.ckpt", ["net_2.ckpt"]),
+        ("a0/net_1.ckpt", ["a1/net_0.ckpt"]),
+        ("a0/net.ckpt", ["a1/other.ckpt"]),
+    ],
+)
+def test_a_number_that_is_not_a_ranks_is_no_evidence(name, others, tmp_path):
+    for rank, path in enumerate(tmp_path / one for one in (name, *others)):
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(CASE / "src" / f"rank_{rank}" / FILE, path)
+    run_well("merge", tmp_path / name, "-o", tmp_path / "full.h5")
+
+
+def test_the_replicas_of_a_rank_do_not_hide_the_others(tmp_path):
+    for rank, place in enumerate((0, 0, 2, 2)):
+        shutil.copy(CASE / "src" / f"rank_{place}" / FILE, tmp_path / f"net{rank}.ckpt")
+    told = message(run("merge", tmp_path / "net0.ckpt", "-o", tmp_path / "full.h5"))
+    assert "net0.ckpt lies beside net1.ckpt, net2.ckpt, net3.ckpt, with the same names" in told
+
+
+def test_copies_and_merged_files_are_no_ranks(tmp_path):
+    for number in (0, 1):
+        shutil.copy(CASE / "src" / "rank_0" / FILE, tmp_path / f"copy{number}.ckpt")
+        entries = {"w": noise(f"w{number}", "Float32", (4, 4))}
+        write_file(tmp_path / f"step-{number}_1.ckpt", entries, "ckpt")
+        run_well("merge", tmp_path / f"step-{number}_1.ckpt", "-o", tmp_path / f"m{number}.ckpt")
+    for name in ("copy0.ckpt", "m1.ckpt"):
+        run_well("merge", tmp_path / name, "-o", tmp_path / f"{name}.h5")
+
+
+def test_files_of_other_tensors_are_no_ranks(tmp_path):
+    for number, shape in enumerate([(4, 4), (4, 8), (2, 4)]):
+        entries = {"w": noise("w", "Float32", shape)}
+        write_file(tmp_path / f"net_{number}.safetensors", entries, "safetensors")
+    run_well("merge", tmp_path / "net_1.safetensors", "-o", tmp_path / "full.h5")
+    shutil.copy(tmp_path / "net_1.safetensors", tmp_path / "net_3.safetensors")
+    run_well("merge", tmp_path / "net_1.safetensors", "-o", tmp_path / "full.h5", "--overwrite")
+    (tmp_path / "net_2.safetensors").write_bytes(b"broken")
+    run_well("merge", tmp_path / "net_1.safetensors", "-o", tmp_path / "full.h5", "--overwrite")
 
 
 def test_a_rank_folder_that_looks_like_a_full_checkpoint_is_none(tmp_path):

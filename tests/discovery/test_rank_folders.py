@@ -190,6 +190,83 @@ def test_the_command_that_unpacks_files_is_named(make_run, suffix, tool, place):
     assert problem.endswith(f"found {', '.join(names)}\n  Try: {tool} {src}/{folder}*{suffix}")
 
 
+# ------------------------------------------------------------------ folders of hosts and processes
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks_of_a_host"),
+    [
+        ("LOG{rank}/ckpt_{rank}/net-3_5.ckpt", 1),
+        ("node-{host}/rank_{rank}/net-3_5.ckpt", 4),
+        ("node_{host}/device{rank}/ckpt_{rank}/net-3_5.ckpt", 4),
+        ("10.0.{host}.7/rank_{rank}/net_rank_{rank}-3_5.ckpt", 2),
+        ("gpu-{host}/output/checkpoint/rank_{rank}/net-3_5.ckpt", 3),
+        ("worker{host}/proc{local}/ckpt_{rank}/net-3_5.ckpt", 2),
+        ("pod-{host}/net_rank_{rank}-3_5.ckpt", 5),
+        ("card{rank}/net-3_5.ckpt", 1),
+        ("process_{rank:02}/saved/x_{rank}.ckpt", 1),
+        ("{rank}/x.ckpt", 1),
+        ("rank_{rank}/ckpt/net-3_5.ckpt", 1),
+        ("rank_{rank}/out/code-13B7_{rank}_1-3_5.ckpt", 1),
+    ],
+)
+def test_folders_of_different_ranks_are_one_checkpoint(make_run, name, ranks_of_a_host):
+    names = [
+        name.format(rank=r, host=r // ranks_of_a_host, local=r % ranks_of_a_host)
+        for r in range(ranks_of_a_host * 12)
+    ]
+    assert found(make_run(*names, "log/train.txt")) == dict(enumerate(names))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a/rank_0/x.ckpt", "a/rank_1/x.ckpt", "b/rank_0/x.ckpt", "b/rank_1/x.ckpt"),
+        ("exp0/ckpt_0/x.ckpt", "exp1/ckpt_0/x.ckpt"),
+    ],
+)
+def test_folders_that_all_have_a_rank_0_are_several_checkpoints(make_run, names):
+    fails(make_run(*names), "not a checkpoint, but a folder of 2 checkpoints", "as SRC")
+
+
+def test_the_only_folder_of_a_host_is_named(make_run):
+    src = make_run("host-0/rank_0/x.ckpt", "host-0/rank_1/x.ckpt")
+    fails(src, f"a folder of 1 checkpoint\n  host-0\n  Try: {src}/host-0 as SRC")
+
+
+def test_a_rank_in_the_folders_of_two_hosts_is_an_error(make_run):
+    names = [f"host-{host}/rank_{rank}/x.ckpt" for host, rank in ((0, 0), (1, 1), (7, 1))]
+    fails(make_run(*names), "two folders for rank 1\n  host-1/rank_1 and host-7/rank_1\n")
+
+
+@pytest.mark.parametrize("word", ["epoch_", "fold", "Seed-", "run", "net_v"])
+def test_folders_whose_numbers_count_something_else_are_not_those_of_ranks(make_run, word):
+    fails(make_run(*(f"{word}{number}/x.ckpt" for number in range(3))), "no rank folders")
+
+
+def test_the_numbers_of_folders_and_of_names_with_the_word_must_agree(make_run):
+    src = make_run("card0/net_rank_1.ckpt", "card1/net_rank_0.ckpt")
+    assert found(src) == {0: "card1/net_rank_0.ckpt", 1: "card0/net_rank_1.ckpt"}
+    fails(make_run("card0/a_rank_0.ckpt"), "no rank folders")
+
+
+def test_a_host_and_a_rank_folder_without_a_file_are_missing_ranks(make_run, tmp_path):
+    src = make_run("h0/rank_0/a.ckpt", "h0/rank_1/a.ckpt.tmp", "h1/rank_2/a.ckpt")
+    (tmp_path / "run" / "h1" / "rank_3").mkdir()
+    assert scan(src).missing_ranks == (1, 3)
+    assert "files of a save that did not finish: h0/rank_1/a.ckpt.tmp" in "".join(notes_of(src))
+
+
+def test_folders_inside_those_of_ranks_must_have_one_name(make_run):
+    """One file of each rank would be taken, and they are of different steps."""
+    src = make_run("rank_0/it_100/x.ckpt", "rank_1/it_200/x.ckpt")
+    fails(
+        src, "lie in folders of different names", "rank_0/it_100, rank_1/it_200\n  Try: --pattern"
+    )
+    src = make_run("rank_0/it_200/x.ckpt")  # which of two folders is meant, is not known
+    fails(src, "lie in folders of different names", "rank_0/it_100, rank_0/it_200\n")
+
+
 # ----------------------------------------------------------------------------------- ranks in names
 
 
@@ -286,8 +363,7 @@ def test_two_files_of_one_rank_by_a_pattern_are_an_error(make_run):
     [
         "host{0}/x.ckpt",
         "exp2024/card{0}/ckpt/net-1_10.ckpt",
-        "rank_{0}/checkpoints/net-1_10.ckpt",
-        "node0/device{0}/ckpt/x.ckpt",
+        "run_{0}/checkpoints/net-1_10.ckpt",
         "net_{0}-1_10.ckpt",
         "net-v2_{0}.ckpt",
         "slice {0}/x.ckpt",
@@ -296,11 +372,12 @@ def test_two_files_of_one_rank_by_a_pattern_are_an_error(make_run):
     ],
 )
 def test_a_pattern_that_is_suggested_works_when_pasted(make_run, name):
-    names = [name.format(rank) for rank in range(12)]
+    """Folders whose numbers do not begin at 0 may be anything."""
+    names = [name.format(rank) for rank in range(1, 9)]
     src = make_run(*names)
     (problem,) = fails(src, "--pattern ", names[0])
     (pattern,) = shlex.split(problem.partition("--pattern ")[2])
-    assert found(src, pattern=pattern) == dict(enumerate(names))
+    assert found(src, pattern=pattern) == dict(enumerate(names, 1))
 
 
 def test_a_pattern_takes_the_number_that_tells_ranks_apart(make_run):
@@ -319,9 +396,3 @@ def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make_run):
     src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/c/a.ckpt")
     fails(src, "Try: --pattern 'rank_{rank}/*.ckpt', or --pattern 'node{rank}/c/*.ckpt'")
     assert found(src, pattern="node{rank}/c/*.ckpt") == {0: "node0/c/a.ckpt"}
-
-
-def test_a_pattern_is_suggested_for_folders_of_other_names(make_run):
-    run = make_run("host0/x.ckpt", "host1/x.ckpt")
-    fails(run, "found host0/x.ckpt\n  Try: --pattern 'host{rank}/*.ckpt'")
-    assert found(run, pattern="host{rank}/*.ckpt") == {0: "host0/x.ckpt", 1: "host1/x.ckpt"}

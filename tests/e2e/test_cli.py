@@ -506,6 +506,33 @@ def test_step_is_named_in_the_output(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("form", "output", "is_refused"),
+    [
+        ("host-{half}/rank_{rank}", "host-7/rank_9/new.ckpt", True),
+        ("host-{half}/rank_{rank}", "new/rank_9/new.ckpt", True),
+        ("host-{half}/rank_{rank}", "new/new.ckpt", False),
+        ("card{rank}", "card8/new.ckpt", True),
+        ("card{rank}", "new8/new.ckpt", False),
+        ("card{rank}/ckpt", "card0/new.ckpt", True),
+        ("rank_{rank}/ckpt", "rank_0/new/new.ckpt", True),
+        ("rank_{rank}/ckpt", "new/new.ckpt", False),
+    ],
+)
+def test_no_output_lies_where_ranks_in_folders_of_hosts_are_read(
+    tmp_path, form, output, is_refused
+):
+    for rank in range(len(list((SMALL / "src").iterdir()))):
+        folder = tmp_path / "src" / form.format(rank=rank, half=rank % 2)
+        shutil.copytree(SMALL / "src" / f"rank_{rank}", folder)
+    source = tmp_path / "src"
+    words = ["merge", source, "-s", SMALL / "src_strategy.ckpt", "-o", source / output]
+    result = run(*words)
+    assert result.exit_code == (5 if is_refused else 0), message(result)
+    assert ("is inside the source folder" in message(result)) == is_refused
+    assert run(*words[:4], "-o", tmp_path / "again.ckpt").exit_code == 0
+
+
+@pytest.mark.parametrize(
     ("output", "is_refused"),
     [
         ("src/rank_0/new.ckpt", True),
