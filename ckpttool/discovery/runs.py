@@ -8,7 +8,7 @@ slice and its layout imply the full shape.  All ranks of a stage must imply the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from ckpttool.discovery.saves import SavedFile, SavedFiles
@@ -48,6 +48,14 @@ def drop_unfit_runs(found: SavedFiles, strategy: Strategy, key: Secret | None) -
             unfit = (one for one in implied if one[0] in ranks and implied[one] not in fits)
             dropped += [file for one in unfit for file in runs[one]]
     return found.without(dropped)
+
+
+def parameters_of(files: Iterable[SavedFile], key: Secret | None) -> set[str]:
+    """Return the parameters in the newest readable file of each run of each rank."""
+    runs: _Runs = defaultdict(list)
+    for file in files:
+        runs[file.rank, file.run].append(file)
+    return {name for header in _read_newest(runs, key).values() for name in header.header}
 
 
 def _read_newest(

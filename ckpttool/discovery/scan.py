@@ -29,8 +29,8 @@ from ckpttool.discovery.rank_folders import (
     note_rank_folders,
     sibling_rank_folders,
 )
-from ckpttool.discovery.runs import drop_unfit_runs
-from ckpttool.discovery.saves import SavedFile, SavedFiles, read_saved_files
+from ckpttool.discovery.runs import drop_unfit_runs, parameters_of
+from ckpttool.discovery.saves import SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save
 from ckpttool.errors import (
@@ -274,8 +274,8 @@ def _choose(
 ) -> tuple[Chosen, Collection[int] | None]:
     """Return the files of one save, and the ranks that count; None for all.
 
-    With a strategy for fewer ranks, the others are left out if all that they have is older, or if
-    they have nothing of a step that was requested, and if they hold no parameter of their own.
+    With a strategy for fewer ranks, the others are left out if they hold no parameter of their own
+    and have only older steps of these names, or nothing of a step that was requested.
     """
     saved, wanted = found.saved, found.step
     if strategy is None:
@@ -284,35 +284,30 @@ def _choose(
     others = [rank for rank in saved.ranks if rank not in strategy.ranks]
     if not others or len(others) == len(saved.ranks):
         return choose_save(saved, wanted, diagnostics), None
-    of_counted = Diagnostics()
-    chosen = choose_save(saved.limited_to(strategy.ranks), wanted, of_counted)
-    step = step_of(next(iter(chosen.files.values())).name)
-    of_others = sorted(saved.limited_to(others).files, key=lambda file: file.save.order)
-    newest = {file.rank: file for file in of_others}
-    are_older = step is not None and all(
-        file.save.step is not None
-        and (file.save.step < step or (wanted is not None and file.save.step != step))
-        for file in of_others
+    counted = saved.limited_to(strategy.ranks)
+    chosen = choose_save(counted, wanted, diagnostics)
+    of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
+    runs = {(file.rank, file.run) for file in of_chosen}
+    save = of_chosen[0].save
+    of_others = saved.limited_to(others).files
+    alike = [file.save.order for file in of_others if file.series == of_chosen[0].series]
+    have_step = save.step is None or save.order in alike
+    have_parameters = not parameters_of(of_others, found.key) <= parameters_of(
+        (file for file in counted.files if (file.rank, file.run) in runs), found.key
     )
-    diagnostics.add(*of_counted)
-    if not are_older or not _hold_no_more(chosen.files.values(), newest.values(), found.key):
-        files = {rank: file.path for rank, file in newest.items()}
-        return replace(chosen, files={**chosen.files, **files}), None
-    steps = shorten(dict.fromkeys(file.save.text for file in newest.values()), 3)
-    text = f"{format_ranks(others)}: of an earlier run on more ranks: ignored"
+    if have_step or have_parameters:  # they belong to the checkpoint, and the strategy does not
+        newest = {file.rank: file.path for file in of_others}
+        return replace(chosen, files={**chosen.files, **newest}), None
+    steps = shorten(dict.fromkeys(file.save.text for file in of_others), 3)
     facts = f"{strategy.origin} is for {format_ranks(strategy.ranks)}; the others have {steps}"
+    if wanted is None and max(alike, default=save.order) > save.order:
+        text = f"{format_ranks(others)}: not in the strategy, and with later steps"
+        hint = f"--step {chosen.label}, if the run of the strategy is meant"
+        raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])
+    text = f"{format_ranks(others)}: of another run, on more ranks: ignored"
     one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
     diagnostics.add(one)
     return chosen, strategy.ranks
-
-
-def _hold_no_more(files: Iterable[Path], others: Iterable[SavedFile], key: Secret | None) -> bool:
-    """Return whether other files hold no parameter that some files lack."""
-    paths = [str(path) for path in files]
-    read = [*read_indexes([*paths, *(str(file.path) for file in others)], key)]
-    held = [{*one.header} if isinstance(one, FileIndex) else set() for one in read]
-    names = set().union(*held[: len(paths)])
-    return all(of_other <= names for of_other in held[len(paths) :])
 
 
 def _read_chosen(

@@ -365,6 +365,11 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
         raise StepError([Diagnostic("mixed_steps", text, facts=names, where=found.src)])
     if problem := _contradiction(found, files):
         raise StepError([problem])
+    if len(files) < len(found.ranks) and not found.covers({file.rank for file in files}):
+        others = [rank for rank in found.ranks if rank not in {file.rank for file in files}]
+        text = f"--step names no file of {format_ranks(others)}"
+        facts = "no strategy says that the others hold all slices"
+        raise StepError([Diagnostic("mixed_steps", text, facts=facts, where=found.src)])
     return sorted(files, key=lambda file: file.rank)
 
 
@@ -399,9 +404,16 @@ def _proposals(found: SavedFiles) -> list[tuple[str, list[SavedFile]]]:
             continue
         if not _ambiguity(found, picked):
             proposals.append((name, picked))
-        elif by_time := _pick_by_times(found, picked[0].save):
-            proposals.append((_name_by_rank(by_time), by_time))
+        elif by_rank := _pick_recorded(found, picked) or _pick_by_times(found, picked[0].save):
+            proposals.append((_name_by_rank(by_rank), by_rank))
     return proposals
+
+
+def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedFile]:
+    """Return the files that records name, if they are of one run and hold all slices, or []."""
+    recorded = [file for file in files if found.is_recorded(file)]
+    is_one_run = len({file.counter for file in recorded}) == 1
+    return recorded if is_one_run and found.covers({file.rank for file in recorded}) else []
 
 
 def _pick_by_times(found: SavedFiles, save: Save) -> list[SavedFile]:
@@ -444,11 +456,11 @@ def _with_proposal(found: SavedFiles, problem: Diagnostic) -> Diagnostic:
     """Return a problem with the first proposals as its hint, or else the page of its code."""
     hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
     if problem.code == "mixed_runs":
-        hint = "--step RANKS:NAME for all ranks; `ckpttool help mixed_runs` explains"
+        hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
     if names := [f"--step {quote(name)}" for name, _ in _proposals(found)[:2]]:
         hint = ", or ".join(names)
         if ":" in names[0]:
-            hint = f"{names[0]}, if the dates of these files are right"
+            hint = f"{names[0]}, if records and dates are right"
     return replace(problem, hint=hint)
 
 

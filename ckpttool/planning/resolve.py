@@ -249,6 +249,8 @@ def _resolve(
     diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = (one for one in of_contents if not replicas or one.code != "replica")
+    if isinstance(catalog, RankCatalog) and catalog.steps_of_other_runs:
+        shown = (_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown)
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )
@@ -266,6 +268,15 @@ def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError]
         damage = [error.with_hint(hint) for error in damage]
         problems = [replace(one, hint=hint) if one.code == "missing" else one for one in problems]
     return damage, problems
+
+
+def _propose_other_run(one: Diagnostic, step: str) -> Diagnostic:
+    """Return a diagnostic of contents that proposes the files of another run in the folder.
+
+    Options that overrule contents would hide that files and strategy are of two runs.
+    """
+    overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
+    return replace(one, hint=f"--step {step}, of another run", options=()) if overrules else one
 
 
 def _would_repeat(sources: Sources, keep_going: bool) -> bool:

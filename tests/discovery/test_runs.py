@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.discovery.scan import scan
+from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from tests.support.file_bytes import record as tensor_record
@@ -104,7 +104,7 @@ def test_a_file_is_of_any_run_where_only_other_ranks_have_several(make_run, name
         src,
         "rank 1: nothing shows which run saved step 3_8",
         f"rank 0 has {NEW}, {OLD}",
-        "Try: --step RANKS:NAME for all ranks",
+        "Try: name the file of each rank",
         step=named,
     )
 
@@ -115,7 +115,7 @@ def test_times_that_set_the_files_of_a_save_apart_order_the_proposal(make_run, i
     times = {(0, OLD): 1000, (0, NEW): 2000, (1, OLD): 1001 if is_first else 2001}
     for (rank, name), seconds in times.items():
         os.utime(f"{src}/rank_{rank}/{name}", (seconds, seconds))
-    hint = "--step RANKS:NAME" if is_first else "--step 0:gpt_1-3_8/1:gpt-3_8, if the dates"
+    hint = "name the file" if is_first else "--step 0:gpt_1-3_8/1:gpt-3_8, if records and dates"
     fails(src, f"Try: {hint}")
 
 
@@ -214,3 +214,41 @@ def test_ranks_beyond_the_strategy_count_if_they_may_be_of_the_checkpoint(tmp_pa
     write_run(src, "", step, [{"w": (2, 4)}] * 2 + [tensors] * 2)
     write_run(src, "", "7_1", [{"w": (4, 4)}] * 2)
     assert sorted(scan(src, strategy=strategy_of(w=2)).files) == [0, 1, 2, 3]
+
+
+def test_later_steps_of_ranks_beyond_the_strategy_are_refused_until_the_step_is_named(tmp_path):
+    src = str(tmp_path)
+    write_run(src, "", "5_1", [{"w": (4, 4)}] * 2)
+    write_run(src, "_1", "7_1", [{"w": (2, 4)}] * 4)
+    for rank in (2, 3):
+        (tmp_path / f"rank_{rank}" / "net_1-7_1.ckpt").rename(
+            tmp_path / f"rank_{rank}" / "net-7_1.ckpt"
+        )
+    for rank in (0, 1):  # the run of more ranks lost its files here
+        (tmp_path / f"rank_{rank}" / "net_1-7_1.ckpt").unlink()
+    (text,) = fails(src, "Try: --step 5_1", strategy=strategy_of(w=2))
+    assert "ranks 2, 3: not in the strategy, and with later steps" in text
+    catalog = scan(src, SourceOptions(step="5_1"), strategy_of(w=2))
+    assert sorted(catalog.files) == [0, 1]
+
+
+@pytest.mark.parametrize("recorded", [(0, 1), (2, 3)])
+def test_recorded_files_that_hold_all_slices_are_proposed(tmp_path, recorded):
+    """Two replicas of each slice; the others were killed in the first save of their run."""
+    src = str(tmp_path)
+    for counter, step in (("", "3_8"), ("", "5_8"), ("_1", "3_8")):
+        write_run(src, counter, step, [{"w": (4, 4)}] * 4)
+    for rank in range(4):
+        if rank in recorded:
+            record(src, rank, "net_1-3_8.ckpt")
+        else:
+            record(src, rank, "net-5_8.ckpt")
+            Path(src, f"rank_{rank}", "net_1-3_8.ckpt").unlink()
+    strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
+    first, last = recorded
+    step = f"{first}-{last}:net_1-3_8"
+    (text,) = fails(src, strategy=strategy)
+    assert f"Try: --step {step}, if records and dates are right" in text
+    assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [*recorded]
+    sharded = Strategy({"w": (Layout((4,), ((0,), ())),)}, 1, 4)
+    fails(src, "--step names no file of ranks", strategy=sharded, step=step)
