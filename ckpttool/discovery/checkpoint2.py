@@ -67,12 +67,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
-from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.leftovers import note_leftovers
+from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.local import identify_file, is_file, is_folder, list_folder, open_file
+from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
@@ -93,7 +93,7 @@ from ckpttool.model.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
-_ITERATION_FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
+_ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"), _TRACKER)
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
@@ -124,7 +124,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         A folder or a file cannot be read.
     """
     folder, diagnostics = Path(src), Diagnostics()
-    if _has_iterations(folder):
+    if is_file(folder / _TRACKER) or _ITERATIONS.find_folders(folder):
         folder = _find_iteration(folder, step, diagnostics)
         if not _is_iteration(folder):
             text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
@@ -132,9 +132,8 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
             raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
-    elif step is not None and not _is_iteration_wanted(folder, step):
-        hint = f"{folder.absolute().parent} as SRC, or omit --step"
-        raise PlanError([Diagnostic("source", f"not iteration {step}", hint, where=src)])
+    else:
+        _ITERATIONS.require_wanted(folder, step)
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
@@ -142,7 +141,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
-    number = _iteration_number(folder)
+    number = _ITERATIONS.number(folder)
     return SelfDescribedCatalog(
         src,
         files,
@@ -263,18 +262,13 @@ def _slices_problem(
 # --------------------------------------------------------------------------------------- iterations
 
 
-def _has_iterations(root: Path) -> bool:
-    """Return whether a folder holds folders of iterations."""
-    return is_file(root / _TRACKER) or bool(_iterations(root))
-
-
 def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) -> Path:
     """Return the folder of one iteration below ``root``.
 
     Parameters
     ----------
     root
-        A folder for which `_has_iterations` holds.
+        A folder with folders of iterations, or the file that names the last complete one.
     wanted
         The iteration to read, as a number or a folder's name; by default the last complete one.
     diagnostics
@@ -287,62 +281,18 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
     FormatError
         The file that names it is damaged.
     """
-    folders = _iterations(root)
-    numbers = [str(number) for number in sorted(set(folders.values()))]
-    facts = f"found {shorten(reversed(numbers), 3) or 'none'}"
-    hint = f"--step {numbers[-1]}" if numbers else ""
-
-    def problem(text: str) -> PlanError:
-        return PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
-
-    last = _last_complete(root)
-    if wanted is None and last is None:
-        raise problem(f"no {_TRACKER}, which names the last complete iteration")
-    chosen = [
-        path
-        for path, number in folders.items()
-        if (number == last if wanted is None else _is_iteration_wanted(path, wanted))
-    ]
-    if not chosen:
-        if wanted is not None or last is None:
-            raise problem(f"no folder of iteration {wanted}")
-        facts, hint = _list_alternatives(folders, last)
-        raise problem(f"no folder of iteration {last}, which {_TRACKER} names")
-    if len(chosen) > 1:
-        facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
-        raise problem(f"{len(chosen)} folders of iteration {folders[chosen[0]]}")
-    _note_choice(folders, folders[chosen[0]], last, diagnostics)
-    return chosen[0]
-
-
-def _iterations(root: Path) -> Mapping[Path, int]:
-    """Return the folders of iterations, and their numbers."""
-    numbers = {path: _iteration_number(path) for path in list_folder(root)}
-    return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
-
-
-def _iteration_number(folder: Path) -> int | None:
-    """Return the iteration in a folder's name, or None."""
-    match = _ITERATION_FOLDER.fullmatch(folder.absolute().name)
-    return None if match is None else int(match[1])
-
-
-def _is_iteration_wanted(folder: Path, wanted: str) -> bool:
-    """Return whether ``--step`` means this folder."""
-    is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == _iteration_number(folder)
-    return is_number or wanted == folder.absolute().name
-
-
-def _last_complete(root: Path) -> int | None:
-    """Return the number of the last complete iteration, or None if it is not recorded."""
-    path = root / _TRACKER
-    if not is_file(path):
-        return None
-    with open_file(path) as file:
-        text = file.read(100).strip()
-    if not text.isdigit():
-        raise FormatError(str(path), None, f"expected the number of an iteration, found {text!r}")
-    return int(text)
+    folders, last = _ITERATIONS.find_folders(root), _ITERATIONS.read_tracker(root)
+    if wanted is None:
+        if last is None:
+            text = f"no {_TRACKER}, which names the last complete iteration"
+            raise _ITERATIONS.problem(root, folders, text)
+        if last not in folders.values():
+            facts, hint = _list_alternatives(folders, last)
+            text = f"no folder of iteration {last}, which {_TRACKER} names"
+            raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+    chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
+    _note_choice(folders, folders[chosen], last, diagnostics)
+    return chosen
 
 
 def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str]:
@@ -370,11 +320,8 @@ def _note_choice(
         text = f"iteration {taken} was perhaps not finished"
         diagnostics.add(Diagnostic("step", text, facts=facts))
         return
-    newer = [path.name for path, number in folders.items() if last is not None and number > last]
-    if len(folders) > 1:
-        text = f"iteration {taken} is read, of {count(len(folders), 'iteration')}"
-        facts = f"not finished: {shorten(newer, 3)}" if newer else ""
-        diagnostics.add(Diagnostic("step", text, facts=facts))
+    newer = [path for path, number in folders.items() if last is not None and number > last]
+    _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
 
 
 # ------------------------------------------------------------------------ the files of an iteration

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
 from ckpttool.discovery.file_names import RANK_IN_NAME, label_of, matches_step
-from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
+from ckpttool.discovery.hyper_parallel import (
+    choose_step_folder,
+    find_unfinished,
+    scan_hyper_parallel,
+)
 from ckpttool.discovery.leftovers import (
     describe_unfinished_save,
     drop_backups,
@@ -143,9 +147,12 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
     empty_ranks: EmptyRanks = {}
     if pattern is None:
         root = find_checkpoint(root, diagnostics)
+        root, step = choose_step_folder(root, step, diagnostics)
         described = _scan_self_described(root, step, key, diagnostics)
         if described is not None:
             return described
+        if (unfinished := find_unfinished(root)) is not None:
+            diagnostics.add(unfinished)
     try:
         chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
     except UnfinishedError as error:

@@ -282,6 +282,8 @@ def source_sharding(
         return Merged()
     if strategy is None and replicated:
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
+    if strategy is None and (errors := catalog.errors()):
+        raise PlanError(errors)  # a strategy would not help
     if strategy is None:
         raise no_strategy_error(
             catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
