@@ -156,6 +156,9 @@ CODES: Mapping[str, Code] = {
     ),
     "doubt": Code("what is not certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
+    "own_values": Code(
+        "a described statistic that every rank has for itself", "warning", {"verify": "note"}
+    ),
     # parameters without a layout
     "unlisted": Code(
         "parameters that are not in the strategy and differ between ranks",

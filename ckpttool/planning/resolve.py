@@ -29,7 +29,7 @@ from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.replicas import REPLICA_CODES, replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
     Sources,
@@ -241,7 +241,7 @@ def _resolve(
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
-    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    shown = (one for one in of_contents if not replicas or one.code not in REPLICA_CODES)
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
     )

@@ -534,6 +534,43 @@ def test_a_rank_that_cannot_hold_a_slice_by_its_layout_is_refused(folder):
     )  # fmt: skip
 
 
+# --------------------------------------------------------- statistics that each rank has of its own
+
+
+def _write_with_statistic(folder, name, *, layouts=None):
+    """Write a folder in which every rank has other values of a tensor; return those of rank 0."""
+    own = {rank: noise(f"{name} {rank}", "Float32", (6,)) for rank in range(4)}
+    save = Save(ENTRIES | {name: own[0]}, LAYOUTS | (layouts or {}), 4, uncut=frozenset({name}))
+    save.write(folder)
+    for rank, entry in own.items():
+        path = folder / f"model-000000{rank}-0000004.safetensors"
+        write_safetensors(path, read(path) | {name: entry})
+    return own[0]
+
+
+@pytest.mark.parametrize("name", ["layers.1.mlp.global_tokens_per_expert", "attn.max_logits_val"])
+@pytest.mark.parametrize("has_layout", [True, False])
+def test_a_statistic_of_every_rank_is_taken_from_the_lowest(name, has_layout, tmp_path):
+    layouts = {name: (WHOLE,)} if has_layout else None
+    lowest = _write_with_statistic(tmp_path / "src", name, layouts=layouts)
+    for words in ((), ("--check-replicas",)):
+        got, text = merged(tmp_path / "src", *words)
+        assert got == ENTRIES | {name: lowest}
+        told = rf"warning\[own_values\]: {name}: every rank has values of its own"
+        assert not mentions(text, told)
+        assert text.count("own_values") == 1
+    refused(tmp_path / "src", 5, f"{name}: every rank has values", options=("--strict",))
+    result = run_well("verify", tmp_path / "src", "--deep")
+    assert not mentions(message(result), f"note: {name}: every rank has values of its own")
+
+
+@pytest.mark.parametrize("name", ["mlp.router.expert_bias", "mlp.tid2eid", "tokens_per_expert.w"])
+def test_other_replicas_have_to_be_equal(name, tmp_path):
+    _write_with_statistic(tmp_path / "src", name)
+    refused(tmp_path / "src", 5, f"{name}: different between ranks that should hold the same")
+    assert run("verify", tmp_path / "src", "--deep").exit_code == 1
+
+
 # ------------------------------------------------------------------------------ without metadata
 
 
