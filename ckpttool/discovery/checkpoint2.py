@@ -30,8 +30,20 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
   axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
   An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
-  stage in the order of the device matrix.
-* ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
+  stage, or of a part of it, in the order of the device matrix.
+* ``rank_group`` has all ranks with the slice, as MindFormers numbers it; absent before 1.9.
+* ``replica_id`` repeats the layout, and is not read.
+
+Wrong slice numbers
+-------------------
+MindFormers takes rank ``r`` for place ``r % n`` of a ``rank_list`` of ``n`` ranks.  This is the
+rank's place in a block of consecutive ranks that starts at a multiple of ``n``, such as a stage.
+It is then also right for a rank of another stage, which may store a copy of a shared parameter.
+For any other list the numbers are wrong: in PyNative a parameter on the fsdp mesh alone has
+``[0, 2]`` on ranks 0 and 2 and ``[1, 3]`` on ranks 1 and 3, and metadata has one of these lists.
+Then only ranks of the list count, with the slice that the layout gives them.  Where redundancy
+was removed, two stored slices may be the same one and another may be lost.  A tensor of one slice
+has no number that could be wrong.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
 files as well.  So all slices of a parameter seem to be in one file.  Such metadata is detected.
@@ -60,7 +72,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -196,21 +208,27 @@ def _read_described(
             text = "numbers of parameters stand in place of ranks, as an early MindFormers wrote"
             facts = "ranks are taken from layouts and file names"
             diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
-    diagnostics.add(*placement.faults.notes())
-    misnamed = placement.in_other_file
-    if misnamed:
-        text = f"{count(len(misnamed), 'parameter')} listed in the wrong one of a rank's two files"
-        facts = shorten(misnamed, 3)
+    diagnostics.add(*placement.faults.notes(), *_placement_notes(placement, metadata))
+    renumbered = [name for name, one in parameters.items() if one.is_renumbered]
+    if renumbered:
+        text = f"storage_data numbers slices of {count(len(renumbered), 'parameter')} wrongly"
+        facts = f"{shorten(renumbered, 3)}: only ranks of the layouts count"
         diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
-    if placement.unlocated:
-        text = f"{count(len(placement.unlocated), 'parameter')} described, but in no file"
-        facts = shorten(placement.unlocated, 3)
-        diagnostics.add(Diagnostic("absent", text, facts=facts, where=metadata))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
     broken = frozenset(parameters) - placement.tensors.keys()
     description = Description((metadata,), placement.tensors, broken, tuple(problems))
     return by_rank, description
+
+
+def _placement_notes(placement: _Placement, metadata: str) -> Iterator[Diagnostic]:
+    """Yield notes on parameters that are not where ``metadata.json`` lists them."""
+    if names := placement.in_other_file:
+        text = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
+        yield Diagnostic("corrected", text, facts=shorten(names, 3), where=metadata)
+    if names := placement.unlocated:
+        text = f"{count(len(names), 'parameter')} described, but in no file"
+        yield Diagnostic("absent", text, facts=shorten(names, 3), where=metadata)
 
 
 def _read_whole(
@@ -433,15 +451,31 @@ class _Parameter:
     slice_counts
         Slices along each axis; slices are numbered in C order.
     number_of
-        For each rank of the stage the number of its slice by the layout; None without a layout.
+        For each rank of ``rank_list`` the number of its slice by the layout; None without a layout.
+    listed
+        Number of a slice to its locations by ``storage_data``; slices without one are left out.
     stored
-        Number of a slice to its locations; slices without a location are left out.
+        The same, with the true numbers; locations whose slice nothing proves are left out.
+    misgrouped
+        Ranks of ``number_of`` that are not in the ``rank_group`` of their slice.
     """
 
     meta: TensorMeta
     slice_counts: tuple[int, ...]
     number_of: Mapping[int, int] | None
+    listed: Mapping[int, tuple[_StorageLocation, ...]]
     stored: Mapping[int, tuple[_StorageLocation, ...]]
+    misgrouped: tuple[int, ...] = ()
+
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether ``storage_data`` numbers slices wrongly, so that only the layout counts."""
+        return self.stored != self.listed
+
+    @property
+    def locations(self) -> tuple[_StorageLocation, ...]:
+        """All locations by ``storage_data``."""
+        return tuple(chain.from_iterable(self.listed.values()))
 
 
 def _is_metadata(path: str) -> bool:
@@ -466,13 +500,13 @@ def read_metadata(path: str) -> dict[str, _Parameter]:
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
         raise FormatError(path, None, "expected the objects state_dict_metadata and storage_data")
     errors: list[FormatError] = []
-    stored: dict[str, dict[int, tuple[_StorageLocation, ...]]] = {name: {} for name in tensors}
+    stored: dict[str, dict[int, _StoredSlice]] = {name: {} for name in tensors}
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
             if name not in stored:
                 raise ValueError("not in state_dict_metadata")
-            stored[name][number] = _parse_locations(entries)
+            stored[name][number] = _parse_stored_slice(entries)
         except ValueError as error:
             errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
     parameters = {}
@@ -514,11 +548,19 @@ def _unescape(match: re.Match[str]) -> str:
     return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
-def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
-    """Return the locations of one slice; raise ValueError."""
+class _StoredSlice(NamedTuple):
+    """The locations of one slice, and the ranks that have it by ``rank_group``; None without it."""
+
+    locations: tuple[_StorageLocation, ...]
+    group: frozenset[int] | None
+
+
+def _parse_stored_slice(entries: object) -> _StoredSlice:
+    """Return what ``storage_data`` says of one slice; raise ValueError."""
     if not isinstance(entries, list):
         raise ValueError("not a list")
     locations = []
+    group: frozenset[int] | None = None
     for entry in entries:
         file, rank = _require(entry, "file_name"), _require(entry, "storage_rank")
         if not isinstance(file, str) or BARE_NAME.fullmatch(file) is None:
@@ -526,12 +568,12 @@ def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
         if type(rank) is not int or not 0 <= rank < MAX_RANKS:
             raise ValueError(f"storage_rank {short(rank)} is not a rank below {MAX_RANKS}")
         locations.append(_StorageLocation(file, rank))
-    return tuple(locations)
+        if entry.get("rank_group") is not None:
+            group = (group or frozenset()).union(_parse_sizes(entry, "rank_group"))
+    return _StoredSlice(tuple(locations), group)
 
 
-def _parse_parameter(
-    name: str, entry: object, stored: Mapping[int, tuple[_StorageLocation, ...]]
-) -> _Parameter:
+def _parse_parameter(name: str, entry: object, slices: Mapping[int, _StoredSlice]) -> _Parameter:
     """Return one tensor; raise ValueError if its entry is wrong."""
     shape = _parse_sizes(entry, "global_shape")
     counts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
@@ -549,12 +591,49 @@ def _parse_parameter(
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
         raise ValueError(f"chunk: expected the slices 0 to {total - 1}; wrong or missing: {wrong}")
-    beyond = [number for number in stored if number >= total]
+    beyond = [number for number in slices if number >= total]
     if beyond:
         raise ValueError(f"storage_data: slice {beyond[0]}, expected 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
     number_of = None if layout is None else _parse_layout(layout, counts)
-    return _Parameter(TensorMeta(name, dtype.name, shape), counts, number_of, stored)
+    listed = {number: here.locations for number, here in slices.items()}
+    stored: Mapping[int, tuple[_StorageLocation, ...]] = listed
+    misgrouped: tuple[int, ...] = ()
+    if number_of is not None and total > 1:
+        if _is_block(tuple(number_of)):
+            groups = {number: here.group for number, here in slices.items()}
+            misgrouped = tuple(
+                rank
+                for rank, number in number_of.items()
+                if (group := groups.get(number)) is not None and rank not in group
+            )
+        else:
+            stored = _place_by_layout(listed, number_of)
+    meta = TensorMeta(name, dtype.name, shape)
+    return _Parameter(meta, counts, number_of, listed, stored, misgrouped)
+
+
+def _is_block(ranks: Sequence[int]) -> bool:
+    """Return whether ranks are consecutive and begin at a multiple of their number.
+
+    Examples
+    --------
+    >>> _is_block([4, 5, 6, 7]), _is_block([2, 3, 4, 5]), _is_block([0, 3])
+    (True, False, False)
+    """
+    first = ranks[0] // len(ranks)
+    return [divmod(rank, len(ranks)) for rank in ranks] == [(first, n) for n in range(len(ranks))]
+
+
+def _place_by_layout(
+    listed: Mapping[int, Sequence[_StorageLocation]], number_of: Mapping[int, int]
+) -> dict[int, tuple[_StorageLocation, ...]]:
+    """Return the locations of the ranks of a layout, by the slice that it gives them."""
+    stored: dict[int, tuple[_StorageLocation, ...]] = {}
+    for location in chain.from_iterable(listed.values()):
+        if (number := number_of.get(location.rank)) is not None:
+            stored[number] = (*stored.get(number, ()), location)
+    return stored
 
 
 def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
@@ -701,11 +780,11 @@ class _Placement:
     ----------
     tensors
         Parameters whose slices were all found.
-    absent
+    unlocated
         Names of parameters without a location.
     faults
         Problems of files.
-    elsewhere
+    in_other_file
         Names of parameters in the other file of the same rank.
     problems
         All problems, one sentence each.
@@ -736,30 +815,62 @@ def _place_slices(
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
     for name, parameter in parameters.items():
-        if not parameter.stored:
+        if not parameter.listed:
             placement.unlocated.append(name)
             continue
-        boxes: list[Box] = []
-        missing: list[Fault] = []
-        for number in range(math.prod(parameter.slice_counts)):
-            here, faults = _find_boxes(parameter, number, written)
-            boxes += here
-            if here:
-                placement.faults.add_harmless(faults)
-            else:
-                missing += faults
-        if missing:
-            placement.faults.add_missing(missing, name)
-            placement.problems += box_problems(parameter.meta, boxes)
-        else:
+        slices = [
+            _find_slice(parameter, number, written)
+            for number in range(math.prod(parameter.slice_counts))
+        ]
+        boxes = [box for one in slices for box in one.boxes]
+        if all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
+            for one in slices:
+                placement.faults.add_harmless([*one.faults, *map(written.lacks, one.lacking)])
+        else:
+            _add_missing(placement, parameter, slices, written)
+            placement.problems += box_problems(parameter.meta, boxes)
     placement.problems += placement.faults.problems()
     return placement
 
 
+def _add_missing(
+    placement: _Placement,
+    parameter: _Parameter,
+    slices: Iterable[_FoundSlice],
+    written: _WrittenFiles,
+) -> None:
+    """Record why slices of a parameter are missing."""
+    name = parameter.meta.name
+    for number, one in enumerate(slices):
+        faults = [*one.faults, *map(written.lacks, one.lacking)]
+        if one.boxes:
+            placement.faults.add_harmless(faults)
+        elif faults:
+            placement.faults.add_missing(faults, name)
+        elif parameter.is_renumbered:
+            placement.problems.append(_lost_slice(parameter, number))
+        else:
+            fault = Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices")
+            placement.faults.add_missing([fault], name)
+
+
+def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
+    """Return the problem of a slice that no rank of the layout stored."""
+    numbers = (parameter.number_of or {}).items()
+    owners = tuple(rank for rank, own in numbers if own == number)
+    storing = format_ranks(sorted({location.rank for location in parameter.locations}))
+    text = "ranks that hold a slice by the layout did not save it"
+    facts = f"elements {_region(parameter, number)} belong to {format_ranks(owners)}; {storing} "
+    facts += "saved the tensor, with wrong slice numbers"
+    hint = "`ckpttool help missing` explains"
+    tensor = parameter.meta.name
+    return Diagnostic("missing", text, hint, facts=facts, tensor=tensor, ranks=owners)
+
+
 def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or its problems."""
-    named = {location.file for locations in parameter.stored.values() for location in locations}
+    named = {location.file for location in parameter.locations}
     if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.in_other_file.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
@@ -771,41 +882,47 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
 
 
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
-    """Yield a problem for each box that a rank cannot have by its layout."""
+    """Yield a problem for each rank that has another slice by the layout than by the storage."""
+    name, text = parameter.meta.name, f"{_METADATA} contradicts itself"
     number_of = parameter.number_of or {}
     regions = {number: _region(parameter, number) for number in set(number_of.values())}
     for box in boxes:
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:
-            name, path = parameter.meta.name, box.tensor.file.path
-            text = f"{_METADATA} contradicts itself"
-            facts = f"rank {box.rank} ({path}): elements {box.region} by storage_data, "
-            facts += f"{own} by the layout"
+            facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
+            facts += f"storage_data, {own} by the layout"
             yield Diagnostic(
                 "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
+    for rank in parameter.misgrouped:
+        facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
+        facts += "and not in the rank_group of that slice"
+        yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
 
 
-def _find_boxes(
-    parameter: _Parameter, number: int, written: _WrittenFiles
-) -> tuple[list[Box], list[Fault]]:
-    """Return the stored boxes of a slice, and its faults."""
+class _FoundSlice(NamedTuple):
+    """What was found of a slice: its boxes, files that lack it, and files that cannot be read."""
+
+    boxes: list[Box]
+    lacking: list[_StorageLocation]
+    faults: list[Fault]
+
+
+def _find_slice(parameter: _Parameter, number: int, written: _WrittenFiles) -> _FoundSlice:
+    """Look for a slice at its locations."""
     region = _region(parameter, number)
-    boxes: list[Box] = []
-    faults: list[Fault] = []
+    found = _FoundSlice([], [], [])
     for location in parameter.stored.get(number, ()):
-        path = f"{written.folder}/{location.file}"
-        if location.file not in written.files:
-            faults.append(Fault(path, "file not found"))
+        tensor = written.find(parameter.meta.name, location)
+        if tensor is not None:
+            found.boxes.append(Box(region, location.rank, tensor))
+        elif location.file not in written.files:
+            found.faults.append(Fault(written.path(location), "file not found"))
         elif written.files[location.file] is None:
-            faults.append(Fault(path))
-        elif (tensor := written.find(parameter.meta.name, location)) is not None:
-            boxes.append(Box(region, location.rank, tensor))
+            found.faults.append(Fault(written.path(location)))
         else:
-            faults.append(Fault(path, f"lacks tensors that {_METADATA} lists"))
-    if not boxes and not faults:
-        faults.append(Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices"))
-    return boxes, faults
+            found.lacking.append(location)
+    return found
 
 
 def _region(parameter: _Parameter, number: int) -> Region:
@@ -830,15 +947,25 @@ class _WrittenFiles(NamedTuple):
     files: FilesByName
     writers: Mapping[str, set[int]]
 
+    def path(self, location: _StorageLocation) -> str:
+        """Return the path of the file of a location."""
+        return f"{self.folder}/{location.file}"
+
+    def lacks(self, location: _StorageLocation) -> Fault:
+        """Return the fault of a file without a tensor that metadata lists in it."""
+        return Fault(self.path(location), f"lacks tensors that {_METADATA} lists")
+
     def find(self, name: str, location: _StorageLocation) -> StoredTensor | None:
         """Return the tensor in the file of a location, or in the other file of the same rank."""
-        file = self.files[location.file]
+        file = self.files.get(location.file)
         match = MINDFORMERS_FILE.fullmatch(location.file)
-        if file is not None and name not in file.tensors and match is not None:
+        is_damaged = file is None and location.file in self.files
+        if (file is None or name not in file.tensors) and match is not None and not is_damaged:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
             other = location.file[:start] + kind + location.file[stop:]
-            if int(match["number"]) == location.rank and self.writers[other] <= {location.rank}:
+            writers = self.writers.get(other, set())
+            if int(match["number"]) == location.rank and writers <= {location.rank}:
                 file = self.files.get(other)
         return None if file is None else file.tensors.get(name)
 
@@ -847,9 +974,8 @@ def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
     """Return the ranks that wrote each file, according to metadata."""
     found: dict[str, set[int]] = defaultdict(set)
     for parameter in parameters.values():
-        for locations in parameter.stored.values():
-            for location in locations:
-                found[location.file].add(location.rank)
+        for location in parameter.locations:
+            found[location.file].add(location.rank)
     return found
 
 
@@ -861,7 +987,7 @@ def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
     """
     most = 0
     for parameter in parameters.values():
-        locations = [one for replicas in parameter.stored.values() for one in replicas]
+        locations = parameter.locations
         match = MINDFORMERS_FILE.fullmatch(locations[0].file) if locations else None
         if len(set(locations)) > 1 or (
             match is not None and int(match["number"]) != locations[0].rank
@@ -905,5 +1031,5 @@ def _place_by_file_numbers(
                 *stored.get(number, ()),
                 *(_StorageLocation(file, rank) for file in found),
             )
-        placed[name] = replace(parameter, stored=stored)
+        placed[name] = replace(parameter, listed=stored, stored=stored)
     return placed

@@ -20,6 +20,7 @@ from tests.oracle import OracleLayout
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import (
     COMMON,
+    FsdpSave,
     Save,
     change,
     slice_number,
@@ -532,6 +533,93 @@ def test_a_rank_that_cannot_hold_a_slice_by_its_layout_is_refused(folder):
         folder, 5, "w: metadata.json contradicts itself .*rank 2 .*model-0000002",
         "elements \\[0:4, 0:6\\] by storage_data, \\[4:8, 0:6\\] by the layout",
     )  # fmt: skip
+
+
+# ----------------------------------------------------------------- slices that are counted wrongly
+
+WIDE = {
+    "q_down": noise("q_down", "Float32", (12, 4)),
+    "norm": noise("norm", "BFloat16", (6,)),
+}
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 3), (3, 2), (6, 4), (2, 1), (1, 4)])
+def test_slices_of_the_fsdp_mesh_are_placed_by_the_layout(fsdp, tp, tmp_path):
+    """For 2 x 3 the ranks of the list are numbered rightly, and only the others are not."""
+    save = FsdpSave(WIDE, fsdp, tp)
+    save.write(tmp_path / "src")
+    got, text = merged(tmp_path / "src")
+    assert got == WIDE
+    is_wrong = fsdp > 1 < tp
+    assert ("storage_data numbers slices of 2 parameters wrongly" in text) == is_wrong
+    run_well("verify", tmp_path / "src", "--deep")
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "tp", "ranks", "lost"),
+    [
+        (2, 3, (0, 1), r"elements \[6:12, 0:4\] belong to rank 3; ranks 0, 1 saved the tensor"),
+        (
+            3,
+            2,
+            (2, 4, 5),
+            r"elements \[0:4, 0:4\] belong to rank 0; ranks 2, 4, 5 saved the tensor",
+        ),
+    ],
+)
+def test_a_slice_that_no_rank_of_the_layout_saved_is_lost(fsdp, tp, ranks, lost, tmp_path):
+    FsdpSave(WIDE, fsdp, tp).write(tmp_path / "src", {"q_down": ranks})
+    told = "q_down: ranks that hold a slice by the layout did not save it"
+    refused(tmp_path / "src", 5, told, lost)
+    result = run("verify", tmp_path / "src")
+    assert (result.exit_code, not mentions(message(result), told)) == (1, True)
+
+
+def test_slices_of_all_ranks_of_a_layout_are_enough_without_redundancy(tmp_path):
+    FsdpSave(WIDE, 2, 3).write(tmp_path / "src", dict.fromkeys(WIDE, (0, 3)))
+    assert merged(tmp_path / "src")[0] == WIDE
+
+
+def test_what_is_not_cut_may_be_saved_by_any_rank(tmp_path):
+    save = FsdpSave(WIDE, 2, 3, uncut=frozenset({"norm"}))
+    save.write(tmp_path / "src", {"q_down": (0, 3), "norm": (4,)})
+    assert merged(tmp_path / "src")[0] == WIDE
+
+
+def test_copies_of_another_stage_count_by_their_numbers(tmp_path):
+    """The layout names the ranks of the first stage only; the second has equal slices."""
+    second = ROWS._replace(first_rank=4)
+    tensors = {"w": ENTRIES["w"]}
+    Save(tensors, {"w": (ROWS, second)}, 8, remove_redundancy=True).write(tmp_path / "src")
+
+    def edit(metadata):
+        for number, rank in ((0, 4), (1, 7)):
+            (place,) = metadata["storage_data"][f"('w', ({number},))"]
+            place["storage_rank"] = rank
+
+    change(tmp_path / "src", edit)
+    got, text = merged(tmp_path / "src")
+    assert got == tensors
+    assert "wrongly" not in text
+
+
+def test_a_rank_group_without_a_rank_of_the_layout_is_a_contradiction(folder):
+    def edit(metadata):
+        for place in metadata["storage_data"]["('w', (0,))"]:
+            place["rank_group"] = [0, 3]
+
+    change(iteration(folder), edit)
+    told = "w: metadata.json contradicts itself"
+    facts = "rank 1: elements \\[0:4, 0:6\\] by the layout, and not in the rank_group of that slice"
+    refused(folder, 5, told, facts)
+
+
+def test_a_rank_group_is_read_strictly(folder):
+    def edit(metadata):
+        metadata["storage_data"]["('w', (0,))"][0]["rank_group"] = ["0"]
+
+    change(iteration(folder), edit)
+    refused(folder, 3, "storage_data: \\('w', \\(0,\\)\\): rank_group \\['0'\\] is not a list")
 
 
 # --------------------------------------------------------- statistics that each rank has of its own
