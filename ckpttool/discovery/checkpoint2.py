@@ -26,7 +26,8 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * ``global_offset`` is not an offset: its one element is the number of the slice, in C order over
   ``axis_fragmentations``.
 * A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
-  are replicas; there is one where redundancy was removed on saving.
+  are replicas; there is one where redundancy was removed on saving.  MindFormers 2.1 then escapes
+  a name with a quote or a backslash twice.
 * ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
   axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
   An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
@@ -195,7 +196,7 @@ def _read_described(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
-    parameters = read_metadata(metadata)
+    parameters = read_metadata(metadata, diagnostics)
     files = read_existing_files(
         folder, _select_files(folder, set(_writers(parameters)), diagnostics), errors
     )
@@ -484,8 +485,8 @@ def _is_metadata(path: str) -> bool:
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def read_metadata(path: str) -> dict[str, _Parameter]:
-    """Return the tensors of a ``metadata.json`` by name.
+def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
+    """Return the tensors of a ``metadata.json`` by name; note names that are escaped twice.
 
     Raises
     ------
@@ -501,14 +502,32 @@ def read_metadata(path: str) -> dict[str, _Parameter]:
         raise FormatError(path, None, "expected the objects state_dict_metadata and storage_data")
     errors: list[FormatError] = []
     stored: dict[str, dict[int, _StoredSlice]] = {name: {} for name in tensors}
+    unknown: list[tuple[str, str, int, _StoredSlice]] = []
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
-            if name not in stored:
-                raise ValueError("not in state_dict_metadata")
-            stored[name][number] = _parse_stored_slice(entries)
+            here = _parse_stored_slice(entries)
         except ValueError as error:
             errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
+            continue
+        if name in stored:
+            stored[name][number] = here
+        else:
+            unknown.append((key, name, number, here))
+    escaped_twice: dict[str, None] = {}
+    meant_by = _find_escaped_names(stored) if unknown else {}
+    for key, name, number, here in unknown:
+        meant = meant_by.get(name, ())
+        if len(meant) == 1 and number not in stored[meant[0]]:
+            stored[meant[0]][number] = here
+            escaped_twice[meant[0]] = None
+        else:
+            reason = f"storage_data: {key}: not in state_dict_metadata"
+            errors.append(FormatError(path, None, reason))
+    if escaped_twice:
+        text = f"{count(len(escaped_twice), 'name')} escaped twice in storage_data"
+        facts = shorten(escaped_twice, 3)
+        diagnostics.add(Diagnostic("corrected", text, facts=facts, where=path))
     parameters = {}
     for name, entry in tensors.items():
         try:
@@ -538,6 +557,24 @@ def parse_key(key: str) -> tuple[str, int]:
     if match is None:
         raise ValueError("not a name and a slice number, such as \"('w', (0,))\"")
     return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+
+
+def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    r"""Return the names by the text that MindFormers 2.1 may take for them.
+
+    It takes a name from a key as it is spelled there, without quotes and blanks at its ends.
+
+    Examples
+    --------
+    >>> _find_escaped_names(["back\\slash"])
+    {'back\\\\slash': ('back\\slash',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        spelled = repr(name)[1:-1]
+        for text in dict.fromkeys((spelled, spelled.strip("'\" "))):
+            found[text] = (*found.get(text, ()), name)
+    return found
 
 
 def _unescape(match: re.Match[str]) -> str:

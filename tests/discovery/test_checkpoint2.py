@@ -622,6 +622,43 @@ def test_a_rank_group_is_read_strictly(folder):
     refused(folder, 3, "storage_data: \\('w', \\(0,\\)\\): rank_group \\['0'\\] is not a list")
 
 
+def _as_mindformers_reads(key):
+    """Return a key of storage_data as MindFormers 2.1 writes it without redundancy."""
+    name, number = key.strip("()").rsplit(", (", 1)
+    return str((name.strip("'\" "), (int(number.strip(",")),)))
+
+
+@pytest.mark.parametrize(
+    "names", [('it\'s a "q"', "back\\slash", "plain"), ("tab\there", "ends in a quote'", "größe")]
+)
+def test_names_that_are_escaped_twice_are_recognised(names, tmp_path):
+    tensors = {name: noise(name, "Float32", (8, 6)) for name in names}
+    Save(tensors, dict.fromkeys(names, (ROWS,)), 4).write(tmp_path / "src")
+    change(
+        tmp_path / "src",
+        lambda m: m.update(
+            storage_data={_as_mindformers_reads(key): v for key, v in m["storage_data"].items()}
+        ),
+    )
+    got, text = merged(tmp_path / "src")
+    assert got == tensors
+    assert "2 names escaped twice in storage_data" in text
+
+
+def test_a_key_that_may_mean_two_names_is_refused(tmp_path):
+    names = ["a\\b'", "a\\b"]
+    Save(dict.fromkeys(names, ENTRIES["norm"]), dict.fromkeys(names, (WHOLE,)), 4).write(
+        tmp_path / "src"
+    )
+    change(
+        tmp_path / "src",
+        lambda m: m["storage_data"].update(
+            {_as_mindformers_reads(key): m["storage_data"].pop(key) for key in [*m["storage_data"]]}
+        ),
+    )
+    refused(tmp_path / "src", 3, "storage_data: .*: not in state_dict_metadata")
+
+
 # --------------------------------------------------------- statistics that each rank has of its own
 
 
