@@ -91,6 +91,7 @@ from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
+from ckpttool.model.optimizer_names import GRADIENTS
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -215,9 +216,12 @@ def _read_described(
         text = f"storage_data numbers slices of {count(len(renumbered), 'parameter')} wrongly"
         facts = f"{shorten(renumbered, 3)}: only ranks of the layouts count"
         diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
+    if placement.unsaved_states:
+        diagnostics.add(_no_optimizer(folder, parameters, placement.unsaved_states))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
-    broken = frozenset(parameters) - placement.tensors.keys()
+    unsaved = {*placement.unsaved_states, *placement.unsaved_gradients}
+    broken = frozenset(parameters) - placement.tensors.keys() - unsaved
     description = Description((metadata,), placement.tensors, broken, tuple(problems))
     return by_rank, description
 
@@ -227,9 +231,25 @@ def _placement_notes(placement: _Placement, metadata: str) -> Iterator[Diagnosti
     if names := placement.in_other_file:
         text = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
         yield Diagnostic("corrected", text, facts=shorten(names, 3), where=metadata)
-    if names := placement.unlocated:
+    if names := [*placement.unlocated, *placement.unsaved_gradients]:
         text = f"{count(len(names), 'parameter')} described, but in no file"
         yield Diagnostic("absent", text, facts=shorten(names, 3), where=metadata)
+    if copies := placement.copies:
+        ranks = sorted(set().union(*copies.values()))
+        text = f"{count(len(copies), 'parameter', 'are')} listed for a stage that saved no copy"
+        facts = f"{shorten(copies, 3)}; not on {format_ranks(ranks)}: another stage has all slices"
+        yield Diagnostic("absent", text, facts=facts, ranks=tuple(ranks), where=metadata)
+
+
+def _no_optimizer(
+    folder: Path, parameters: Mapping[str, _Parameter], states: Sequence[str]
+) -> Diagnostic:
+    """Return the diagnostic of optimizer state that was not saved, or not copied."""
+    files = sorted({location.file for name in states for location in parameters[name].locations})
+    text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
+    facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
+    hint = "copy the opt files again, if the run saved them"
+    return Diagnostic("no_optimizer", text, hint, facts=facts, where=str(folder))
 
 
 def _read_whole(
@@ -819,6 +839,10 @@ class _Placement:
         Parameters whose slices were all found.
     unlocated
         Names of parameters without a location.
+    unsaved_gradients, unsaved_states
+        Names of accumulated gradients, and of optimizer state, that were not saved.
+    copies
+        Names of parameters to the ranks of stages that do not own and did not save them.
     faults
         Problems of files.
     in_other_file
@@ -829,6 +853,9 @@ class _Placement:
 
     tensors: dict[str, Source] = field(default_factory=dict)
     unlocated: list[str] = field(default_factory=list)
+    unsaved_gradients: list[str] = field(default_factory=list)
+    unsaved_states: list[str] = field(default_factory=list)
+    copies: dict[str, set[int]] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     in_other_file: list[str] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
@@ -851,6 +878,9 @@ def _place_slices(
     """
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
+    lacks_optimizer = written.lacks_optimizer()
+    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
         if not parameter.listed:
             placement.unlocated.append(name)
@@ -860,15 +890,40 @@ def _place_slices(
             for number in range(math.prod(parameter.slice_counts))
         ]
         boxes = [box for one in slices for box in one.boxes]
-        if all(one.boxes for one in slices):
+        if not boxes and lacks_optimizer and written.is_unsaved_state(parameter):
+            placement.unsaved_states.append(name)
+        elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
-            for one in slices:
-                placement.faults.add_harmless([*one.faults, *map(written.lacks, one.lacking)])
+            _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
+        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+            placement.unsaved_gradients.append(name)
         else:
             _add_missing(placement, parameter, slices, written)
             placement.problems += box_problems(parameter.meta, boxes)
     placement.problems += placement.faults.problems()
     return placement
+
+
+def _note_faults(
+    placement: _Placement,
+    parameter: _Parameter,
+    slices: Iterable[_FoundSlice],
+    written: _WrittenFiles,
+    stage_ranks: int,
+) -> None:
+    """Record the locations of a complete parameter that do not hold it.
+
+    MindSpore leaves a parameter that stages share out of the files of stages that do not own it,
+    and metadata lists it there.  So a whole stage may lack it.
+    """
+    holding = {box.rank // stage_ranks for one in slices for box in one.boxes}
+    for one in slices:
+        placement.faults.add_harmless(one.faults)
+        for location in one.lacking:
+            if location.rank // stage_ranks in holding:
+                placement.faults.add_harmless([written.lacks(location)])
+            else:
+                placement.copies.setdefault(parameter.meta.name, set()).add(location.rank)
 
 
 def _add_missing(
@@ -1005,6 +1060,24 @@ class _WrittenFiles(NamedTuple):
             if int(match["number"]) == location.rank and writers <= {location.rank}:
                 file = self.files.get(other)
         return None if file is None else file.tensors.get(name)
+
+    def lacks_optimizer(self) -> bool:
+        """Return whether all model files are there and no file of optimizer state is."""
+        matches = [match for file in self.files if (match := MINDFORMERS_FILE.fullmatch(file))]
+        are_models = {match["kind"] for match in matches} == {"model"}
+        return are_models and not any(_incomplete_sets(Path(self.folder), matches))
+
+    def is_unsaved_state(self, parameter: _Parameter) -> bool:
+        """Return whether metadata lists a tensor as optimizer state only, and no file has it."""
+        named = (MINDFORMERS_FILE.fullmatch(location.file) for location in parameter.locations)
+        return all(match is not None and match["kind"] == "opt" for match in named) and not any(
+            file is not None and parameter.meta.name in file.header for file in self.files.values()
+        )
+
+    def lacks_gradients(self) -> bool:
+        """Return whether no file has an accumulated gradient."""
+        headers = (file.header for file in self.files.values() if file is not None)
+        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:

@@ -98,7 +98,11 @@ CODES: Mapping[str, Code] = {
     "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
     "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
     "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
-    "absent": Code("listed or described, and in no file", "note"),
+    "absent": Code("listed or described, and in no file, or not in all that are listed", "note"),
+    "no_optimizer": Code(
+        "optimizer state is described, and no file of it is there: not saved, or not copied",
+        "warning",
+    ),
     "renamed": Code(
         "parameters of the strategy are in no file, and others are in no strategy",
         "warning",

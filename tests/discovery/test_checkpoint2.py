@@ -622,6 +622,159 @@ def test_a_rank_group_is_read_strictly(folder):
     refused(folder, 3, "storage_data: \\('w', \\(0,\\)\\): rank_group \\['0'\\] is not a list")
 
 
+# ----------------------------------------------------------------- what is described and in no file
+
+WEIGHTS = {name: entry for name, entry in ENTRIES.items() if not name.startswith("adam")}
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+@pytest.mark.parametrize("prefix", ["my-opt-7b", None])
+def test_an_optimizer_of_which_no_file_is_there_is_left_out(remove_redundancy, prefix, tmp_path):
+    replace(SAVE, remove_redundancy=remove_redundancy, prefix=prefix).write(tmp_path / "src")
+    _remove_optimizer(tmp_path / "src")
+    got, text = merged(tmp_path / "src")
+    assert got == WEIGHTS
+    told = (
+        "no file of optimizer state is there: 1 tensor is left out adam_m.w; metadata.json lists "
+    )
+    assert not mentions(text, told)
+    refused(tmp_path / "src", 5, "no file of optimizer state is there", options=("--strict",))
+    assert run("verify", tmp_path / "src").exit_code == 1
+
+
+def _remove_optimizer(folder):
+    for path in folder.glob("*opt-0*"):
+        path.unlink()
+
+
+def test_one_file_of_the_optimizer_makes_the_others_missing(folder):
+    for rank in (0, 1, 3):
+        (iteration(folder) / f"opt-000000{rank}-0000004.safetensors").unlink()
+    refused(folder, 5, "opt-0000000-0000004.* and 2 more: file not found", r"1 parameter \(adam_m")
+
+
+def test_a_damaged_file_of_the_optimizer_is_one_that_is_there(folder):
+    _remove_optimizer(iteration(folder))
+    (iteration(folder) / "opt-0000002-0000004.safetensors").write_bytes(b"")
+    refused(folder, 3, "opt-0000002-0000004.safetensors")
+
+
+def test_without_all_weights_a_missing_optimizer_is_an_error(folder):
+    _remove_optimizer(iteration(folder))
+    (iteration(folder) / "model-0000003-0000004.safetensors").unlink()
+    refused(folder, 5, "opt-0000000-0000004.* and 4 more: file not found", r"\(adam_m.w\)")
+
+
+def test_weights_that_are_listed_as_optimizer_state_are_not_left_out(folder):
+    """MindFormers 2.0 lists weights of other stages in `opt` files; `model` files have them."""
+
+    def edit(metadata):
+        for key in ("('norm', (0,))", "('w', (0,))", "('w', (1,))"):
+            for place in metadata["storage_data"][key]:
+                place["file_name"] = place["file_name"].replace("model-", "opt-")
+
+    change(iteration(folder), edit)
+    _remove_optimizer(iteration(folder))
+    got, text = merged(folder)
+    assert got == WEIGHTS
+    assert not mentions(text, "2 parameters listed in the wrong one", "1 tensor is left out")
+
+
+def test_a_weight_that_some_file_has_is_no_state_that_was_not_saved(tmp_path):
+    """Here the number of a file is not its rank's, so the other file is not known."""
+    late = OracleLayout((2,), ((0,), ()), 0, 2)
+    tensors = {"b": noise("b", "Float32", (4, 2)), "adam_m.b": noise("m", "Float32", (4, 2))}
+    save = Save(tensors, {"b": (late,), "adam_m.b": (late,)}, 4, remove_redundancy=True)
+    save.write(tmp_path / "src")
+
+    def edit(metadata):
+        for places in metadata["storage_data"].values():
+            places[0]["file_name"] = places[0]["file_name"].replace("model-", "opt-")
+
+    change(tmp_path / "src", edit)
+    _remove_optimizer(tmp_path / "src")
+    refused(tmp_path / "src", 5, "opt-0000000-.* and 1 more: file not found", r"1 parameter \(b\)")
+
+
+GRADIENTS = {
+    "accu_grads.w": noise("grads", "Float32", (8, 6)),
+    "accu_grads.norm": noise("grads of norm", "Float32", (6,)),
+}
+
+
+def _write_with_gradients(folder, *, remove_redundancy):
+    """Write a folder that describes accumulated gradients, and has them in `opt` files."""
+    save = Save(
+        ENTRIES | GRADIENTS,
+        LAYOUTS | {"accu_grads.w": (ROWS,), "accu_grads.norm": (WHOLE,)},
+        4,
+        lambda name: name.startswith(("adam", "accu")),
+        remove_redundancy=remove_redundancy,
+    )
+    save.write(folder)
+
+
+def _drop(path, *names):
+    write_safetensors(path, {name: e for name, e in read(path).items() if name not in names})
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+def test_gradients_that_no_file_has_were_not_saved(remove_redundancy, tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=remove_redundancy)
+    assert merged(tmp_path / "src")[0] == ENTRIES | GRADIENTS
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, *GRADIENTS)
+    got, text = merged(tmp_path / "src", "--strict")
+    assert got == ENTRIES
+    assert not mentions(
+        text, "2 parameters described, but in no file accu_grads.w, accu_grads.norm"
+    )
+    run_well("verify", tmp_path / "src", "--deep")
+
+
+def test_gradients_of_which_some_were_saved_are_missing(tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=False)
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, "accu_grads.w")
+    refused(tmp_path / "src", 5, "lacks tensors that metadata.json lists", r"\(accu_grads.w\)")
+
+
+def test_gradients_of_a_file_that_is_gone_are_missing(tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=True)
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, *GRADIENTS)
+    (tmp_path / "src" / "opt-0000000-0000004.safetensors").unlink()
+    refused(tmp_path / "src", 5, "opt-0000000-0000004.safetensors: file not found", "accu_grads.w")
+
+
+@pytest.mark.parametrize("names", [("w",), ("w", "adam_m.w", "norm")])
+def test_a_stage_without_its_copy_of_a_shared_parameter_is_no_damage(names, tmp_path):
+    second = {name: LAYOUTS[name][0]._replace(first_rank=4) for name in ENTRIES}
+    both = {name: (*LAYOUTS[name], second[name]) for name in ENTRIES}
+    Save(ENTRIES, both, 8).write(tmp_path / "src")
+    for rank in range(4, 8):
+        for path in (tmp_path / "src").glob(f"*-000000{rank}-0000008.safetensors"):
+            _drop(path, *names)
+    got, text = merged(tmp_path / "src", "--strict")
+    assert got == ENTRIES
+    told = f"{count(len(names), 'parameter', 'are')} listed for a stage that saved no copy "
+    assert not mentions(text, f"{told}.*not on ranks 4-7: another stage has all slices")
+    path = tmp_path / "src" / "model-0000001-0000008.safetensors"
+    _drop(path, "w")
+    got, text = merged(tmp_path / "src")
+    assert got == ENTRIES
+    assert not mentions(text, r"warning\[faulty_replica\]: .*model-0000001-0000008.safetensors")
+    refused(tmp_path / "src", 5, "lacks tensors that", options=("--strict",))
+
+
+def test_one_rank_of_a_stage_without_its_copy_is_damage(tmp_path):
+    second = ROWS._replace(first_rank=4)
+    Save({"w": ENTRIES["w"]}, {"w": (ROWS, second)}, 8).write(tmp_path / "src")
+    _drop(tmp_path / "src" / "model-0000006-0000008.safetensors", "w")
+    assert merged(tmp_path / "src")[0] == {"w": ENTRIES["w"]}
+    refused(tmp_path / "src", 5, "model-0000006.*: lacks tensors that", options=("--strict",))
+
+
 def _as_mindformers_reads(key):
     """Return a key of storage_data as MindFormers 2.1 writes it without redundancy."""
     name, number = key.strip("()").rsplit(", (", 1)
