@@ -11,7 +11,11 @@ from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
 from ckpttool.discovery.file_names import RANK_IN_NAME, RankFile, is_step, label_of, step_of
-from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
+from ckpttool.discovery.hyper_parallel import (
+    choose_step_folder,
+    find_unfinished,
+    scan_hyper_parallel,
+)
 from ckpttool.discovery.leftovers import (
     describe_unfinished_save,
     drop_backups,
@@ -232,9 +236,12 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     empty_ranks: EmptyRanks = {}
     if pattern is None:
         root = find_checkpoint(root, diagnostics)
+        root, step = choose_step_folder(root, step, diagnostics)
         described = _scan_self_described(root, step, key, diagnostics)
         if described is not None:
             return described
+        if (unfinished := find_unfinished(root)) is not None:
+            diagnostics.add(unfinished)
     try:
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:

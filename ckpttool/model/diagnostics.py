@@ -98,7 +98,11 @@ CODES: Mapping[str, Code] = {
     "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
     "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
     "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
-    "absent": Code("listed or described, and in no file", "note"),
+    "absent": Code("listed or described, and in no file, or not in all that are listed", "note"),
+    "no_optimizer": Code(
+        "optimizer state is described, and no file of it is there: not saved, or not copied",
+        "warning",
+    ),
     "renamed": Code(
         "parameters of the strategy are in no file, and others are in no strategy",
         "warning",
@@ -161,6 +165,9 @@ CODES: Mapping[str, Code] = {
     ),
     "doubt": Code("what is not certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
+    "own_values": Code(
+        "a described statistic that every rank has for itself", "warning", {"verify": "note"}
+    ),
     # parameters without a layout
     "unlisted": Code(
         "parameters that are not in the strategy and differ between ranks",

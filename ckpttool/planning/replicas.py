@@ -11,7 +11,7 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.slicing import LayoutSlicing, Source
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.model.wording import count, format_difference
@@ -24,6 +24,14 @@ from ckpttool.storage.compare import (
 )
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
+
+# Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
+# the last component of their names.  ``expert_bias`` and ``tid2eid`` are saved in the same way, and
+# are equal on all ranks.
+_OWN_STATISTICS = frozenset(
+    {"tokens_per_expert", "global_tokens_per_expert", "ga_steps", "max_logits_val"}
+)
+REPLICA_CODES = frozenset({"replica", "own_values"})  # of replicas that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,16 @@ class Slice:
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
         return None
+
+
+def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
+    """Return the diagnostic of replicas that differ by design; None if they must not differ."""
+    if not isinstance(source.slicing, BoxSlicing):
+        return None
+    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+        return None
+    text = "every rank has values of its own, and those of the lowest rank are read"
+    return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)
 
 
 def slices_of(source: Source, *, is_of_one_rank: bool = False) -> Iterator[Slice]:
@@ -195,7 +213,7 @@ def find_difference(
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
     The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
-    see `odd_ranks`.
+    see `odd_ranks`.  Values that every rank has for itself are no problem, and have another code.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], stats.differences, strict=True))
@@ -211,6 +229,8 @@ def find_difference(
     elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
     facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
     ranks = odd_ranks(tuple(groups.values()))
+    if (by_design := own_values_note(one.source, facts, ranks)) is not None:
+        return replace(by_design, count=number, first=first)
     hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
     return Diagnostic(
         *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first

@@ -35,7 +35,7 @@ from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.replicas import REPLICA_CODES, replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
     Sources,
@@ -248,7 +248,7 @@ def _resolve(
     diagnostics.failures += damage
     diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
-    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    shown = (one for one in of_contents if not replicas or one.code not in REPLICA_CODES)
     if isinstance(catalog, RankCatalog) and catalog.steps_of_other_runs:
         shown = (_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown)
     return ResolvedSources(
@@ -314,6 +314,8 @@ def source_sharding(
         return Merged()
     if strategy is None and replicated:
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
+    if strategy is None and (errors := catalog.errors()):
+        raise PlanError(errors)  # a strategy would not help
     if strategy is None:
         raise no_strategy_error(
             catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"

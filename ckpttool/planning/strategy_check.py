@@ -37,7 +37,7 @@ from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
 from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import odd_ranks, stage_pairs
+from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
 from ckpttool.transaction.manifest import ManifestFile
@@ -191,9 +191,16 @@ def check_strategy(
     handwritten = sharding.handwritten
     sources = list(sources)
     sampled = sample_tensors(sources, handwritten, executor)
+    by_design = {
+        one.source.meta.name: note
+        for one in sampled
+        if (groups := one.differing_groups)
+        and (note := own_values_note(one.source, format_difference(groups), odd_ranks(groups)))
+    }
+    sampled = [one for one in sampled if one.source.meta.name not in by_design]
     differing = [groups for one in sampled if (groups := one.differing_groups)]
     of_other_run = bool(sharding.files) and any(min(map(len, groups)) > 1 for groups in differing)
-    found: list[Diagnostic] = []
+    found: list[Diagnostic] = [*by_design.values()]
     notes: list[Diagnostic] = []
     in_full: list[SampledTensor] = []
     for one in sampled:

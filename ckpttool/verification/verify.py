@@ -19,6 +19,7 @@ from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
+    REPLICA_CODES,
     Slice,
     compare_replicas,
     compare_stages,
@@ -326,7 +327,7 @@ class _Verification:
         # find what a conversion refuses.
         of_convert = severities("convert")
         others = (
-            {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
+            REPLICA_CODES if deep else {code for code in of_convert if of_convert[code] != "error"}
         )
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
