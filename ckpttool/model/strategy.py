@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
@@ -68,6 +68,29 @@ class Strategy:
         """Return the stages that list ``name``."""
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
+
+    def settle_splits(
+        self, settle: Callable[[str, Layout], Layout | None]
+    ) -> tuple[Strategy, Mapping[str, Layout]]:
+        """Return the strategy with every ``split_shape`` decided, and the layouts that do not fit.
+
+        Parameters
+        ----------
+        settle
+            Returns the decided layout of a parameter in a stage; None if it does not fit.
+        """
+        decided: dict[str, tuple[Layout, ...]] = {}
+        unfit: dict[str, Layout] = {}
+        for name, layouts in self.layouts.items():
+            if any(layout.split_shape for layout in layouts):
+                settled = [(layout, settle(name, layout)) for layout in layouts]
+                refused = [layout for layout, found in settled if found is None]
+                if refused:
+                    unfit[name] = refused[0]
+                decided[name] = tuple(
+                    found or replace(layout, split_shape=()) for layout, found in settled
+                )
+        return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False

@@ -26,6 +26,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
+from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
@@ -194,7 +195,7 @@ def _resolve(
 ) -> ResolvedSources:
     """Resolve a checkpoint; ``sharding`` may still have rules."""
     if isinstance(sharding, Strategy):
-        sharding, reasons = sharding.resolve(catalog.metas)
+        sharding, reasons = fit_to_slices(catalog, sharding)
         if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
             diagnostics.add(*reasons)

@@ -14,8 +14,8 @@ A file whose name ends in ``.json`` is JSON.  Any other file is the protobuf mes
         2 parallel_layouts
             1 dev_matrix          1 dim: device matrix, outermost first
             2 tensor_map          1 dim: device axes counted from the right, -1 for none
-            3 param_split_shape   1 dim: rows of a manual split; normally empty
-            4 indices_offset      1 dim: its first rows; normally empty
+            3 param_split_shape   1 dim: rows of a manual split, or a shape; normally empty
+            4 indices_offset      1 dim: the first rows of a manual split; normally empty
             5 field               > 0 for a field-sliced embedding
             6 opt_weight_shard_step     a hint that is sometimes wrong; not used
             7 opt_weight_shard_size     0 none, -1 the whole replica group, else the shards
@@ -25,6 +25,10 @@ each is for one tensor axis and holds the device axes that shard it, outermost f
 empty message at the end marks a tensor of one axis.  -1 may stand beside device axes, in any place:
 ``Layout(...)(("a", "None"), "b")`` writes it, and it shards nothing.  (MindSpore's own transform
 fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 did not write 6 and 7).
+
+The compiler writes ``param_split_shape`` and ``indices_offset`` together, for a manual split.  A
+function that many models of the dynamic graph copy writes ``param_split_shape`` alone: the shape of
+the parameter.  Without offsets of the same length, the slices decide what it is, see `Layout`.
 
 The JSON form has the keys ``parallel_strategy_item`` and ``parallel_layout_item`` with the same
 names inside, and ``tensor_shape``, the full shape.  MindSpore writes a multi-axis tensor map there
@@ -324,9 +328,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
         raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
     if not tensor_map:
         shard = 1 if entry.shard_size == -1 else shard  # a scalar cannot be sharded
-    rows = tuple(entry.split_shape) if any(entry.split_shape) else ()
+    split = tuple(entry.split_shape) if any(entry.split_shape) else ()
+    rows = split if len(entry.split_starts) == len(split) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    if rows and entry.split_starts and entry.split_starts != starts:
+    if rows and entry.split_starts != starts:
         raise ValueError(
             f"a manual split of {list(rows)} rows with indices_offset {entry.split_starts}, "
             f"expected {starts}"
@@ -334,7 +339,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     if entry.field_count < 0:
         raise ValueError(f"field {entry.field_count}, expected 0 or more")
     fields = max(1, entry.field_count)
-    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields)
+    shape = () if rows else split
+    if min(shape, default=0) < 0:
+        raise ValueError(f"param_split_shape {list(shape)}, expected 0 or more")
+    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields, shape)
 
 
 def _without_none(axes: list[int]) -> tuple[int, ...]:

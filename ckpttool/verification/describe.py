@@ -213,9 +213,10 @@ def _inspect_full_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Inspection:
     """Resolve the files of ranks to full tensors, and inspect these."""
+    from ckpttool.planning.fit import fit_to_slices
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
-    strategy, of_rules = (None, ()) if strategy is None else strategy.resolve(catalog.metas)
+    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
