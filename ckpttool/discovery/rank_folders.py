@@ -55,6 +55,7 @@ from ckpttool.formats.local import (
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -82,7 +83,6 @@ def list_rank_files(
         return _list_flat_files(root, diagnostics)
     found = []
     indexed = []
-    strategies: list[str] = []
     ambiguous_files: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
@@ -92,8 +92,6 @@ def list_rank_files(
         except OSError as error:
             empty_ranks[rank] = unreadable(str(folder), error)
             continue
-        if folders[rank] != folder:
-            strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             empty_ranks[rank] = None
             ambiguous_files += _files_of_other_ranks(folder, rank)
@@ -125,11 +123,8 @@ def list_rank_files(
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
-    if strategies:
-        text = f"{count(len(strategies), 'strategy file')} among the ranks: ignored"
-        facts = shorten(strategies, 3)
-        diagnostics.add(Diagnostic("skipped", text, "-s FILE", facts=facts, where=str(root)))
-    return found
+    strategies = {*select_strategies([one.path for one in found])}
+    return [one for one in found if one.path not in strategies] or found
 
 
 def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
@@ -268,7 +263,7 @@ def _find_files(folder: Path, rank: int) -> tuple[Path, list[Path]]:
         if (match := RANK_FOLDER.fullmatch(path.name)) and is_folder(path)
     ]
     nested = [(number, found) for number, found in nested if found[1]]
-    if [number for number, _ in nested] == [rank] and all(map(_is_strategy, files)):
+    if [number for number, _ in nested] == [rank] and all(map(is_strategy, files)):
         return nested[0][1]
     return folder, files
 
@@ -285,12 +280,6 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
         if int(match[2]) != rank and is_folder(path)
         for file in checkpoint_files(path)
     ]
-
-
-def _is_strategy(path: Path) -> bool:
-    """Return whether a file is a strategy, by its content."""
-    kind = identify_foreign(str(path))
-    return kind is not None and kind.kind == "strategy"
 
 
 # --------------------------------------------------------------------- folders without rank folders
@@ -330,7 +319,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
         hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
-    if files and all(map(_is_strategy, files)):
+    if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
         facts = shorten((path.name for path in files), 3)
         return problem("strategy files, not a checkpoint", hint, facts)

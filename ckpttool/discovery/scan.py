@@ -163,7 +163,7 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
         text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
         diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
     diagnostics.add(*_encryption_notes(files, key))
-    strategy_files = find_strategies(root, chosen, diagnostics)
+    strategy_files = find_strategies(root, diagnostics)
     problems = tuple(_problems(root, chosen.values()))
     reported = {one.path for one in problems}
     return RankCatalog(

@@ -163,7 +163,7 @@ class Layout:
     full_shape: tuple[int, ...] | None = field(default=None, compare=False)
     rows: tuple[int, ...] = ()
     fields: int = 1
-    split_shape: tuple[int, ...] = ()
+    split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.device_matrix):

@@ -17,7 +17,13 @@ from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import CkptToolError, CombinedError, NoStrategyError, PlanError
+from ckpttool.errors import (
+    CkptToolError,
+    CombinedError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
@@ -305,8 +311,11 @@ def source_sharding(
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-    found = (note.fact for note in catalog.diagnostics if note.code == "strategy_file")
-    facts = next(found, "A strategy file says how the slices of the ranks fit together.")
+    facts = "A strategy file says how the slices of the ranks fit together."
+    for note in catalog.diagnostics:
+        if note.code == "strategy_file" and note.path is not None:
+            facts = join_clauses(note.message, note.facts)
+            hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
