@@ -46,7 +46,8 @@ A stage counts as a merged file if it has the names of a complete one, and no ot
 contradicts it.
 
 JSON files of operator strategies are not read, because they lack parameter layouts.
-`ckpttool.strategy_files.handwritten` reads hand-written files.
+`ckpttool.strategy_files.handwritten` reads hand-written files, and
+`ckpttool.strategy_files.split_info` those of mindone.
 
 Source
 ------
@@ -89,6 +90,7 @@ from ckpttool.strategy_files.folders import (
     is_merged_name,
 )
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
+from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
@@ -108,7 +110,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         `ckpttool.strategy_files.folders`.  Several files of one stage must agree.  A merged file
         among others of its folder provides the stages that these do not list, with a note.  It is
         ignored, with a note, if it contradicts them or cannot be read.  One file may be
-        hand-written; it adds to the others.
+        hand-written; it adds to the others.  Split information of mindone is a strategy by itself.
 
     Raises
     ------
@@ -122,11 +124,14 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     files: list[_StrategyFile] = []
     cache: dict[tuple[bool, bytes], _StrategyFile] = {}
     handwritten: list[str] = []
+    split_infos: list[str] = []
     for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
             _check_size(path)
             if is_handwritten(path):
                 handwritten.append(path)
+            elif holds_split_info(path):
+                split_infos.append(path)
             else:
                 files.append(_read_file(path, cache))
         except CkptToolError as error:
@@ -139,6 +144,12 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         errors[handwritten[1]] = other
     if errors.keys() - spare.keys():
         raise_all(errors.values())
+    if split_infos:
+        if files or handwritten:
+            beside = files[0].path if files else handwritten[0]
+            text = f"split information of mindone, and {beside} is another strategy"
+            raise StrategyError(split_infos[0], text, "one of the two")
+        return read_split_info(split_infos)
     listed = _join_files(files, spare) if files else None
     if handwritten:
         return read_handwritten(handwritten[0], listed)
