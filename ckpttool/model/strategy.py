@@ -394,6 +394,11 @@ class Rules:
             return self._by_name.get(name)
         return next((rule for rule in self.rules if rule.matches(name)), None)
 
+    def renamed(self, rename: Callable[[str], str]) -> Rules:
+        """Return recorded rules with other names."""
+        rules = tuple(replace(rule, pattern=rename(rule.pattern)) for rule in self.rules)
+        return replace(self, rules=rules)
+
     def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
         """Return a note on the rules that are not among ``matched``, if there are any."""
         used = {rule.pattern for rule in matched.values()}
