@@ -72,8 +72,8 @@ def load(
     dst_strategy
         Strategy files of the target.
     find_strategy
-        Whether to use the strategy in the output folder of a MindFormers run, with a note, if the
-        source names none.
+        Whether to use the strategy that lies with the checkpoint, with a note, if the source names
+        none.
     command
         What the catalog is for; see `ckpttool.scan`.
     diagnostics

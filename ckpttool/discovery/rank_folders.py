@@ -69,6 +69,7 @@ from ckpttool.formats.local import (
 from ckpttool.formats.weight_index import is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -98,7 +99,6 @@ def list_rank_files(
     found = []
     places: dict[str, Path] = {}
     indexed = []
-    strategies: list[str] = []
     ambiguous_files: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
@@ -110,7 +110,6 @@ def list_rank_files(
             continue
         if folders[rank] != folder:
             places.setdefault(_place(folders[rank].relative_to(folder), rank), folders[rank])
-            strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             empty_ranks[rank] = None
             ambiguous_files += _files_of_other_ranks(folder, rank)
@@ -149,11 +148,8 @@ def list_rank_files(
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
-    if strategies:
-        text = f"{count(len(strategies), 'strategy file')} among the ranks: ignored"
-        facts = shorten(strategies, 3)
-        diagnostics.add(Diagnostic("skipped", text, "-s FILE", facts=facts, where=str(root)))
-    return found
+    strategies = {*select_strategies([one.path for one in found])}
+    return [one for one in found if one.path not in strategies] or found
 
 
 def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
@@ -427,7 +423,7 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
             for rank, path in files
             if (match := RANK_IN_NAME.search(path.name)) is not None
         )
-        if is_agreed and not all(_is_strategy(path) for _, path in files):
+        if is_agreed and not all(is_strategy(path) for _, path in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
 
@@ -443,7 +439,7 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     """
     names = list_folder(folder)
     files = list(_with_checkpoint_suffix(names))
-    if not depth or not all(map(_is_strategy, files)):
+    if not depth or not all(map(is_strategy, files)):
         return folder, files
     named = [
         (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(names)
@@ -454,7 +450,7 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
         inside = (
             _find_files(p, rank, depth - 1) for p in others if not EMERGENCY.fullmatch(p.name)
         )
-        nested = [(rank, one) for one in inside if not all(map(_is_strategy, one[1]))]
+        nested = [(rank, one) for one in inside if not all(map(is_strategy, one[1]))]
     return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
@@ -480,7 +476,7 @@ def _other_homes(
         if RANK_FOLDER.fullmatch(path.name) or EMERGENCY.fullmatch(path.name):
             continue
         home, files = _find_files(path, rank, depth) if is_folder(path) else (path, [])
-        if not all(map(_is_strategy, files)):
+        if not all(map(is_strategy, files)):
             yield home, files
 
 
@@ -490,12 +486,6 @@ def _place(inside: Path, rank: int) -> str:
         "{rank}" if part.isdecimal() and int(part) == rank else part
         for part in _DIGITS.split(str(inside))
     )
-
-
-def _is_strategy(path: Path) -> bool:
-    """Return whether a file is a strategy, by its content."""
-    kind = identify_foreign(str(path))
-    return kind is not None and kind.kind == "strategy"
 
 
 # --------------------------------------------------------------------- folders without rank folders
@@ -550,7 +540,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
         hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
-    if files and all(map(_is_strategy, files)):
+    if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
         facts = shorten((path.name for path in files), 3)
         return problem("strategy files, not a checkpoint", hint, facts)

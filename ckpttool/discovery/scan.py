@@ -250,7 +250,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     if step is None:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
-    strategy_files = find_strategies(root, saved.ranks, diagnostics)
+    strategy_files = find_strategies(root, diagnostics)
     return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
 
 

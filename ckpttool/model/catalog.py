@@ -56,7 +56,7 @@ class Catalog:
     documents
         The files that list where slices or tensors are stored: index files, or metadata.
     strategy_files
-        The default strategy files: those in the output folder of the same MindFormers run.
+        The default strategy files: those that lie with the rank folders.
     one_of_several
         Evidence that the only file is one rank's of several, so that tensors may be slices; empty
         if there is none.

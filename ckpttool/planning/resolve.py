@@ -23,6 +23,7 @@ from ckpttool.errors import (
     FormatError,
     NoStrategyError,
     PlanError,
+    join_clauses,
 )
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
@@ -32,6 +33,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
+from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
@@ -200,7 +202,7 @@ def _resolve(
 ) -> ResolvedSources:
     """Resolve a checkpoint; ``sharding`` may still have rules."""
     if isinstance(sharding, Strategy):
-        sharding, reasons = sharding.resolve(catalog.metas)
+        sharding, reasons = fit_to_slices(catalog, sharding)
         if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
             diagnostics.add(*reasons)
@@ -338,8 +340,11 @@ def source_sharding(
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-    found = (note.fact for note in catalog.diagnostics if note.code == "strategy_file")
-    facts = next(found, "A strategy file says how the slices of the ranks fit together.")
+    facts = "A strategy file says how the slices of the ranks fit together."
+    for note in catalog.diagnostics:
+        if note.code == "strategy_file" and note.path is not None:
+            facts = join_clauses(note.message, note.facts)
+            hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:

@@ -752,6 +752,9 @@ def _extra_ranks_problem(
     """Return the problem of ranks outside of the strategy."""
     text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
     facts = f"found {format_ranks(found)}; {strategy.origin} is for {format_ranks(strategy.ranks)}"
+    facts = "; ".join(
+        [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
+    )
     everyone = f"all {found[-1] + 1} ranks"
     hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy

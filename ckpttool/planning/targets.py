@@ -34,6 +34,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -92,9 +93,10 @@ def _resolve_names(
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()
-    metas = {**resolved.catalog.metas}
-    metas |= {source.meta.name: source.meta for source in resolved.sources}
-    strategy, problems = target.sharding.resolve(metas, target.not_in_target != "follow")
+    full = {source.meta.name: source.meta for source in resolved.sources}
+    names = {**resolved.catalog.metas, **full}
+    is_rest_decided = target.not_in_target != "follow"
+    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided)
     return replace(target, sharding=strategy), problems
 
 

@@ -213,9 +213,10 @@ def _inspect_full_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Inspection:
     """Resolve the files of ranks to full tensors, and inspect these."""
+    from ckpttool.planning.fit import fit_to_slices
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
-    strategy, of_rules = (None, ()) if strategy is None else strategy.resolve(catalog.metas)
+    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
@@ -461,13 +462,17 @@ def _describe_boxes(slicing: BoxSlicing) -> Json:
 
 def are_strategies(paths: Sequence[str]) -> bool:
     """Return whether all paths are strategy files, or folders of nothing but these."""
-    from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
+    from ckpttool.strategy_files.folders import SUFFIXES, files_that_may_be_strategies
 
     try:
         for path in paths:
             files = [path]
             if is_folder(path):
-                files = [str(one) for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
+                inside = [one for one in list_folder(path) if one.suffix in SUFFIXES]
+                folders = [] if inside else list(filter(is_folder, list_folder(path)))
+                of_folders = [files_that_may_be_strategies(folder) for folder in folders]
+                inside += chain(*of_folders) if all(of_folders) else ()
+                files = list(map(str, inside))
             if not files or any(_foreign_kind(file) != "strategy" for file in files):
                 return False
     except OSError:

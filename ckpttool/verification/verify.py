@@ -16,6 +16,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
@@ -244,7 +245,7 @@ def verify(
             catalog.root, found.severity_of, findings=found.findings, notes=found.of("note")
         )
     if strategy is not None and isinstance(catalog, RankCatalog):
-        reasons = strategy.resolve(catalog.metas)[1]
+        strategy, reasons = fit_to_slices(catalog, strategy)
         if reasons:
             raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)

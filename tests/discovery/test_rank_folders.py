@@ -91,17 +91,15 @@ def test_another_rank_folder_without_files_changes_nothing(make_run):
     assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
 
 
-def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make_run, tmp_path):
+def test_a_strategy_beside_the_folder_with_the_files_is_that_of_the_rank(make_run, tmp_path):
     src = make_run("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt")
     strategy = (GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt").read_bytes()
     for rank in range(2):
         (tmp_path / "run" / f"device{rank}" / "strategy.ckpt").write_bytes(strategy)
     assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
-    (note,) = notes_of(src)
-    assert note == (
-        f"{src}: 2 strategy files among the ranks: ignored\n"
-        "  device0/strategy.ckpt, device1/strategy.ckpt\n  Try: -s FILE"
-    )
+    assert notes_of(src) == []
+    paths = [str(tmp_path / "run" / f"device{rank}" / "strategy.ckpt") for rank in range(2)]
+    assert scan(str(src)).strategy_files == tuple(paths)
 
 
 def test_what_lies_with_nested_files_is_told_as_elsewhere(make_run):
