@@ -296,8 +296,6 @@ def preflight(
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
     manifests = frozenset([target.manifest_path] if target.paths else [])
     replaceable = manifests if found is None else found.replaceable
-    if policy.part is not None:
-        documents = ()  # `finalize` writes them
     problems = _destination_problems(source, target, blocked, policy, documents, replaceable)
     diagnostics.add(*problems)
     return found

@@ -185,9 +185,9 @@ class RunOutputs:
         return self.record.folder
 
     @property
-    def own_documents(self) -> tuple[Document, ...]:
-        """The documents that this run writes; those of a set in parts are left to `finalize`."""
-        return () if self.part is not None else self.documents
+    def written_documents(self) -> frozenset[str]:
+        """The documents that are there as they are to be written, so that nothing is lost."""
+        return frozenset(str(Path(one.path)) for one in self.documents if is_written(one))
 
     def plan(self) -> RecordedPlan:
         """Return what the record says that this run writes.
@@ -202,8 +202,11 @@ class RunOutputs:
         return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
 
     def stamps(self) -> dict[str, FileStamp]:
-        """Return the stamps of all files that the run would replace, by path."""
-        documents = (document.path for document in self.own_documents)
+        """Return the stamps of all files that the run would replace or remove, by path.
+
+        A part removes the documents of an older set, which `finalize` writes again.
+        """
+        documents = (document.path for document in self.documents)
         outputs = (str(self.folder / name) for name in self.outputs)
         paths = (*outputs, *documents, str(self.record.manifest))
         return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
@@ -275,9 +278,8 @@ def _inspect_stopped(
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
     done = {n for log in destination.finished_parts.values() for n in log.outputs}
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
-    documents = {str(Path(one.path)) for one in outputs.own_documents if is_written(one)}
-    paths = documents.union(str(outputs.folder / name) for name in replaceable)
-    assignment = replace(assignment, replaceable=frozenset(paths))
+    paths = outputs.written_documents.union(str(outputs.folder / name) for name in replaceable)
+    assignment = replace(assignment, replaceable=paths)
     plan = destination.plan
     changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
     if plan is not None and changes and (destination.finished_parts or not logged):
@@ -337,7 +339,8 @@ def _inspect_finished(
     try:
         manifest = ManifestFile.read(record.manifest)
         if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
-            return replace(assignment, replaceable=frozenset({str(record.manifest)}))
+            paths = outputs.written_documents | {str(record.manifest)}
+            return replace(assignment, replaceable=paths)
     except FormatError as error:
         if assignment.is_resumed and not assignment.overwrites:
             diagnostics.add(_damaged(error, "destination", "--resume needs it"))
@@ -414,12 +417,12 @@ def _inspect_outputs(
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a resumed run keeps of its own finished set."""
-    folder, documents = outputs.folder, outputs.own_documents
-    where = str(outputs.record.output)
+    folder, where = outputs.folder, str(outputs.record.output)
     gone = [name for name in outputs.outputs if not is_there(folder / name)]
     kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
     changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
     missing = [str(folder / name) for name in gone]
+    documents = outputs.documents if outputs.part is None else ()  # a part does not write them
     for path in (one.path for one in documents if not is_written(one)):
         (changed if is_there(path) else missing).append(path)
     if missing and outputs.part is not None:
@@ -452,8 +455,8 @@ def _without_other_problems(assignment: Assignment, outputs: RunOutputs) -> Assi
 
 
 def _all_files(outputs: RunOutputs) -> frozenset[str]:
-    """Return all files that a run writes."""
-    documents = (str(Path(document.path)) for document in outputs.own_documents)
+    """Return all files of a run; those of a set in parts include what `finalize` writes."""
+    documents = (str(Path(document.path)) for document in outputs.documents)
     names = (str(outputs.folder / name) for name in outputs.outputs)
     return frozenset({str(outputs.record.manifest), *names, *documents})
 
