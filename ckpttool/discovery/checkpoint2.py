@@ -826,7 +826,7 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
     """Yield a problem for each box that a rank cannot have by its layout."""
     number_of = parameter.number_of or {}
-    regions = {number: _region(parameter, number) for number in set(number_of.values())}
+    regions = {number: _region(parameter, number) for number in sorted({*number_of.values()})}
     for box in boxes:
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:

@@ -467,6 +467,19 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
     assert outputs_of(tmp_path) == before
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_outputs_are_named_by_rank_in_whichever_order_threads_completed_them(tmp_path, number):
+    run_parts(tmp_path, (1, 2), 2)
+    log = tmp_path / PART_LOG.format(number, 2)
+    begin, one, its_stamp, other, other_stamp, done = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join((begin, other, other_stamp, one, its_stamp, done)))
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (number - 1, number + 1)]
+    for name in names:
+        (tmp_path / name).unlink()
+    text = commit_fails(tmp_path, 7)
+    assert f"{names[0]} and 1 more: missing also {tmp_path / names[1]}" in text
+
+
 def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     first = run_well("finalize", tmp_path).stdout
