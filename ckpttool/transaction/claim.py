@@ -106,7 +106,7 @@ class Claim:
             if outputs.part is not None:
                 hint = "one run without --part, or another file system"
                 problems.append(self._no_locks("runs with --part need them", hint))
-        problems = problems or list(destination_changes(outputs, assignment.seen))
+        problems = problems or list(destination_changes(assignment))
         if problems:
             raise PlanError(problems)
         found = destination.plan

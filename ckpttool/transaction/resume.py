@@ -134,6 +134,10 @@ class Assignment:
             outputs, nothing, ranks, part, policy.resume, policy.overwrite, notes=tuple(notes)
         )
 
+    def busy_problems(self) -> Iterator[Diagnostic]:
+        """Yield why the run cannot begin beside those that are writing now."""
+        return busy_problems(self.outputs, look(self.outputs.record), self.overwrites)
+
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
         outputs = self.outputs
@@ -610,12 +614,14 @@ def _describe_stopped(
 
 
 def destination_changes(
-    outputs: RunOutputs, seen: Mapping[str, FileStamp] | None
+    assignment: Assignment,
 ) -> Iterator[Diagnostic]:
     """Yield the problem that another run has written here since the destination was seen."""
+    seen, now = assignment.seen, assignment.outputs.stamps()
     if seen is None:
         return
-    new = [path for path, stamp in outputs.stamps().items() if seen.get(path) != stamp]
+    new = [path for path, stamp in now.items() if seen.get(path) != stamp]
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
-        yield Diagnostic("destination", text, "--overwrite", where=where)
+        hint = "the same command" if assignment.is_resumed else "--overwrite"
+        yield Diagnostic("destination", text, hint, where=where)

@@ -11,17 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from threading import Event, Thread, current_thread
 
 import pytest
 
 import ckpttool
-from ckpttool.execution import execute as execute_module
 from ckpttool.transaction import claim
 from ckpttool.transaction.states import RecordedPlan
 from tests.support.commands import message, run, run_well
 from tests.support.manifests import reseal
-from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+from tests.support.small_sets import (
+    Other,
+    SmallSet,
+    execute_split,
+    filled_outputs,
+    while_filling,
+)
 
 ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
 RESUMED = ("--resume", "--overwrite")
@@ -189,59 +193,6 @@ def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks,
     assert "another run" in message(result)
     assert small.read() == {}
     assert (small.record / "plan.json").exists()
-
-
-class Other:
-    """A whole run of another host, in a thread; it waits when it has written two outputs."""
-
-    def __init__(self, small):
-        self.small, self.error = small, None
-        self._stands, self._may_end = Event(), Event()
-        self._thread = Thread(target=self._run)
-
-    def patch(self, monkeypatch):
-        """Give it a host of its own, and have it wait."""
-        host, fill = socket.gethostname(), execute_module.fill
-        monkeypatch.setattr(socket, "gethostname", lambda: "node7" if self.is_this() else host)
-        monkeypatch.setattr(
-            execute_module,
-            "fill",
-            lambda task: (self.is_this() and self._pause(task), fill(task))[1],
-        )
-
-    def is_this(self):
-        return current_thread() is self._thread
-
-    def start(self):
-        """Return when it waits, or has ended."""
-        self._thread.start()
-        assert self._stands.wait(60)
-
-    def end(self):
-        self._may_end.set()
-        self._thread.join()
-
-    def _run(self):
-        try:
-            execute_split(self.small)
-        except ckpttool.CkptToolError as error:
-            self.error = error
-        finally:
-            self._stands.set()
-
-    def _pause(self, task):
-        if task.units[0].tensor.file.path.startswith(str(self.small.outputs[2])):
-            self._stands.set()
-            assert self._may_end.wait(60)
-
-
-def execute_split(small):
-    source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
-    options = ckpttool.OutputOptions("ckpt")
-    plan = ckpttool.plan_split(
-        source, ckpttool.read_strategy(strategy), str(small.out), output_options=options
-    )
-    ckpttool.execute(*plan)
 
 
 def test_of_two_runs_that_both_find_no_plan_one_is_refused(small, monkeypatch):
