@@ -28,7 +28,7 @@ from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
-from ckpttool.model.manifest import Provenance, differences
+from ckpttool.model.manifest import Provenance, differences, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
@@ -303,6 +303,8 @@ def _inspect_stopped(
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     if not assignment.is_resumed:
         return assignment
+    if plan is not None and complete:
+        diagnostics.add(*_describe_replicas(outputs, plan.provenance))
     return replace(assignment, kept=complete, is_finished=is_done)
 
 
@@ -360,7 +362,9 @@ def _inspect_finished(
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
         diagnostics.add(Diagnostic("resumed", text, hint, where=str(record.output)))
     if assignment.is_resumed and problem is None:
-        return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
+        return _inspect_outputs(
+            outputs, destination, assignment, manifest, stamps, find, diagnostics
+        )
     if assignment.overwrites:
         return assignment
     is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
@@ -414,6 +418,7 @@ def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
 
 def _inspect_outputs(
     outputs: RunOutputs,
+    destination: Destination,
     assignment: Assignment,
     manifest: ManifestFile,
     stamps: KnownStamps,
@@ -434,6 +439,8 @@ def _inspect_outputs(
         hint, facts = "the same command without --part", shorten(missing, 3)
         diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
+    if destination.stamps is not None and kept:
+        diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
     if changed and not assignment.overwrites:
         text = f"{count(len(changed), 'output')} changed since written"
         hint, facts = "--resume --overwrite", shorten(changed, 3)
@@ -611,6 +618,13 @@ def _describe_stopped(
     elif is_resumed:
         text = "a run did not end here, and nothing of it can be kept"
         yield Diagnostic("resumed", text, where=where)
+
+
+def _describe_replicas(outputs: RunOutputs, earlier: Provenance) -> Iterator[Diagnostic]:
+    """Yield a note if the run that is resumed could read other files of the same source."""
+    if files := list(read_otherwise(outputs.provenance, earlier)):
+        text, where = "the run that is resumed read other replicas", str(outputs.record.output)
+        yield Diagnostic("resumed", text, facts=join_clauses(*files[:3]), where=where)
 
 
 def destination_changes(
