@@ -579,6 +579,12 @@ output_options = OptionGroup(
             is_flag=True,
             help="Keep the outputs that this command has completed before; write the rest.",
         ),
+        "no_locks": option(
+            "--no-locks",
+            heading=SAFETY,
+            is_flag=True,
+            help="On a file system without locks: the run that left its plan has ended.",
+        ),
     },
 )
 

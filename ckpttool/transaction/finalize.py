@@ -71,7 +71,7 @@ def finalize(folder: str) -> Manifest:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
-    remove_leftovers(record)
+    remove_leftovers(record, None if destination.running else destination.plan)
     return _check_complete(folder, record)
 
 

@@ -40,6 +40,7 @@ from ckpttool.transaction.outputs import FindUnchanged, KnownStamps, find_unchan
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
+    NO_LOCKS,
     Destination,
     Record,
     RecordedPlan,
@@ -63,6 +64,8 @@ class DestinationPolicy(NamedTuple):
         Whether outputs that an earlier run of the same plan completed are kept.
     part
         ``(k, n)``: which of how many runs that write one set; None if one run writes it.
+    no_locks
+        Whether a run that a file system without locks shows has ended, as the user says.
     open_progress
         Called with the bytes that are to be read, to prove what an earlier run left.
     """
@@ -70,6 +73,7 @@ class DestinationPolicy(NamedTuple):
     overwrite: bool = False
     resume: bool = False
     part: tuple[int, int] | None = None
+    no_locks: bool = False
     open_progress: OpenProgress = no_progress
 
 
@@ -91,6 +95,8 @@ class Assignment:
         Whether outputs that an earlier run of the same plan completed are kept.
     overwrites
         Whether files of other runs may be replaced.
+    is_alone
+        Whether no other run writes there, as the user says where no locks can.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -112,6 +118,7 @@ class Assignment:
     part: Part | None = None
     is_resumed: bool = False
     overwrites: bool = False
+    is_alone: bool = False
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -130,13 +137,12 @@ class Assignment:
             notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
         outputs = RunOutputs.of(plan, ranks, part)
         nothing = Destination(outputs.record, State.NONE)
-        return cls(
-            outputs, nothing, ranks, part, policy.resume, policy.overwrite, notes=tuple(notes)
-        )
+        choices = policy.resume, policy.overwrite, policy.no_locks
+        return cls(outputs, nothing, ranks, part, *choices, notes=tuple(notes))
 
     def busy_problems(self) -> Iterator[Diagnostic]:
         """Yield why the run cannot begin beside those that are writing now."""
-        return busy_problems(self.outputs, look(self.outputs.record), self.overwrites)
+        return busy_problems(self, look(self.outputs.record))
 
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
@@ -253,7 +259,7 @@ def inspect_previous_run(
         executor=executor,
         open_progress=policy.open_progress,
     )
-    problems = list(busy_problems(outputs, destination, policy.overwrite))
+    problems = list(busy_problems(assignment, destination))
     if destination.state is State.COMPLETE and not problems:
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
     problems += () if policy.overwrite else _damage(outputs, destination)
@@ -551,13 +557,12 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def busy_problems(
-    outputs: RunOutputs, destination: Destination, overwrites: bool
-) -> Iterator[Diagnostic]:
+def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
-    running, record = destination.running, outputs.record
-    if overwrites and is_held(record.lock) is None:
-        return  # without locks nobody knows whether they still run
+    outputs, running = assignment.outputs, destination.running
+    record = outputs.record
+    if (assignment.overwrites or assignment.is_alone) and is_held(record.lock) is None:
+        return  # without locks only the user knows whether they still run
     if outputs.part is not None:
         in_the_way = {record.log(None), record.log(outputs.part), record.plan}
         is_beside = bool(running) and not in_the_way & running.keys()
@@ -574,8 +579,7 @@ def busy_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that another run is writing, or may be."""
     message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
     if is_held(record.lock) is None:
-        by += "; this file system has no locks, so it may have ended"
-        hint = "wait until it ends; if it has ended, --resume --overwrite"
+        hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
     return Diagnostic("busy", message, hint, facts=by, where=str(record.output))
 
 
