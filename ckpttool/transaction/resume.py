@@ -525,7 +525,7 @@ def _foreign_partials(
             continue
         other = None if name in known else _plan_that_lists(path)
         if is_held(path):
-            by = "it is of another part" if name in known else ""
+            by = "it is of another part" if name in known and outputs.part is not None else ""
             held.setdefault(by if other is None else f"see {other}", []).append(str(path))
         elif name not in known and not may_replace:
             left.setdefault(other, []).append(str(path))
