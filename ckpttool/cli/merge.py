@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="Output file; with --max-shard-size a folder.",
 )
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume"),
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
     format=options.option(
         "--format",
         type=options.FORMAT_CHOICE,

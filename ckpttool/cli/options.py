@@ -34,6 +34,7 @@ from ckpttool.cli.params import (
     StrategyName,
     UsageProblem,
     WholeNumber,
+    refuse_repeated,
 )
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import url_problem
@@ -137,6 +138,28 @@ class GroupedOption(click.Option):
         self.aliases = aliases
         if aliases:
             self.help = f"{self.help}  Also {', '.join(aliases)}."
+
+    @property
+    def _takes_one_value(self) -> bool:
+        return not (self.is_flag or self.multiple)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser collect all values, so that `consume_value` can count them."""
+        if self._takes_one_value:
+            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
+        else:
+            super().add_to_parser(parser, ctx)
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Return the value; refuse a second one, which would silently replace the first."""
+        name, given = str(self.name), opts.get(str(self.name))
+        if self._takes_one_value and given:
+            if not ctx.resilient_parsing:
+                refuse_repeated(self, given)
+            opts = {**opts, name: given[-1]}
+        return super().consume_value(ctx, opts)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the names and the text of the option."""
@@ -578,6 +601,12 @@ output_options = OptionGroup(
             heading=SAFETY,
             is_flag=True,
             help="Keep the outputs that this command has completed before; write the rest.",
+        ),
+        "no_locks": option(
+            "--no-locks",
+            heading=SAFETY,
+            is_flag=True,
+            help="On a file system without locks: the run that left its plan has ended.",
         ),
     },
 )

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -70,6 +71,16 @@ class UsageProblem(click.BadParameter):
         arguments = [one for one in self.ctx.command.params if one.param_type_name == "argument"]
         before = [one.human_readable_name for one in arguments[: arguments.index(self.param)]]
         return " ".join((self.ctx.command_path, *before, value, "..."))
+
+
+def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
+    """Raise `UsageProblem` if an option of one value has several; none is named, for a key's sake.
+
+    The last one would silently replace the others.
+    """
+    if len(values) > 1:
+        hint = f"the same command with one {option.opts[0]}"
+        raise UsageProblem(f"given {len(values)} times, and takes one value", hint)
 
 
 class Choice(ChoiceType):

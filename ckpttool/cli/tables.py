@@ -125,11 +125,16 @@ def terminal_columns(stream: TextIO) -> int | None:
     return shutil.get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
 
 
+def has_utf8(stream: TextIO) -> bool:
+    """Return whether a stream takes every character, as UTF-8 does, and a text in memory."""
+    encoding: str | None = stream.encoding
+    return encoding is None or "utf" in encoding.lower()
+
+
 def _rule_letter() -> str:
     # In the C locale Python writes UTF-8, whatever the terminal can show.
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
-    has_utf8 = "utf" in sys.stdout.encoding.lower() and locale not in ("C", "POSIX")
-    return "─" if has_utf8 else "-"
+    return "─" if has_utf8(sys.stdout) and locale not in ("C", "POSIX") else "-"
 
 
 LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own

@@ -172,6 +172,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         How to report.
     """
     from ckpttool.execution.executors import is_cluster
+    from ckpttool.transaction.states import resume_hint
 
     def print_note(note: Diagnostic) -> None:
         late_notes.append(note)
@@ -208,7 +209,8 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
             except Terminated as stopped:
                 done, outputs = assignment.count_complete(), len(assignment.ranks)
                 stopped.complete = f"{done} of {count(outputs, 'output')} complete"
-                stopped.hint = "the same command with --resume" if done else "the same command"
+                record = assignment.outputs.record
+                stopped.hint = resume_hint(record) if done else "the same command"
                 raise
     seconds = time.perf_counter() - started
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))

@@ -977,7 +977,7 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
     """Yield a problem for each rank that has another slice by the layout than by the storage."""
     name, text = parameter.meta.name, f"{_METADATA} contradicts itself"
     number_of = parameter.number_of or {}
-    regions = {number: _region(parameter, number) for number in set(number_of.values())}
+    regions = {number: _region(parameter, number) for number in sorted({*number_of.values()})}
     for box in boxes:
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:

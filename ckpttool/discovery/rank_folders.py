@@ -24,7 +24,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -145,6 +145,8 @@ def list_rank_files(
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
         problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+    if (misplaced := _misplaced_files(root, found, folders)) is not None:
+        problems.append(misplaced)
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
@@ -486,6 +488,26 @@ def _place(inside: Path, rank: int) -> str:
         "{rank}" if part.isdecimal() and int(part) == rank else part
         for part in _DIGITS.split(str(inside))
     )
+
+
+def _misplaced_files(
+    root: Path, found: Iterable[RankFile], folders: Mapping[int, Path]
+) -> Diagnostic | None:
+    """Return the problem of files in the folder of another rank than their names say, or None.
+
+    Names say the rank only if most of them say that of their folder.
+    """
+    named = [(one, int(m[1])) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
+    misplaced = [(one.path, rank) for one, rank in named if rank != one.rank]
+    if not 0 < len(misplaced) < len(named) - len(misplaced):
+        return None
+    path, rank = misplaced[0]
+    hint = f"move {'them' if misplaced[1:] else 'it'} away; `ckpttool help source` explains"
+    if rank in folders and not exists(folders[rank] / path.name) and not misplaced[1:]:
+        hint = f"mv {shlex.quote(str(path))} {shlex.quote(str(folders[rank]))}/"
+    text = f"{count(len(misplaced), 'file')} in the folder of another rank than the name says"
+    facts = shorten((str(path.relative_to(root)) for path, _ in misplaced), 3)
+    return Diagnostic("source", text, hint, facts=facts, where=str(root))
 
 
 # --------------------------------------------------------------------- folders without rank folders

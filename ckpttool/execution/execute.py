@@ -43,6 +43,7 @@ from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
+from ckpttool.transaction.states import resume_hint
 
 
 def _failure(
@@ -50,13 +51,14 @@ def _failure(
     error: CkptToolError | OSError | BrokenExecutor,
     done: Sequence[str] = (),
     changes: str = "",
+    resume: str = "",
 ) -> ExecutionError:
     """Return the error of a run that could not write ``path``.
 
     Outputs that are ``done`` are of no use if there are ``changes`` of source files.  The message
     of libhdf5 would hide that of the system.
     """
-    again = "the same command with --resume" if done else "the same command"
+    again = resume if done else "the same command"
     notes = notes_of(error)
     cause, details, hint = WORKER_DIED, WHY_DEAD, FEWER
     if isinstance(error, TakenError):
@@ -237,7 +239,8 @@ def execute(
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             done = [written.path for written in run.written_by_rank()]
             changes = transaction.describe_source_changes()
-            raise _failure(transaction.writing or run.current, error, done, changes) from error
+            path, again = transaction.writing or run.current, resume_hint(transaction.record)
+            raise _failure(path, error, done, changes, again) from error
         raise
     return run.written_by_rank()
 

@@ -156,8 +156,8 @@ class Ckpt:
             cipher = read_ciphertext(file, stop, end, key)
             file = replace(file, cipher=cipher)
             hidden = _read_encrypted(file, cipher)
-            for name in hidden.keys() & tensors.keys():
-                raise FormatError(file.path, stop, f"{name}: stored twice, plain and encrypted")
+            if twice := [name for name in hidden if name in tensors]:
+                raise FormatError(file.path, stop, f"{twice[0]}: stored twice, plain and encrypted")
             tensors = {**tensors, **hidden}
         return FileIndex((file,), self.name, nbytes, tensors, attrs)
 

@@ -285,7 +285,7 @@ def describe_os_error(error: OSError) -> str:
     """
     meaning = MEANINGS.get(error.errno or 0, "")
     if isinstance(error, PermissionError) and error.filename is not None:
-        meaning = _describe_owner(error.filename)
+        meaning = _describe_owner(os.fsdecode(error.filename))  # it may be a Path, or bytes
     return (error.strerror or str(error)) + (f" ({meaning})" if meaning else "")
 
 

@@ -53,16 +53,22 @@ UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes a
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source, with its size, and its stamp unless a manifest lists it."""
+    """A file of the source, with its size, and its stamp unless a manifest lists it.
+
+    If the system could not read it, replicas were read in place of it, and no manifest lists it.  A
+    run that can read the same file is nevertheless the same run.
+    """
 
     path: str
     nbytes: int
     stamp: FileStamp | None = None
+    is_read: bool = field(default=True, compare=False)
 
     def entry(self) -> Mapping[str, object]:
         """Return the entry of the record of a run, which has the stamp."""
         stamp = {} if self.stamp is None else self.stamp._asdict()
-        return {"path": self.path, "nbytes": self.nbytes, **stamp}
+        unread = {} if self.is_read else {"unread": True}
+        return {"path": self.path, "nbytes": self.nbytes, **stamp, **unread}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +128,12 @@ class Provenance:
             (run.version, run.step, run.source, {*run.strategies}, dict(run.options))
             for run in (self, other)
         )
-        return self.inputs != other.inputs and ours == theirs
+        return {*self.inputs} != {*other.inputs} and ours == theirs
 
     @property
     def digest(self) -> str:
         """SHA-256 of what decides the outputs; `differences` finds none between equal ones."""
-        inputs = [file.entry() for file in self.inputs]
+        inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
         strategies = sorted({(file.path, file.sha256) for file in self.strategies})
         text = json.dumps([self.version, self.plan, inputs, strategies])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -140,7 +146,9 @@ class Provenance:
             "ckpttool": self.version,
             "plan": self.plan,
             "step": self.step,
-            "inputs": [{"path": file.path, "nbytes": file.nbytes} for file in self.inputs],
+            "inputs": [
+                {"path": file.path, "nbytes": file.nbytes} for file in self.inputs if file.is_read
+            ],
             "strategies": [asdict(file) for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
         }
@@ -207,6 +215,7 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     if mine.version != other.version:
         yield f"ckpttool {mine.version} in place of {other.version}"
     now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
+    has_same_source = now == was
     if mine.source != other.source:
         yield f"source {mine.source} in place of {other.source}"
         now = was = {}
@@ -233,9 +242,17 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     if used != before:
         added, left = (shorten(sorted(one), 3) or "none" for one in (used - before, before - used))
         yield f"strategy {added} in place of {left}"
-    if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
+    if mine.plan != other.plan and has_same_source and ours == known:
         given, old = dict(mine.options), dict(other.options)
         names = [name for name in given if old.get(name, given[name]) != given[name]]
         rest = "--unlisted, --not-in-target or --optimizer-shard"
         changes = ", ".join(f"{given[name]} in place of {old[name]}" for name in names)
         yield changes or f"another {rest}"
+
+
+def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:
+    """Yield the files of the source that only one of two runs could read, with which it was."""
+    was_read = {file.path: file.is_read for file in other.inputs}
+    for file in mine.inputs:
+        if was_read.get(file.path, file.is_read) != file.is_read:
+            yield f"{file.path} could {'not be read before' if file.is_read else 'be read before'}"

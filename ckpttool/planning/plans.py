@@ -75,6 +75,8 @@ class OutputOptions:
     resume
         Keep the outputs that an interrupted run of the same plan completed.  Other files of that
         run are replaced with and without this option.
+    no_locks
+        On a file system without locks, go on where a plan is left: its run has ended.
 
     Examples
     --------
@@ -92,6 +94,7 @@ class OutputOptions:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     resume: bool = False
+    no_locks: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
@@ -112,7 +115,8 @@ class OutputOptions:
 
     def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
         """Return the policy for existing files."""
-        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
+        choices = self.overwrite, self.resume, self.part, self.no_locks
+        return DestinationPolicy(*choices, open_progress)
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:

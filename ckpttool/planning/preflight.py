@@ -23,7 +23,14 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import format_bytes, shorten
-from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there
+from ckpttool.storage.files import (
+    ELSEWHERE,
+    PARTIAL,
+    access_problem,
+    final_name,
+    is_finished,
+    is_there,
+)
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
 
@@ -88,8 +95,8 @@ def _destination_problems(
     target: Target,
     blocked: Mapping[str, Diagnostic],
     policy: DestinationPolicy,
-    documents: Collection[str],
-    replaceable: Collection[str],
+    existing: Sequence[str],
+    assignment: Assignment | None,
 ) -> Iterator[Diagnostic]:
     """Yield everything that prevents writing the outputs under their names.
 
@@ -103,20 +110,16 @@ def _destination_problems(
         Outputs that cannot be written at all; see `_blocked`.
     policy
         How to treat existing files.
-    documents
-        Small files that are written with the outputs.
-    replaceable
-        Outputs that are replaced even without ``--overwrite``; see
-        `ckpttool.transaction.resume.Assignment`.
+    existing
+        Files that only ``--overwrite`` replaces.
+    assignment
+        What the run writes; None without a plan.
     """
     yield from dict.fromkeys(blocked.values())
-    paths = [*target.paths.values(), *documents]
-    manifest = [target.manifest_path] if target.paths else []
-    files = [path for path in paths if is_there(path) and path not in blocked]
-    existing = [path for path in files if str(Path(path)) not in replaceable]
-    if not existing and not blocked:
-        existing = [path for path in manifest if is_there(path) and path not in replaceable]
-    if existing and not policy.overwrite:
+    is_in_the_way = bool(existing) and not policy.overwrite
+    busy = list(assignment.busy_problems()) if is_in_the_way and assignment is not None else []
+    yield from busy
+    if is_in_the_way and not busy:
         message, facts = f"{existing[0]} exists already", ""
         if len(existing) > 1:
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
@@ -145,7 +148,8 @@ def _blocked(
     for path in (*target.paths.values(), *documents, *manifest):
         is_named = is_one_file and path in target.paths.values()
         hint = "-o with the name of a file" if is_named else f"move it away, or {ELSEWHERE}"
-        problem = _location_problem(path, hint)
+        option = "-o" if path in target.paths.values() else "--write-strategy"
+        problem = _name_of_others(Path(path), option) or _location_problem(path, hint)
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
@@ -185,6 +189,16 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         verb = "is" if len(mixed) == 1 else "are"
         text = f"{shorten(mixed, 3)} {verb} inside the source folder {source.root}"
         yield Diagnostic("destination", text, f"-o with a path outside of {source.root}")
+
+
+def _name_of_others(path: Path, option: str) -> Diagnostic | None:
+    """Return a problem if another run would remove a file of this name."""
+    final = final_name(path.name)
+    if final is None:
+        return None
+    text, facts = "the name of a temporary file", f"a run that writes {final} removes it"
+    hint = f"{option} {path.with_name(final)}"
+    return Diagnostic("destination", text, hint, facts=facts, where=str(path))
 
 
 def _location_problem(name: str, hint: str) -> Diagnostic | None:
@@ -228,8 +242,10 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     if not stat.S_ISREG(found.st_mode):
         text = f"{partial} is in the way of the temporary file"
         return Diagnostic("destination", text, "move it away")
-    if (found.st_dev, found.st_ino) in input_ids:
-        text = f"{partial} is an input of this run and has the name of the temporary file"
+    what = "an input of this run" if (found.st_dev, found.st_ino) in input_ids else ""
+    what = what or ("a complete output" if is_finished(partial) else "")
+    if what:
+        text = f"{partial} is {what} and has the name of the temporary file"
         return Diagnostic("destination", text, "rename it")
     return access_problem(partial, os.R_OK | os.W_OK)
 
@@ -281,6 +297,10 @@ def preflight(
     elif policy.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
     blocked = _blocked(target, inputs, documents)
+    # The record is read later, so it names the run that has written what is there now.
+    paths = [path for path in (*target.paths.values(), *documents) if path not in blocked]
+    manifest = [target.manifest_path] if target.paths else []
+    there, manifest = (list(filter(is_there, one)) for one in (paths, manifest))
     if plan is not None and found is not None and not blocked:
         seen = Diagnostics()
         try:
@@ -294,10 +314,10 @@ def preflight(
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
-    manifests = frozenset([target.manifest_path] if target.paths else [])
-    replaceable = manifests if found is None else found.replaceable
-    if policy.part is not None:
-        documents = ()  # `finalize` writes them
-    problems = _destination_problems(source, target, blocked, policy, documents, replaceable)
+    replaceable = frozenset(manifest) if found is None else found.replaceable
+    existing = [path for path in there if str(Path(path)) not in replaceable]
+    if not existing and not blocked:
+        existing = [path for path in manifest if path not in replaceable]
+    problems = _destination_problems(source, target, blocked, policy, existing, found)
     diagnostics.add(*problems)
     return found

@@ -267,7 +267,7 @@ def _equal_slices(one: SampledTensor) -> RankGroups:
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
     for samples in one.samples:
-        for sample in set(samples.values()):
+        for sample in dict.fromkeys(samples.values()):
             slices[sample] += 1
             ranks[sample] += samples
     return tuple(

@@ -353,7 +353,19 @@ class StrategySidecar:
                 where=self.path,
                 path=self.path,
             )
-        if os.path.relpath(parent / name, folder.resolve()).startswith((MANIFEST, RECORD)):
+        place = parent / name
+        for output in map(Path, plan.target.paths.values()):
+            if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
+                yield Diagnostic(
+                    "destination",
+                    "one of two files would have to be a folder",
+                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    facts=f"the other is the output {output}",
+                    where=self.path,
+                    path=self.path,
+                )
+                break
+        if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
             text = "ckpttool itself uses this name"
             hint = "--write-strategy with another name"
             yield Diagnostic("destination", text, hint, where=self.path, path=self.path)

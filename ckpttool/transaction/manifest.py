@@ -204,7 +204,8 @@ class JsonObject:
 
     def _input(self) -> InputFile:
         stamp = self.stamp() if "inode" in self.entries else None
-        return InputFile(self.text("path"), self.number("nbytes"), stamp)
+        is_read = "unread" not in self.entries
+        return InputFile(self.text("path"), self.number("nbytes"), stamp, is_read)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         """Return an entry that is a list of objects."""

@@ -394,3 +394,50 @@ def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make_run):
     src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/c/a.ckpt")
     fails(src, "Try: --pattern 'rank_{rank}/*.ckpt', or --pattern 'node{rank}/c/*.ckpt'")
     assert found(src, pattern="node{rank}/c/*.ckpt") == {0: "node0/c/a.ckpt"}
+
+
+# -------------------------------------------------------------------- names of another rank
+
+
+@pytest.mark.parametrize(
+    ("names", "misplaced", "hint"),
+    [
+        (
+            ["rank_0/l_rank_0-2_10.ckpt", "rank_1/l_rank_0-2_10.ckpt"]
+            + [f"rank_{rank}/l_rank_{rank}-2_10.ckpt" for rank in (2, 3)],
+            "rank_1/l_rank_0-2_10.ckpt",
+            "Try: move it away; `ckpttool help source` explains",
+        ),
+        (
+            [f"device{rank}/net_rank{rank}.safetensors" for rank in (0, 1, 3)]
+            + ["device1/net_rank2.safetensors", "device2/note.txt"],
+            "device1/net_rank2.safetensors",
+            "mv {}/device1/net_rank2.safetensors {}/device2/",
+        ),
+        (
+            [f"rank_{rank}/l_rank_{rank}-1_1.ckpt" for rank in range(5)]
+            + ["rank_4/l_rank_0-1_1.ckpt", "rank_3/l_rank_1-1_1.ckpt"],
+            "rank_3/l_rank_1-1_1.ckpt, rank_4/l_rank_0-1_1.ckpt",
+            "Try: move them away; `ckpttool help source` explains",
+        ),
+    ],
+)
+def test_a_file_in_the_folder_of_another_rank_than_it_names_is_said(
+    make_run, names, misplaced, hint
+):
+    """Else the advice is to copy files that are there."""
+    root = make_run(*names)
+    texts = fails(root, "in the folder of another rank than the name says", misplaced)
+    assert hint.format(root, root) in "\n".join(texts)
+    assert "copy the missing files" not in "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["rank_0/l_rank_0-2_10.ckpt", "rank_1/l_rank_0-2_10.ckpt"],
+        [f"rank_{rank}/net_rank_0.ckpt" for rank in range(4)],
+    ],
+)
+def test_a_name_that_is_the_same_in_all_folders_says_no_rank(make_run, names):
+    assert found(make_run(*names)) == dict(enumerate(names))

@@ -90,8 +90,8 @@ def test_steps_of_different_training_runs_are_not_compared(make_run):
 
 
 def test_of_rivals_the_files_of_one_rank_are_named(make_run):
-    src = make_run("rank_0/net_rank_0-1_1.ckpt", *(f"rank_1/net_rank_{r}-1_1.ckpt" for r in (1, 2)))
-    fails(src, "the folder of rank 1\n  net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt\n")
+    src = make_run("rank_0/net_0-1_1.ckpt", *(f"rank_1/net_{number}-1_1.ckpt" for number in (1, 2)))
+    fails(src, "the folder of rank 1\n  net_1-1_1.ckpt, net_2-1_1.ckpt\n")
 
 
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
