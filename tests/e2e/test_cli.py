@@ -557,7 +557,8 @@ def test_no_output_lies_where_the_source_is_read_from(tmp_path, output, is_refus
         shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}.ckpt")
     source = tmp_path / output.partition("/")[0]
     before = files_below(tmp_path)
-    words = ["merge", source, "-s", SMALL / "src_strategy.ckpt", "-o", tmp_path / output]
+    merge = ["merge", source, "-s", SMALL / "src_strategy.ckpt"]
+    words = [*merge, "-o", tmp_path / output]
     result = run(*words)
     assert result.exit_code == (5 if is_refused else 0), message(result)
     if is_refused:
@@ -569,7 +570,7 @@ def test_no_output_lies_where_the_source_is_read_from(tmp_path, output, is_refus
             run_well(*words, "--overwrite").stdout.partition(" in ")[0]
             == result.stdout.partition(" in ")[0]
         )
-    folder = run(*words, "-o", source, "--format", "ckpt", "--max-shard-size", "1KB")
+    folder = run(*merge, "-o", source, "--format", "ckpt", "--max-shard-size", "1KB")
     assert "is the source folder Try: -o with another path" in message(folder)
 
 
