@@ -444,18 +444,17 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     """
     names = list_folder(folder)
     files = list(_with_checkpoint_suffix(names))
-    if not depth or not all(map(_is_strategy, files)):
+    inside = (
+        [p for p in names if format_of_suffix(p.name) is None and is_folder(p)] if depth else []
+    )
+    if not inside or not all(map(_is_strategy, files)):
         return folder, files
     named = [
-        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(names)
+        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(inside)
     ]
     nested = [one for one in named if one[1][1]]
     if not nested:
-        others = (p for p in names if not RANK_FOLDER.fullmatch(p.name) and is_folder(p))
-        inside = (
-            _find_files(p, rank, depth - 1) for p in others if not EMERGENCY.fullmatch(p.name)
-        )
-        nested = [(rank, one) for one in inside if not all(map(_is_strategy, one[1]))]
+        nested = [(rank, one) for one in _other_homes(inside, rank, depth - 1)]
     return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
