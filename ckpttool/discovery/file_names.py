@@ -196,11 +196,35 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
     for name in names:
         for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
             forms[name[: match.start()], name[match.end() :]][int(match[0])] = name
-    return [
-        found
-        for (head, _), found in forms.items()
-        if len(found) > 1 and max(found) == len(found) - 1 and not _OTHER_COUNT.search(head)
-    ]
+    return [found for (head, _), found in forms.items() if _may_be_ranks(head, found)]
+
+
+def ranks_in_names(names: Iterable[str]) -> Mapping[str, int]:
+    """Return the ranks of files in one folder whose names lack the word; empty if it is not clear.
+
+    Names of one form have a number that may be that of a rank, as in `find_numbered`, whatever
+    their steps and counters are.
+
+    Examples
+    --------
+    >>> ranks_in_names(["a2_0-1_2.ckpt", "a2_1-1_2.ckpt", "a2_1_1-3_2.ckpt", "best.ckpt"])
+    {'a2_0-1_2.ckpt': 0, 'a2_1-1_2.ckpt': 1, 'a2_1_1-3_2.ckpt': 1}
+    """
+    forms: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name in names:
+        head = run_of(name)
+        for match in NUMBER.finditer(head):
+            before, after = _form(head, match, step_of(name) is not None)
+            forms[before, after + Path(name).suffix][name] = int(match[0])
+    found = [ranks for (head, _), ranks in forms.items() if _may_be_ranks(head, ranks.values())]
+    merged = {name: rank for ranks in found for name, rank in ranks.items()}
+    return merged if len(merged) == sum(map(len, found)) else {}
+
+
+def _may_be_ranks(head: str, numbers: Iterable[int]) -> bool:
+    """Return whether numbers behind a text go from 0 without a gap, and it says nothing else."""
+    different = set(numbers)
+    return different == set(range(max(2, len(different)))) and not _OTHER_COUNT.search(head)
 
 
 def step_of(name: str) -> Step | None:

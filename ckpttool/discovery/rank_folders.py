@@ -6,7 +6,8 @@ Without rank folders, files with ``rank_3`` in their names count, as MindFormers
 
 Rank folders and such files may also be in folders of hosts or processes, ``10.0.0.2/rank_8`` and
 ``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  At last,
-folders count whose names differ in one number, from 0 without a gap, ``card0`` and ``card1``.
+folders and files count whose names differ in one number, from 0 without a gap, ``card0`` and
+``card1``.
 
 A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
 of the rank, the same wherever it occurs; ``*`` for anything.
@@ -36,6 +37,7 @@ from ckpttool.discovery.file_names import (
     STEP_IN_NAME,
     RankFile,
     find_numbered,
+    ranks_in_names,
     run_of,
 )
 from ckpttool.discovery.leftovers import (
@@ -441,18 +443,17 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     """
     names = list_folder(folder)
     files = list(_with_checkpoint_suffix(names))
-    if not depth or not all(map(is_strategy, files)):
+    inside = (
+        [p for p in names if format_of_suffix(p.name) is None and is_folder(p)] if depth else []
+    )
+    if not inside or not all(map(is_strategy, files)):
         return folder, files
     named = [
-        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(names)
+        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(inside)
     ]
     nested = [one for one in named if one[1][1]]
     if not nested:
-        others = (p for p in names if not RANK_FOLDER.fullmatch(p.name) and is_folder(p))
-        inside = (
-            _find_files(p, rank, depth - 1) for p in others if not EMERGENCY.fullmatch(p.name)
-        )
-        nested = [(rank, one) for one in inside if not all(map(is_strategy, one[1]))]
+        nested = [(rank, one) for one in _other_homes(inside, rank, depth - 1)]
     return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
@@ -520,7 +521,7 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     note_emergencies(saves, diagnostics)
     found = _named_files(files)
     if not found and not find_nested_checkpoints(root):
-        found = _named_files_in_hosts(root)
+        found = _named_files_in_hosts(root) or _numbered_files(files)
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
@@ -544,6 +545,13 @@ def _named_files_in_hosts(root: Path) -> list[RankFile]:
     found = [item for folder in folders for item in _named_files(checkpoint_files(folder))]
     homes = {(item.rank, item.path.parent) for item in found}
     return found if len(homes) == len({rank for rank, _ in homes}) else []
+
+
+def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
+    """Return the files whose names differ in a number that may be the rank's."""
+    ranks = ranks_in_names(path.name for path in files)
+    found = [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
+    return [] if all(is_strategy(item.path) for item in found) else found
 
 
 def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.discovery.file_names import RANK_IN_NAME
+from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
@@ -178,11 +178,13 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
+    forms = {NUMBER.sub("", Path(path).name) for file in files for path in file.paths}
     mixed: list[str] = []
     outputs = map(Path, target.paths.values())
     for path in (path for path in outputs if format_of_suffix(path.name) is not None):
         folder = os.path.realpath(path.parent)
-        is_home = folder in homes and (folder != root or RANK_IN_NAME.search(path.name))
+        is_like_rank = RANK_IN_NAME.search(path.name) or NUMBER.sub("", path.name) in forms
+        is_home = folder in homes and (folder != root or is_like_rank)
         if is_home or is_in_rank_folder(root, folder, homes):
             mixed.append(str(path))
     if mixed:

@@ -298,6 +298,33 @@ def test_files_with_their_rank_in_the_name_are_found_without_folders(make_run, n
         assert found(make_run(*names.values())) == names
 
 
+@pytest.mark.parametrize("name", ["filerted_{}.ckpt", "code-13B7_{}-5_2.ckpt", "w{:03}-1_2.ckpt"])
+def test_flat_files_that_differ_in_one_number_are_those_of_ranks(make_run, name):
+    names = [name.format(rank) for rank in range(12)]
+    assert found(make_run(*names, "best.ckpt")) == dict(enumerate(names))
+
+
+def test_flat_files_without_the_word_may_have_steps_and_counters(make_run):
+    names = [f"net2_{rank}-{step}_9.ckpt" for rank in range(3) for step in (1, 2)]
+    src = make_run(*names, "net2_2_1-3_9.ckpt")
+    assert found(src, step="1_9") == {rank: f"net2_{rank}-1_9.ckpt" for rank in range(3)}
+    fails(src, "step 3_9 is not on ranks 0, 1", step="3_9")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["epoch_0.ckpt", "epoch_1.ckpt"],
+        ["fold0.ckpt", "fold1.ckpt", "fold2.ckpt"],
+        ["net-1_2.ckpt", "net-2_2.ckpt", "net_1-1_2.ckpt"],
+        ["net_0.ckpt", "net_2.ckpt"],
+        ["a_0_0.ckpt", "a_0_1.ckpt", "a_1_0.ckpt"],
+    ],
+)
+def test_flat_files_that_differ_in_another_number_are_not_those_of_ranks(make_run, names):
+    fails(make_run(*names), "no rank folders")
+
+
 def test_other_flat_files_do_no_harm(make_run):
     src = make_run("llama_rank_0-1_1.ckpt", "llama_rank_1-1_1.ckpt", "merged.ckpt", "frank_2.ckpt")
     assert list(found(src)) == [0, 1]

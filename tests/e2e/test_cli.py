@@ -516,14 +516,19 @@ def test_step_is_named_in_the_output(tmp_path):
         ("card{rank}/ckpt", "card0/new.ckpt", True),
         ("rank_{rank}/ckpt", "rank_0/new/new.ckpt", True),
         ("rank_{rank}/ckpt", "new/new.ckpt", False),
+        ("net_{rank}.ckpt", "net_9.ckpt", True),
+        ("net_{rank}.ckpt", "new.ckpt", False),
     ],
 )
-def test_no_output_lies_where_ranks_in_folders_of_hosts_are_read(
+def test_no_output_lies_where_ranks_without_rank_folders_are_read(
     tmp_path, form, output, is_refused
 ):
     for rank in range(len(list((SMALL / "src").iterdir()))):
-        folder = tmp_path / "src" / form.format(rank=rank, half=rank % 2)
-        shutil.copytree(SMALL / "src" / f"rank_{rank}", folder)
+        path = tmp_path / "src" / form.format(rank=rank, half=rank % 2)
+        path = path if path.suffix else path / "net.ckpt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (file,) = (SMALL / "src" / f"rank_{rank}").glob("*.ckpt")
+        shutil.copy(file, path)
     source = tmp_path / "src"
     words = ["merge", source, "-s", SMALL / "src_strategy.ckpt", "-o", source / output]
     result = run(*words)
