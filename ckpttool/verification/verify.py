@@ -323,11 +323,10 @@ class _Verification:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
         # Reading every byte finds differing replicas again, with more detail.  Without it samples
-        # find what a conversion refuses.
+        # find what a conversion refuses, and what it reads otherwise than the strategy says.
         of_convert = severities("convert")
-        others = (
-            {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
-        )
+        others = {code for code in of_convert if of_convert[code] != "error"} - {"inferred"}
+        others = {"replica"} if deep else others
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
