@@ -385,6 +385,25 @@ def sample_ranks(
         yield name, tuple(map(tuple, groups.values())), is_constant
 
 
+def find_differing_ends(
+    catalog: Catalog, names: Iterable[str], executor: Executor
+) -> dict[str, tuple[int, int]]:
+    """Return the tensors whose samples differ between the first and the last rank that hold them.
+
+    Slices of an even split differ between these two, whatever the layout is.
+    """
+    ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
+    futures = {
+        name: [executor.submit(sample, catalog.files[rank].tensors[name]) for rank in ranks]
+        for name, ranks in ends.items()
+    }
+    return {
+        name: ends[name]
+        for name, pair in futures.items()
+        if len({wait_result(future) for future in pair}) > 1
+    }
+
+
 def _group_ranks(
     catalog: Catalog,
     names: Iterable[str],
