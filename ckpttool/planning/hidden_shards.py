@@ -22,7 +22,7 @@ of a network without an optimizer, such as inference, and may shard these weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -367,6 +367,34 @@ def _infer_from(
             return inferred
     contents = _read(listed, executor, by_samples=False)
     return _infer(strategy, listed, contents, executor, requested)
+
+
+def without_listed_shards(
+    strategy: Strategy, holders: Collection[str]
+) -> tuple[Strategy, tuple[str, ...]]:
+    """Return the strategy without the optimizer shards that it lists, and their names in files.
+
+    For files whose optimizer shards were joined before.  Hand-written shards stay.
+    """
+    names = tuple(
+        name
+        for name, layouts in strategy.layouts.items()
+        if name not in strategy.handwritten and any(one.optimizer_shard > 1 for one in layouts)
+    )
+    joined = tuple(name for name in names if name in holders)
+    text = f"--optimizer-shard 1: {count(len(joined), 'parameter', 'are')} read without the "
+    note = Diagnostic(
+        "corrected", f"{text}optimizer shard in the strategy", facts=shorten(joined, 3)
+    )
+    notes = (*strategy.notes, note) if joined else strategy.notes
+    return replace(_corrected(strategy, dict.fromkeys(names, 1)), notes=notes), joined
+
+
+def joined_shards_problem(names: Sequence[str]) -> Diagnostic:
+    """Return the problem of slices of an optimizer shard that the user says were joined."""
+    text = "--optimizer-shard 1, but files hold slices of the optimizer shard in the strategy"
+    hint = "the same command without --optimizer-shard"
+    return Diagnostic("undecided_shard", text, hint, _SHARD, shorten(names, 3))
 
 
 def has_proven_shard(strategy: Strategy, sources: Sequence[Source]) -> bool:

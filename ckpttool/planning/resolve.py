@@ -26,7 +26,12 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
-from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
+from ckpttool.planning.hidden_shards import (
+    has_proven_shard,
+    infer_strategy,
+    joined_shards_problem,
+    without_listed_shards,
+)
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import replica_problems
@@ -67,8 +72,8 @@ class ResolveOptions:
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
-        The hidden optimizer shard of tensors whose contents do not decide it; 1 for none.  It is a
-        problem if contents show another.
+        The hidden optimizer shard of tensors whose contents do not decide it.  It is a problem if
+        contents show another.  1 is for none, also where the strategy lists one.
     check_replicas
         Compare all replicas byte for byte; any difference is a problem.
     strict
@@ -201,6 +206,9 @@ def _resolve(
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
+    joined: tuple[str, ...] = ()
+    if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
+        sharding, joined = without_listed_shards(sharding, catalog.holders)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
@@ -241,9 +249,13 @@ def _resolve(
     diagnostics.failures += sources.damage
     diagnostics.add(*sources.problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
-    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    shown = [one for one in of_contents if not replicas or one.code != "replica"]
+    found = [*shown, *replicas]
+    if slices := [one for one in found if one.code == "replica" and one.tensor in joined]:
+        problem = joined_shards_problem([str(one.tensor) for one in slices])
+        found = [problem, *(one for one in found if one not in slices)]
     return ResolvedSources(
-        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, tuple(found)
     )
 
 
@@ -544,7 +556,7 @@ def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iter
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
     """Return a problem if ``options.optimizer_shard`` cannot apply to the source; else None."""
     shard = options.optimizer_shard
-    if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
+    if shard is None:
         return None
     where = f"--optimizer-shard {shard}"
     if not isinstance(sharding, Strategy):

@@ -229,7 +229,12 @@ def check_strategy(
             continue
         elif not one.may_be_equal_by_chance and _has_equal_shards(one.source.slicing, by_rank):
             text = "sharded further in the strategy than in the files"
-            found.append(_too_large_problem(sharding, one, text))
+            problem = _too_large_problem(sharding, one, text)
+            if not _place_by_hand(sharding, one.source):
+                hint = f"{_OF_THE_RUN}, or --optimizer-shard 1 if the optimizer shards were joined"
+                hint = f"{hint} before; {_CONTRADICTED_EXPLAINED}"
+                problem = replace(problem, hint=hint, options=("--optimizer-shard",))
+            found.append(problem)
         elif groups := _equal_slices(one):
             equal.append((one, groups))
     found += _stage_problems(catalog, sharding, sources, executor)
@@ -260,13 +265,14 @@ def _contradict(sharding: Sharding, one: Diagnostic, place: str) -> Diagnostic:
     ``place`` is that of its hand-written layout; "" if it has none.
     """
     problem = contradiction(sharding, one.message, one.facts, one.ranks)
-    hint = "the strategy of the run that saved the checkpoint"
+    hint = _OF_THE_RUN
     if place:
         hint, problem = _correct(place), replace(problem, where=place)
     hint += f", or --trust-strategy if slices repeat by design; {_CONTRADICTED_EXPLAINED}"
     return replace(problem, tensor=one.tensor, hint=hint, options=("--trust-strategy",))
 
 
+_OF_THE_RUN = "the strategy of the run that saved the checkpoint"
 _CONTRADICTED_EXPLAINED = "`ckpttool help contradicted` explains"
 
 
