@@ -35,6 +35,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -121,6 +122,7 @@ def _find_transfers(
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
+    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.sharding))
     cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
