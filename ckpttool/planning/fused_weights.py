@@ -74,7 +74,7 @@ def fused_notes(
     if changed:
         text = f"{count(len(changed), 'fused weight', 'change')} the number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
-        yield Diagnostic("doubt", text, "`ckpttool help fused-weights` explains", facts=facts)
+        yield Diagnostic("doubt", text, "`ckpttool help fused-weights`", facts=facts)
 
 
 def _count_cuts(layout: Layout, axis: int) -> int:

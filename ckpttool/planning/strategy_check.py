@@ -229,21 +229,21 @@ def check_strategy(
             continue
         elif not one.may_be_equal_by_chance and _has_equal_shards(one.source.slicing, by_rank):
             text = "sharded further in the strategy than in the files"
-            problem = _too_large_problem(sharding, one, text)
-            if not _place_by_hand(sharding, one.source):
-                hint = f"{_OF_THE_RUN}, or --optimizer-shard 1 if the optimizer shards were joined"
-                hint = f"{hint} before; {_CONTRADICTED_EXPLAINED}"
-                problem = replace(problem, hint=hint, options=("--optimizer-shard",))
-            found.append(problem)
+            joined = "--optimizer-shard 1 if the optimizer shards were joined before"
+            hint = f"{_OF_THE_RUN}, {joined}, or {_BY_DESIGN}"
+            options: tuple[str, ...] = ("--optimizer-shard", *_TRUST)
+            if place := _place_by_hand(sharding, one.source):
+                hint, options = f"{_correct(place)}, or {_BY_DESIGN}", _TRUST
+            found.append(_too_large_problem(sharding, one, text, hint, options))
         elif groups := _equal_slices(one):
             equal.append((one, groups))
     found += _stage_problems(catalog, sharding, sources, executor)
     in_full = [one for one, groups in equal if groups == (one.ranks,)]
     if in_full and _are_all_equal(sampled):
         text = "sharded in the strategy, and in full on all ranks"
-        hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
-        too_large = (_too_large_problem(sharding, one, text) for one in in_full)
-        return [*found, *(replace(one, hint=hint, options=()) for one in too_large)]
+        hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
+        too_large = (_too_large_problem(sharding, one, text, hint, _TRUST) for one in in_full)
+        return [*found, *too_large]
     if problems := _equal_slices_problems(sharding, sampled, equal):
         return [*found, *problems]
     deduplicated = bool(equal) and is_deduplicated(catalog, sharding)
@@ -268,12 +268,12 @@ def _contradict(sharding: Sharding, one: Diagnostic, place: str) -> Diagnostic:
     hint = _OF_THE_RUN
     if place:
         hint, problem = _correct(place), replace(problem, where=place)
-    hint += f", or --trust-strategy if slices repeat by design; {_CONTRADICTED_EXPLAINED}"
-    return replace(problem, tensor=one.tensor, hint=hint, options=("--trust-strategy",))
+    return replace(problem, tensor=one.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
 
 
 _OF_THE_RUN = "the strategy of the run that saved the checkpoint"
-_CONTRADICTED_EXPLAINED = "`ckpttool help contradicted` explains"
+_BY_DESIGN = "--trust-strategy if slices repeat by design; `ckpttool help contradicted` explains"
+_TRUST = ("--trust-strategy",)
 
 
 def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:
@@ -379,7 +379,7 @@ def _replica_problem(
         if fitting := _fitting_text(sharding, one):
             facts += fitting
         else:
-            hint, options = f"{hint}, or --trust-strategy", ("--trust-strategy",)
+            hint, options = f"{hint}, or --trust-strategy", _TRUST
     elif of_other_run:
         if min(map(len, groups)) > 1:
             facts += f"; whole groups differ: {sharding.origin} may be of another run"
@@ -432,11 +432,14 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
     return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
-def _too_large_problem(sharding: Sharding, one: SampledTensor, text: str) -> Diagnostic:
+def _too_large_problem(
+    sharding: Sharding, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
+) -> Diagnostic:
     """Return the problem of a full tensor that would be too large, with its shapes."""
     shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
     facts = f"{shape} would become {one.source.meta.shape}"
-    return replace(contradiction(sharding, text, facts, one.ranks), tensor=one.source.meta.name)
+    problem = contradiction(sharding, text, facts, one.ranks)
+    return replace(problem, tensor=one.source.meta.name, hint=hint, options=options)
 
 
 _EQUAL = "slices that should differ are equal"

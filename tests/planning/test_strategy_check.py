@@ -8,7 +8,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
 from tests.support.diagnostics import graded, is_warning
-from tests.support.readers import Entry
+from tests.support.readers import Entry, entry_of, read
 
 COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
 
@@ -249,6 +249,26 @@ def test_slices_are_weighed_by_the_values_that_they_could_have(tmp_path, dtype, 
         assert one.facts == "all ranks hold the same"
         assert "or --trust-strategy if slices repeat by design" in one.hint
     ckpttool.plan_merge(catalog, strategy, place, ckpttool.ResolveOptions(trust_strategy=True))
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("experts", [4, 8])
+def test_experts_that_are_copies_of_one_layer_may_be_trusted(tmp_path, experts, shard):
+    layout = Layout((shard, 4), ((0,), (), ()), shard)
+    one = noise("w", "Float32", (1, 32, 16)).array()
+    full = entry_of(np.concatenate([one] * experts * shard))
+    strategy = join_stages({0: {"w": layout}})
+    catalog = catalog_on_disk(tmp_path / "src", cut({"w": full}, strategy))
+    place = str(tmp_path / "m.ckpt")
+    with pytest.raises(ckpttool.PlanError, match="--trust-strategy if slices repeat") as caught:
+        ckpttool.plan_merge(catalog, strategy, place)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "contradicted"
+    assert problem.facts  # what was seen: shapes, or the ranks
+    options = ckpttool.ResolveOptions(trust_strategy=True)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, place, options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == {"w": full}
 
 
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
