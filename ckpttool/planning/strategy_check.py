@@ -244,10 +244,13 @@ def check_strategy(
         hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
         too_large = (_too_large_problem(sharding, one, text, hint, _TRUST) for one in in_full)
         return [*found, *too_large]
-    if problems := _equal_slices_problems(sharding, sampled, equal):
-        return [*found, *problems]
+    problems = _equal_slices_problems(sharding, sampled, equal)
+    found += problems
+    refused = {problem.tensor for problem in problems}
     deduplicated = bool(equal) and is_deduplicated(catalog, sharding)
     for one, groups in equal:
+        if one.source.meta.name in refused:
+            continue
         note = _equal_slices_note(sharding, one, groups)
         missing = tuple(sorted({*chain(*one.source.slicing.owners())} - catalog.files.keys()))
         if missing and not deduplicated and not one.may_be_equal_by_chance:
@@ -335,7 +338,8 @@ def _equal_slices_problems(
 
     A tensor contradicts it if two slices that should differ are ``equal``.  Constant tensors do not
     count, nor those whose slices may be equal by chance.  A hand-written line is judged by the
-    tensors that it matches, and all other tensors together.
+    tensors that it matches, also by small ones: a person wrote it for them.  All other tensors are
+    judged together.
     """
     tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
     for one in sampled:
@@ -343,24 +347,17 @@ def _equal_slices_problems(
         if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
             tensors[_place_by_hand(sharding, one.source)].append(one)
     groups_of = {one.source.meta.name: groups for one, groups in equal}
-    contradicting: dict[bool, list[Diagnostic]] = defaultdict(list)
-    nbytes: dict[bool, float] = defaultdict(float)
+    problems = []
     for place, of_place in tensors.items():
         wrong = [one for one in of_place if one.source.meta.name in groups_of]
-        if 2 * len(wrong) <= len(of_place):
+        nbytes = sum(one.nbytes for one in wrong)
+        if 2 * len(wrong) <= len(of_place) or (nbytes < MIN_EQUAL_BYTES and not place):
             continue
         text = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
         for one in wrong:
             note = _equal_slices_note(sharding, one, groups_of[one.source.meta.name])
-            problem = _contradict(sharding, replace(note, message=text), place)
-            contradicting[bool(place)].append(problem)
-            nbytes[bool(place)] += one.nbytes
-    return [
-        problem
-        for by_hand, problems in contradicting.items()
-        if nbytes[by_hand] >= MIN_EQUAL_BYTES
-        for problem in problems
-    ]
+            problems.append(_contradict(sharding, replace(note, message=text), place))
+    return problems
 
 
 def _replica_problem(
