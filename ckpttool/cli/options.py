@@ -506,7 +506,7 @@ resolve_options = OptionGroup(
             "--optimizer-shard",
             type=WholeNumber(min=1),
             metavar="N",
-            help="Size of an optimizer shard that the strategy hides; 1 for none.",
+            help="Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
         ),
         "strict": option(
             "--strict",

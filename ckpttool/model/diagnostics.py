@@ -158,7 +158,7 @@ CODES: Mapping[str, Code] = {
         "the manifest names another strategy, or cannot name it", "warning", {"verify": "note"}
     ),
     "corrected": Code("read otherwise than it is described", "note"),
-    "inferred": Code("contents decided an optimizer shard", "warning", {"verify": "note"}),
+    "inferred": Code("contents decided an optimizer shard", "warning"),
     "follows": Code("optimizer state takes the layout of its parameter", "note"),
     "guessed": Code(
         "only names and shapes show that a tensor is optimizer state", "warning", {"verify": "note"}

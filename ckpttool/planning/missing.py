@@ -146,7 +146,7 @@ def find_missing_slices(
         return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
     missing = _keep_expected_ranks(catalog, missing)
     unreplaced = {rank for owners in missing for rank in owners}
-    problems = list(_missing_problems(catalog, missing, is_deduplicated))
+    problems = list(_missing_problems(catalog, sharding, missing, is_deduplicated))
     notes: list[Diagnostic] = []
     without_file = tuple(
         rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
@@ -297,9 +297,12 @@ def _replacement_text(
 
 
 def _missing_problems(
-    catalog: Catalog, missing: MissingNames, is_deduplicated: bool
+    catalog: Catalog, sharding: Sharding, missing: MissingNames, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each parameter with slices that no rank has."""
+    may_be_joined = not is_deduplicated and all(
+        _has_each_slice_once(catalog, sharding, name) for name in {*chain(*missing.values())}
+    )
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in missing.items():
         for name in names:
@@ -309,7 +312,24 @@ def _missing_problems(
         groups[frozenset(ranks)].append(name)
     for lost, names in groups.items():
         one = _missing_problem(catalog, sorted(lost), is_deduplicated)
+        if may_be_joined and one.hint:
+            hint = f"{one.hint}, or --optimizer-shard 1 if the optimizer shards were joined before"
+            one = replace(one, hint=hint, options=("--optimizer-shard",))
         yield from (replace(one, tensor=name) for name in names)
+
+
+def _has_each_slice_once(catalog: Catalog, sharding: Sharding, name: str) -> bool:
+    """Return whether each slice is on one rank, without the optimizer shard in the strategy.
+
+    With several, contents would show whether these are replicas or slices of the shard.
+    """
+    layouts = sharding.layouts.get(name, ())
+    bare = [replace(layout, optimizer_shard=1) for layout in layouts]
+    held = frozenset(catalog.holders.get(name, ()))
+    is_listed = any(layout.optimizer_shard > 1 for layout in layouts)
+    return is_listed and all(
+        len(held.intersection(ranks)) == 1 for layout in bare for ranks in layout.slice_owners()
+    )
 
 
 def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: bool) -> Diagnostic:

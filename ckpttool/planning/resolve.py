@@ -34,7 +34,12 @@ from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding,
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.fit import fit_to_slices
-from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
+from ckpttool.planning.hidden_shards import (
+    has_proven_shard,
+    infer_strategy,
+    joined_shards_problem,
+    without_listed_shards,
+)
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import REPLICA_CODES, replica_problems
@@ -75,8 +80,8 @@ class ResolveOptions:
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
-        The hidden optimizer shard of tensors whose contents do not decide it; 1 for none.  It is a
-        problem if contents show another.
+        The hidden optimizer shard of tensors whose contents do not decide it.  It is a problem if
+        contents show another.  1 is for none, also where the strategy lists one.
     check_replicas
         Compare all replicas byte for byte; any difference is a problem.
     strict
@@ -209,6 +214,9 @@ def _resolve(
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
+    joined: tuple[str, ...] = ()
+    if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
+        sharding, joined = without_listed_shards(sharding, catalog.holders)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
@@ -250,11 +258,15 @@ def _resolve(
     diagnostics.failures += damage
     diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
-    shown = (one for one in of_contents if not replicas or one.code not in REPLICA_CODES)
+    shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
     if isinstance(catalog, RankCatalog) and catalog.steps_of_other_runs:
-        shown = (_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown)
+        shown = [_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown]
+    found = [*shown, *replicas]
+    if slices := [one for one in found if one.code == "replica" and one.tensor in joined]:
+        problem = joined_shards_problem([str(one.tensor) for one in slices])
+        found = [problem, *(one for one in found if one not in slices)]
     return ResolvedSources(
-        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, tuple(found)
     )
 
 
@@ -424,6 +436,25 @@ def sample_ranks(
         yield name, tuple(map(tuple, groups.values())), is_constant
 
 
+def find_differing_ends(
+    catalog: Catalog, names: Iterable[str], executor: Executor
+) -> dict[str, tuple[int, int]]:
+    """Return the tensors whose samples differ between the first and the last rank that hold them.
+
+    Slices of an even split differ between these two, whatever the layout is.
+    """
+    ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
+    futures = {
+        name: [executor.submit(sample, catalog.files[rank].tensors[name]) for rank in ranks]
+        for name, ranks in ends.items()
+    }
+    return {
+        name: ends[name]
+        for name, pair in futures.items()
+        if len({wait_result(future) for future in pair}) > 1
+    }
+
+
 def _group_ranks(
     catalog: Catalog,
     names: Iterable[str],
@@ -564,7 +595,7 @@ def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iter
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
     """Return a problem if ``options.optimizer_shard`` cannot apply to the source; else None."""
     shard = options.optimizer_shard
-    if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
+    if shard is None:
         return None
     where = f"--optimizer-shard {shard}"
     if not isinstance(sharding, Strategy):

@@ -29,12 +29,14 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
+from ckpttool.model.optimizer_names import GRADIENTS
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_full_tensors
+from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -122,6 +124,7 @@ def _find_transfers(
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
+    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.sharding))
     cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
@@ -134,17 +137,24 @@ def _find_transfers(
 class _LayoutChooser:
     """Chooses the layouts of sources in a target.
 
-    Names and full shapes alone decide on tensors that the target strategy does not list.  A merged
-    source and a sharded one have the same result.
+    Names and full shapes decide on tensors that the target strategy does not list, and whether they
+    are states.  A merged source and a sharded one have the same result, unless only the sharded one
+    shows what is no state (`_stays_in_full`).
     """
 
     def __init__(self, resolved: ResolvedSources, target: Target) -> None:
         self.target = target
         self.src_sharding = resolved.sharding
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
+        self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
         self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
             self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
+        self.with_listed_states = {
+            parameter
+            for name, parameter in self.owners.items()
+            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+        }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
@@ -161,7 +171,8 @@ class _LayoutChooser:
         is_state = source.rank_cycle is None and has_expected_full_shape(
             name, self.owners, self.metas
         )
-        layouts = state_layouts(strategy, name, self.owners) if is_state else ()
+        is_followed = is_state and not self._stays_in_full(source)
+        layouts = state_layouts(strategy, name, self.owners) if is_followed else ()
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
@@ -172,6 +183,20 @@ class _LayoutChooser:
             return None
         self.not_listed.full[name] = source.meta
         return ()
+
+    def _stays_in_full(self, source: Source) -> bool:
+        """Return whether a tensor that has the name of a state is written in full.
+
+        It is no state if every rank of the source holds it in full and its parameter is sharded
+        there.  If the source cannot tell, the target can: one that lists other states of the
+        parameter would list this one too.  Accumulated gradients always follow their parameter.
+        """
+        name, parameter = source.meta.name, self.owners[source.meta.name]
+        if name.startswith(GRADIENTS):
+            return False
+        if parameter in self.sharded:
+            return not source.has_layout
+        return parameter in self.with_listed_states
 
     def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
         """Return the layouts that the strategy lists for a source, corrected for its state."""

@@ -15,7 +15,7 @@ from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
@@ -31,6 +31,7 @@ from ckpttool.planning.replicas import (
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
+    find_differing_ends,
     find_running_statistics,
     resolve,
 )
@@ -147,6 +148,9 @@ def check_contents(
     return findings
 
 
+_DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
+
+
 def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield a finding if the replicas of a slice differ and should not."""
     source, name = one.source, one.source.meta.name
@@ -157,7 +161,7 @@ def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iter
         if finding is not None:
             yield finding
         return
-    code, claim = "unlisted", "not in the strategy, and different between ranks"
+    code, claim = "unlisted", _DIFFERENT_UNLISTED
     if name in STEP_NAMES:
         code, claim = "mixed_steps", "ranks are not of one step: different"
     finding = find_difference(one, stats, code, claim)
@@ -325,11 +329,10 @@ class _Verification:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
         # Reading every byte finds differing replicas again, with more detail.  Without it samples
-        # find what a conversion refuses.
+        # find what a conversion refuses, and what it reads otherwise than the strategy says.
         of_convert = severities("convert")
-        others = (
-            REPLICA_CODES if deep else {code for code in of_convert if of_convert[code] != "error"}
-        )
+        others = {code for code in of_convert if of_convert[code] != "error"} - {"inferred"}
+        others = REPLICA_CODES if deep else others
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
@@ -368,7 +371,7 @@ class _Verification:
     def _check_data(
         self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]
     ) -> None:
-        """Check the data with ``deep``, else only unlisted numbers, and check the manifests."""
+        """Check the data with ``deep``, else only what is unlisted, and check the manifests."""
         manifests = find_manifests(self.catalog)
         fingerprints: set[bytes] = set()
         if deep:
@@ -377,10 +380,33 @@ class _Verification:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, stats in compare_replicas(numbers, self.executor):
                 self.found.add(*find_differences(one, stats, self.sharding))
+            self._sample_unlisted()
         for path in manifests:
             self.found.add(
                 *check_manifest(self.catalog, path, self.executor, deep, on_progress, fingerprints)
             )
+
+    def _sample_unlisted(self) -> None:
+        """Add the tensors without a layout that differ between two ranks, as a conversion does."""
+        if isinstance(self.sharding, Replicated):
+            return
+        catalog = self.catalog
+        names = [
+            name
+            for name, parameter in content_decided_names(catalog, self.sharding).items()
+            if parameter is None and name not in RANK_SPECIFIC_NAMES
+            if catalog.metas[name].nbytes > catalog.metas[name].itemsize
+        ]
+        differing = find_differing_ends(catalog, names, self.executor)
+        running = find_running_statistics(catalog, self.sharding, differing, self.executor)
+        if running:
+            of_statistics = sorted({rank for name in running for rank in differing[name]})
+            self.found.add(running_statistics_problem(sorted(running), of_statistics))
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        for name, ranks in differing.items():
+            if name not in running:
+                facts = format_difference([[rank] for rank in ranks])
+                self.found.add(replace(one, facts=facts, tensor=name, ranks=ranks))
 
     def _check_contents(
         self,

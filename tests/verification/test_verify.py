@@ -56,7 +56,7 @@ def test_nothing_is_wrong_with_what_mindspore_saved(name):
     run_well("verify", GOLDEN / name / "src", "-s", strategy, "--deep")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "params_outside_strategy"])
 def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
     words = [GOLDEN / name / "src", "-s", min(GOLDEN.joinpath(name).glob("src_strategy*"))]
     if key := case_facts(name).get("enc_key"):
@@ -64,6 +64,17 @@ def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
         (tmp_path / "key").write_text(key, encoding="ascii")
         words += ["--dec-key-file", tmp_path / "key"]
     assert ": the headers and samples are right (" in run_well("verify", *words).stdout
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("shape", [(8, 4), (3,)])
+def test_what_is_not_listed_and_differs_is_a_warning(tmp_path, shape, deep):
+    ranks = ranks_of(whole())
+    for rank, tensors in ranks.items():
+        tensors["frozen"] = noise(f"frozen {rank // 2}", "Float32", shape)
+    (found,) = check(tmp_path, ranks, deep=deep).findings
+    assert (found.code, found.tensor) == ("unlisted", "frozen")
+    assert "rank" in found.facts
 
 
 def test_nan_names_the_ranks_that_hold_it(tmp_path):
