@@ -42,8 +42,9 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -125,7 +126,7 @@ def scan(
         return RankCatalog(src, {}, diagnostics=diagnose(error))
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
-    return catalog
+    return replace(catalog, diagnostics=(*catalog.diagnostics, *_foreign_types(catalog)))
 
 
 def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
@@ -311,6 +312,20 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     if unfinished := find_unfinished_run(whole):
         yield unfinished
     yield from describe_record(whole)
+
+
+def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield a note for each element type that MindSpore lacks."""
+    names_of: dict[str, list[str]] = {}
+    for meta in catalog.metas.values():
+        if meta.dtype in SAFETENSORS_DTYPES:
+            names_of.setdefault(meta.dtype, []).append(meta.name)
+    for dtype, names in names_of.items():
+        text = f"safetensors' {dtype} has no counterpart in MindSpore"
+        facts = (
+            f"{count(len(names), 'tensor')} ({shorten(names, 3)}); unsupported in .ckpt and HDF5"
+        )
+        yield Diagnostic("unsupported_type", text, facts=facts, where=catalog.root)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:

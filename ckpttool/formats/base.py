@@ -35,7 +35,10 @@ class Format(Protocol):
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for each reason why tensors and attributes cannot be written."""
+        """Yield a diagnostic for each reason why tensors and attributes cannot be written.
+
+        The caller adds the hint: it knows which other format holds them, and where it is named.
+        """
         ...
 
     def read_index(self, file: StoredFile) -> FileIndex:

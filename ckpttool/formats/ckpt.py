@@ -100,6 +100,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
     find_maps,
+    foreign_type_problems,
     map_component_names,
     map_of,
     map_problems,
@@ -139,8 +140,9 @@ class Ckpt:
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for each incomplete map parameter; the rest is allowed."""
+        """Yield a diagnostic for incomplete map parameters, and for what MindSpore lacks."""
         yield from map_problems(tensors)
+        yield from foreign_type_problems(tensors, ".ckpt")
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
@@ -434,8 +436,8 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
     if dtype is None:
         raise FormatError(reader.path, start, f"{name}: the record has no tensor_type")
     if len(dims) > MAX_AXES:
-        reason = f"{name}: expected at most {MAX_AXES} axes, found {len(dims)}"
-        raise FormatError(reader.path, start, reason)
+        reason = f"{name}: more than {MAX_AXES} axes"
+        raise UnsupportedError(reader.path, start, reason, facts=f"{len(dims)} axes")
     if any(size < 0 for size in dims):
         raise FormatError(reader.path, start, f"{name}: a size in dims {dims} is negative")
     tensor = _RecordTensor(name, start, dtype, dims)

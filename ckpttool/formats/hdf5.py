@@ -58,6 +58,7 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
+    foreign_type_problems,
     refuse_shared_bytes,
 )
 
@@ -66,7 +67,6 @@ MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object h
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
 _SIGNATURE_BYTES = 8
 _DTYPE_ATTRIBUTE = "dtype"
-_OTHER_FORMAT = "--format ckpt, or --format safetensors"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again, or leave it out"
 _NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
@@ -94,8 +94,9 @@ class Hdf5:
         """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
         if "crc_num" in attrs:
             reason = "HDF5 has no place for MindSpore's checksum"
-            yield Diagnostic("destination", reason, _OTHER_FORMAT)
+            yield Diagnostic("destination", reason)
         yield from _refusals(tensors)
+        yield from foreign_type_problems(tensors, "HDF5")
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -140,13 +141,13 @@ def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
         elif "\0" in meta.name or not all(map(_is_component, parts)):
             yield _refusal(meta, "HDF5 cannot keep this name exactly")
         if meta.text is not None and "\0" in meta.text:
-            yield _refusal(meta, "an HDF5 string cannot hold NUL", "--format ckpt")
+            yield _refusal(meta, "an HDF5 string cannot hold NUL")
         if len(meta.shape) > MAX_AXES:
             yield _refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
 
 
-def _refusal(meta: TensorMeta, reason: str, hint: str = _OTHER_FORMAT) -> Diagnostic:
-    return Diagnostic("destination", reason, hint, tensor=meta.name)
+def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
+    return Diagnostic("destination", reason, tensor=meta.name)
 
 
 def _is_component(part: str) -> bool:

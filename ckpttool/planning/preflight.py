@@ -14,7 +14,7 @@ from ckpttool.discovery.file_names import RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
-from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -51,7 +51,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
-    found.add(*refused)
+    found.add(*(replace(one, hint=one.hint or _other_formats(plan)) for one in refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
@@ -73,6 +73,21 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             hint, where = "free some space, or -o on another disk", str(folder)
             found.add(Diagnostic("destination", text, hint, facts=facts, where=where))
     return found
+
+
+def _other_formats(plan: Plan) -> str:
+    """Return the options that write the same tensors in another format; "" if none holds them."""
+    target, headers = plan.target, plan.headers.values()
+    others = [
+        name
+        for name in FORMAT_NAMES
+        if name != target.format
+        and not any(next(get_format(name).refusals(one, plan.attrs), None) for one in headers)
+    ]
+    if target.is_merged and not target.is_numbered:  # the suffix decides
+        path = Path(next(iter(target.paths.values())))
+        return ", or ".join(f"-o {path.with_suffix(suffix_of(name))}" for name in others)
+    return ", or ".join(f"--format {name}" for name in others)
 
 
 def _partial_bytes(path: str) -> int:

@@ -30,7 +30,7 @@ from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
@@ -110,7 +110,10 @@ def _find_transfers(
         layouts = chooser.layouts(source)
         if layouts:
             layouts = tuple(_fold(layout, shape) for layout in layouts)
-            if reasons := {_why_not(layout, shape) for layout in layouts} - {None}:
+            reasons = {
+                _why_not(layout, shape) or why_not_sliced(source.meta, layout) for layout in layouts
+            }
+            if reasons := reasons - {None}:
                 diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
                 continue
         elif layouts is not None:

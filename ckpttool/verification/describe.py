@@ -354,7 +354,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         yield {
             "name": meta.name,
             "dtype": meta.dtype,
-            "shape": list(meta.shape),
+            "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
             **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
