@@ -119,6 +119,9 @@ CODES: Mapping[str, Code] = {
     "leftover": Code("traces of a save or a run that did not finish", "note"),
     "resumed": Code("what an earlier run left, and what becomes of it", "note"),
     "skipped": Code("files that are not read or not written", "note"),
+    "overlay": Code(
+        "files hold other copies of tensors than those that the index names", "warning"
+    ),
     "no_locks": Code(
         "the file system has no locks, which keep two runs apart",
         "warning",

@@ -29,7 +29,7 @@ from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.replicas import compare_copies, replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
     Sources,
@@ -222,6 +222,9 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
+            if isinstance(catalog, MergedCatalog):
+                by_samples = contents == "samples"
+                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
