@@ -133,6 +133,7 @@ class Ckpt:
     """
 
     name = "ckpt"
+    max_header_bytes: int | None = None
 
     def __init__(self, cache: HeaderCache | None = None) -> None:
         self._cache = cache
@@ -177,6 +178,10 @@ class Ckpt:
         """Return the size of the file that `create` makes of these tensors."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
+
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the bytes of all records without their contents, and of a trailer."""
+        return self.file_bytes(tensors, attrs) - sum(step.nbytes for step in _steps(tensors))
 
     def create(
         self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]

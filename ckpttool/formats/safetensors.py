@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import FormatError
 from ckpttool.formats.base import ChecksumInput
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
@@ -60,6 +60,7 @@ from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, Stor
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
 _NO_HEADER = "not a safetensors file: it has no valid header"
+_MOST = 10**15  # an offset of more digits than files have
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
@@ -82,15 +83,23 @@ class Safetensors:
 
     name = "safetensors"
 
+    @property
+    def max_header_bytes(self) -> int:
+        """Largest header, as of the safetensors library."""
+        return MAX_HEADER_BYTES
+
     def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for tensors that the format cannot hold."""
-        for meta in tensors:
-            if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
-                yield _refusal(meta, "safetensors reserves this name")
-            elif meta.dtype == TEXT or ALL_DTYPES[meta.dtype].safetensors is None:
-                yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
+        """Yield a diagnostic for tensors that the format cannot hold, or a header too large."""
+        refused = [*_refusals(tensors, attrs)]
+        yield from refused
+        if not refused and self.header_bytes(tensors, attrs) > MAX_HEADER_BYTES:
+            nbytes = len(_make_header(_ordered(tensors), attrs))
+            if nbytes > MAX_HEADER_BYTES:
+                text = "too many tensors for one safetensors file"
+                facts = f"a header of {nbytes} bytes; at most {MAX_HEADER_BYTES} are read"
+                yield Diagnostic("destination", text, facts=facts)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -120,17 +129,17 @@ class Safetensors:
             8 + len(_make_header(_ordered(tensors), attrs)) + sum(meta.nbytes for meta in tensors)
         )
 
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the bytes of the length and of the JSON, for offsets of any number of digits."""
+        return 15 + len(_make_header((), attrs)) + sum(map(_entry_bytes, tensors))
+
     def create(
         self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a file with its header and its full size; contents are filled in later."""
         ordered = _ordered(tensors)
         text = _make_header(ordered, attrs)
-        if len(text) > MAX_HEADER_BYTES:
-            facts = f"{len(text)} bytes; a safetensors header has at most {MAX_HEADER_BYTES}"
-            raise UnsupportedError(
-                file.path, None, "too many tensors for one file", "--max-shard-size 10G", facts
-            )
+        assert len(text) <= MAX_HEADER_BYTES, "the caller has called refusals()"
         with os.fdopen(fd, "wb", closefd=False) as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
             opened.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
@@ -167,6 +176,15 @@ class Safetensors:
             file.write(_to_json(header).ljust(nbytes))
 
 
+def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each tensor whose name or type the format cannot hold."""
+    for meta in tensors:
+        if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
+            yield _refusal(meta, "safetensors reserves this name")
+        elif meta.dtype == TEXT or ALL_DTYPES[meta.dtype].safetensors is None:
+            yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
+
+
 def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
     return Diagnostic("destination", reason, tensor=meta.name)
 
@@ -194,6 +212,13 @@ def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> byt
         at += meta.nbytes
     text = _to_json(header)
     return text + b" " * (-len(text) % 8)
+
+
+def _entry_bytes(meta: TensorMeta) -> int:
+    """Return the most bytes of a tensor's entry in a header; MindSpore's words are the longest."""
+    entry = {"dtype": meta.dtype, "shape": list(meta.header_shape), "data_offsets": [_MOST] * 2}
+    note = {meta.name: meta.dtype} if meta.dtype == "Int4" else {}
+    return len(_to_json({meta.name: entry})) + (len(_to_json(note)) if note else 0)
 
 
 def _to_json(header: Mapping[str, object]) -> bytes:

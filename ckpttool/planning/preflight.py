@@ -23,9 +23,12 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import format_bytes, shorten
+from ckpttool.planning.targets import ShardedOutput
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
+
+NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
@@ -51,7 +54,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
-    found.add(*(replace(one, hint=one.hint or _other_formats(plan)) for one in refused))
+    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
@@ -75,19 +78,27 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
-def _other_formats(plan: Plan) -> str:
-    """Return the options that write the same tensors in another format; "" if none holds them."""
-    target, headers = plan.target, plan.headers.values()
-    others = [
-        name
-        for name in FORMAT_NAMES
-        if name != target.format
-        and not any(next(get_format(name).refusals(one, plan.attrs), None) for one in headers)
-    ]
-    if target.is_merged and not target.is_numbered:  # the suffix decides
-        path = Path(next(iter(target.paths.values())))
-        return ", or ".join(f"-o {path.with_suffix(suffix_of(name))}" for name in others)
-    return ", or ".join(f"--format {name}" for name in others)
+def _other_outputs(plan: Plan) -> str:
+    """Return the options that write the same tensors otherwise; "" if no format holds them."""
+    target = plan.target
+    others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
+    if target.is_numbered or not target.is_merged:
+        return ", or ".join(f"--format {name}" for name in others)
+    path = Path(next(iter(target.paths.values())))  # the suffix decides
+    words = [f"-o {path.with_suffix(suffix_of(name))}" for name in others]
+    folder = str(path.with_suffix(""))
+    numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES, target.attrs)
+    spread = numbered.complete(plan, Diagnostics())
+    if spread is not None and _can_hold(target.format, spread):
+        words.insert(0, f"-o {folder} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
+        words[0] += "" if target.format == "safetensors" else f" --format {target.format}"
+    return ", or ".join(words)
+
+
+def _can_hold(name: str, plan: Plan) -> bool:
+    """Return whether a format can hold all outputs of a plan."""
+    format, headers = get_format(name), plan.headers.values()
+    return not any(next(format.refusals(metas, plan.attrs), None) for metas in headers)
 
 
 def _partial_bytes(path: str) -> int:

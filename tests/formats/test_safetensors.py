@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import FormatError
 from ckpttool.formats import safetensors as module
 from ckpttool.formats.safetensors import Safetensors
 from ckpttool.model.dtypes import DTYPES
@@ -147,11 +147,19 @@ def test_strings_and_the_name_of_the_metadata_are_refused():
     assert "safetensors reserves this name" in next(FORMAT.refusals([name])).message
 
 
-def test_a_header_beyond_the_limit_is_refused_before_a_byte_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_HEADER_BYTES", 200)
-    with pytest.raises(UnsupportedError, match=r"too many tensors for one file; .* at most 200"):
-        create(tmp_path, [TensorMeta(f"tensor_{i}", "Int8", (1,)) for i in range(10)])
-    assert (tmp_path / "net.safetensors").stat().st_size == 0
+@pytest.mark.parametrize("name", ["tensor_{}", "重\n{}"])
+def test_the_largest_header_that_is_written_is_read_and_a_larger_one_is_refused(
+    tmp_path, monkeypatch, name
+):
+    tensors = [TensorMeta(name.format(i), "Int8", (1,)) for i in range(10)]
+    index = create(tmp_path, tensors)
+    limit = int.from_bytes(Path(index.path).read_bytes()[:8], "little")
+    monkeypatch.setattr(module, "MAX_HEADER_BYTES", limit)
+    assert not list(FORMAT.refusals(tensors))
+    assert list(read(create(tmp_path, tensors).path).tensors) == [meta.name for meta in tensors]
+    (refusal,) = FORMAT.refusals([*tensors, TensorMeta("one_more", "Int8", (1,))])
+    assert refusal.message == "too many tensors for one safetensors file"
+    assert refusal.facts.endswith(f"at most {limit} are read")
 
 
 # ------------------------------------------------------------------------ what is read
