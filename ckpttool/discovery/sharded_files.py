@@ -19,6 +19,7 @@ from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
     MAP_NAME,
+    SINGLE_FILE,
     WeightIndex,
     is_index_name,
     is_inside,
@@ -30,7 +31,6 @@ from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.model.wording import count, shorten
 from ckpttool.secret import Secret
 
-_SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
 _SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
@@ -67,7 +67,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
-        if [path.name for path in files] == [_SINGLE_FILE] and not ranks:
+        if [path.name for path in files] == [SINGLE_FILE] and not ranks:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)

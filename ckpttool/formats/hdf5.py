@@ -31,8 +31,8 @@ libhdf5 reads the headers; only strings are read from the contents.
 
 Source
 ------
-The HDF5 file format specification (datatype message) and reference manual (H5P, H5T, H5D); h5py's
-"Special types" for bool, complex and strings.
+The HDF5 file format specification (superblock, datatype message) and reference manual (H5P, H5T,
+H5D); h5py's "Special types" for bool, complex and strings.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from shlex import quote
 from sys import intern
 
 import h5py
@@ -49,7 +50,7 @@ from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
-from ckpttool.formats.local import demand_same
+from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -70,7 +71,10 @@ _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observ
 _MOST_FILE_BYTES = 4096
 _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SIGNATURE_BYTES = 8
+_FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
+_WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _DTYPE_ATTRIBUTE = "dtype"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again, or leave it out"
@@ -505,9 +509,21 @@ def _as_format_error(path: str) -> Iterator[None]:
         number = _find_errno(error)
         if number is not None:
             raise OSError(number, os.strerror(number), path) from error
+        if _is_open_for_write(path):
+            reason = "a program writes this HDF5 file, or ended without closing it"
+            hint = f"cp {quote(path)} COPY.h5 && h5clear -s COPY.h5"
+            raise UnsupportedError(path, _FLAGS_AT, reason, hint, f"libhdf5: {error}") from error
         raise FormatError(
             path, None, "not a readable HDF5 file", facts=f"libhdf5: {error}"
         ) from error
+
+
+def _is_open_for_write(path: str) -> bool:
+    """Return whether the superblock is marked: by a writer, or by one that readers may follow."""
+    with open_file(path) as file:
+        head = file.read(_FLAGS_AT + 1)
+    is_new = head[:_SIGNATURE_BYTES] == _SIGNATURE and head[_SIGNATURE_BYTES:][:1] == b"\x03"
+    return is_new and len(head) > _FLAGS_AT and bool(head[_FLAGS_AT] & _WRITE_FLAGS)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.tensors import StoredFile
 
 MAP_NAME = "param_name_map.json"
+SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
 _INDEX_SUFFIX = ".index.json"
 COMMON_STEM = "hyper_param"  # stem of the file that goes to every rank
 # The most tensors that were reported, 1.29 million, take 200 MB; stops hostile files.
