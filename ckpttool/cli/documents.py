@@ -193,4 +193,4 @@ def _describe_meta(meta: TensorMeta | None) -> Json | None:
     if meta is None:
         return None
     text = {} if meta.text is None else {"text": meta.text}
-    return {"dtype": meta.dtype, "shape": list(meta.shape), **text}
+    return {"dtype": meta.dtype, "shape": list(meta.header_shape), **text}

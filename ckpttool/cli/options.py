@@ -708,9 +708,12 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 
-def refuse_hdf5_checksum(output: OutputOptions) -> None:
-    """Refuse --crc for HDF5, which cannot store a checksum."""
+def refuse_hdf5_checksum(output: OutputOptions, file: str = "") -> None:
+    """Refuse --crc for HDF5, which cannot store a checksum; ``file`` is the output of merge."""
     if output.crc and output.format == "hdf5":
         facts = "--crc stores MindSpore's checksum in every output."
         hint = "--format ckpt, or --format safetensors"
+        if Path(file).suffix:  # it decides
+            hint = f"-o {Path(file).with_suffix('.ckpt')}"
+            hint += f", or -o {Path(file).with_suffix('.safetensors')}"
         raise UsageProblem("HDF5 has no place for a checksum", hint, facts)

@@ -409,4 +409,4 @@ def _difference_row(tensor: TensorDifference) -> Sequence[str]:
 def _show(meta: TensorMeta) -> str:
     if meta.text is not None:
         return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
-    return f"{meta.dtype} {format_shape(meta.shape)}"
+    return f"{meta.dtype} {format_shape(meta.header_shape)}"

@@ -66,9 +66,10 @@ from ckpttool.formats.local import (
     is_file,
     is_folder,
     list_folder,
+    read_file,
     unreadable,
 )
-from ckpttool.formats.weight_index import is_index_name
+from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
@@ -80,6 +81,7 @@ _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
+_SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
 _MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
 _MAX_FILES = 10_000  # that are considered to suggest a pattern
 
@@ -576,12 +578,48 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         return problem("strategy files, not a checkpoint", hint, facts)
     if len(files) == 1:
         return problem("no ranks in it, but one file", f"{files[0]} as SRC")
+    if models := _find_merged(root):
+        text = "not a checkpoint, but a folder that holds one"
+        if len(models) > 1:
+            text = f"not a checkpoint, but a folder of {len(models)} merged checkpoints"
+        facts = shorten((str(path.relative_to(root)) for path in models), 3)
+        return problem(text, f"{shlex.quote(str(models[0]))} as SRC", facts)
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if suggested := _suggest(root):
         return problem(text, suggested[1], suggested[0])
     inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     return problem(text, hint, f"it holds {shorten(inside, 3)}" if inside else "it is empty")
+
+
+def _find_merged(root: Path) -> list[Path]:
+    """Return the folders below a folder that hold a merged checkpoint.
+
+    Such a folder has an index or a ``model.safetensors``, or is a revision in a cache of Hugging
+    Face: ``snapshots/REVISION``, whose files are links to ``blobs``.  The revision that
+    ``refs/main`` names is the first.  The result is empty if other folders have files, too.
+    """
+    files = list(islice(_files_below(root, _MAX_DEPTH, is_any=True), _MAX_FILES))
+    found = {
+        path.parent
+        for path in files
+        if path.parent != root
+        and (
+            path.name == SINGLE_FILE
+            or is_index_name(path.name)
+            or (path.parent.parent.name == _SNAPSHOTS and format_of_suffix(path.name) is not None)
+        )
+    }
+    if any(path.parent not in found and format_of_suffix(path.name) is not None for path in files):
+        return []
+    return sorted(found, key=lambda folder: (not _is_main_revision(folder), folder))
+
+
+def _is_main_revision(folder: Path) -> bool:
+    """Return whether ``refs/main`` of a cache of Hugging Face names a folder."""
+    main = folder.parent.parent / "refs" / "main"
+    is_snapshot = folder.parent.name == _SNAPSHOTS and is_file(main)
+    return is_snapshot and read_file(main).strip() == os.fsencode(folder.name)
 
 
 def _refuse_unfinished(root: Path) -> None:
@@ -709,8 +747,8 @@ def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
             yield pattern, str(files[0])
 
 
-def _files_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the checkpoint files at most ``depth`` folders below a folder."""
+def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
+    """Yield the checkpoint files, or all, at most ``depth`` folders below a folder."""
     try:
         inside = list_folder(folder)
     except OSError:
@@ -718,8 +756,8 @@ def _files_below(folder: Path, depth: int) -> Iterator[Path]:
     for path in inside:
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
-                yield from _files_below(path, depth - 1)
-        elif format_of_suffix(path.name) is not None and is_file(path):
+                yield from _files_below(path, depth - 1, is_any)
+        elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
             yield path
 
 

@@ -51,10 +51,11 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -179,9 +180,7 @@ def find(
         if command != "verify":
             raise
         return MergedCatalog(src, {}, damaged={0: error})
-    if isinstance(found, Catalog):
-        _raise_errors(found, command)
-    return found
+    return _checked(found, command) if isinstance(found, Catalog) else found
 
 
 def read_ranks(
@@ -211,14 +210,17 @@ def read_ranks(
             names_of=_names_of(found.saved),
         )
     catalog = _read_chosen(found, strategy, chosen, counted, diagnostics, on_progress)
-    _raise_errors(catalog, command)
-    return catalog
+    return _checked(catalog, command)
 
 
-def _raise_errors(catalog: Catalog, command: Command) -> None:
-    """Raise what is an error even for ``inspect``, unless the command shows it itself."""
+def _checked(catalog: Catalog, command: Command) -> Catalog:
+    """Return a catalog with notes on its types.
+
+    What is an error even for ``inspect`` is raised, unless the command shows it itself.
+    """
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
+    return replace(catalog, diagnostics=(*catalog.diagnostics, *_foreign_types(catalog)))
 
 
 def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
@@ -519,6 +521,20 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     if unfinished := find_unfinished_run(whole):
         yield unfinished
     yield from describe_record(whole)
+
+
+def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield a note for each element type that MindSpore lacks."""
+    names_of: dict[str, list[str]] = {}
+    for meta in catalog.metas.values():
+        if meta.dtype in SAFETENSORS_DTYPES:
+            names_of.setdefault(meta.dtype, []).append(meta.name)
+    for dtype, names in names_of.items():
+        text = f"safetensors' {dtype} has no counterpart in MindSpore"
+        facts = (
+            f"{count(len(names), 'tensor')} ({shorten(names, 3)}); unsupported in .ckpt and HDF5"
+        )
+        yield Diagnostic("unsupported_type", text, facts=facts, where=catalog.root)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:

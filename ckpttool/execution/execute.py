@@ -34,7 +34,7 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
-from ckpttool.formats.local import describe_os_error
+from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.diagnostics import Diagnostic, diagnose, join_first
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
@@ -71,7 +71,8 @@ def _failure(
         cause = describe_os_error(error)
         details = "" if name == path else f"the file is {name}"
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = f"free some space, then {again}" if is_full else again
+        first = "free some space" if is_full else more_files_hint(error)
+        hint = f"{first}, then {again}" if first else again
     elif isinstance(error, CkptToolError):
         one, *others = diagnose(error)
         cause, hint = one.fact, one.hint or again

@@ -26,6 +26,7 @@ import errno
 import io
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -269,10 +270,19 @@ MEANINGS = {  # of system errors whose message says too little
 def unreadable(path: str, error: OSError) -> UnreadableError:
     """Return the error of a file or a folder that the system cannot open or read."""
     hint = "chmod +rX as the owner, or run as the owner"
-    hint = hint if isinstance(error, PermissionError) else ""
+    hint = hint if isinstance(error, PermissionError) else more_files_hint(error)
     found = UnreadableError(path, None, describe_os_error(error), hint)
     found.__cause__ = error
     return found
+
+
+def more_files_hint(error: OSError) -> str:
+    """Return the command that lets a process open more files; "" for other errors."""
+    if error.errno != errno.EMFILE:
+        return ""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    more = max(1024, 4 * soft)
+    return f"ulimit -n {min(more, hard) if hard > soft else more}"
 
 
 def describe_os_error(error: OSError) -> str:

@@ -186,9 +186,13 @@ class MergedCatalog(Catalog):
     common_tensors
         The tensors of the common file, which loaders give to every rank.  True if an index lists
         the tensor; other tensors may be slices of one rank.
+    copies
+        The stored copies of a tensor in other files than the index names.  They are not read, and
+        ``files`` does not have them.
     """
 
     common_tensors: Mapping[str, bool] = field(default_factory=dict)
+    copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
 
     @property
     def indexes(self) -> tuple[str, ...]:

@@ -63,6 +63,9 @@ CODES: Mapping[str, Code] = {
     ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
+    "unsupported_type": Code(
+        "element types of safetensors that MindSpore lacks", "note", {"verify": "warning"}
+    ),
     "no_library": Code("a package that a file needs is not installed", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
     "verified": Code("checksums or tags were verified and are right", "note"),
@@ -125,6 +128,9 @@ CODES: Mapping[str, Code] = {
     "leftover": Code("traces of a save or a run that did not finish", "note"),
     "resumed": Code("what an earlier run left, and what becomes of it", "note"),
     "skipped": Code("files that are not read or not written", "note"),
+    "overlay": Code(
+        "files hold other copies of tensors than those that the index names", "warning"
+    ),
     "no_locks": Code(
         "the file system has no locks, which keep two runs apart",
         "warning",

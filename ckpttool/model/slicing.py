@@ -444,6 +444,13 @@ def _box_problem(meta: TensorMeta, box: Box) -> Diagnostic | None:
     return None
 
 
+def why_not_sliced(meta: TensorMeta, layout: Layout) -> str | None:
+    """Return why a layout cannot shard a tensor that is only copied whole; None if it can."""
+    if meta.whole_shape is None or math.prod(layout.slice_counts) == 1:
+        return None
+    return f"{meta.dtype} {meta.whole_shape} is only copied whole"
+
+
 def _problem(meta: TensorMeta, text: str, facts: str) -> Diagnostic:
     return Diagnostic("missing", text, facts=facts, tensor=meta.name)
 

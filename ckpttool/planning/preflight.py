@@ -14,7 +14,7 @@ from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
-from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -23,6 +23,7 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import format_bytes, shorten
+from ckpttool.planning.targets import ShardedOutput
 from ckpttool.storage.files import (
     ELSEWHERE,
     PARTIAL,
@@ -33,6 +34,8 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
+
+NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
@@ -58,7 +61,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
-    found.add(*refused)
+    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
@@ -80,6 +83,29 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             hint, where = "free some space, or -o on another disk", str(folder)
             found.add(Diagnostic("destination", text, hint, facts=facts, where=where))
     return found
+
+
+def _other_outputs(plan: Plan) -> str:
+    """Return the options that write the same tensors otherwise; "" if no format holds them."""
+    target = plan.target
+    others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
+    if target.is_numbered or not target.is_merged:
+        return ", or ".join(f"--format {name}" for name in others)
+    path = Path(next(iter(target.paths.values())))  # the suffix decides
+    words = [f"-o {path.with_suffix(suffix_of(name))}" for name in others]
+    folder = str(path.with_suffix(""))
+    numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES, target.attrs)
+    spread = numbered.complete(plan, Diagnostics())
+    if spread is not None and _can_hold(target.format, spread):
+        words.insert(0, f"-o {folder} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
+        words[0] += "" if target.format == "safetensors" else f" --format {target.format}"
+    return ", or ".join(words)
+
+
+def _can_hold(name: str, plan: Plan) -> bool:
+    """Return whether a format can hold all outputs of a plan."""
+    format, headers = get_format(name), plan.headers.values()
+    return not any(next(format.refusals(metas, plan.attrs), None) for metas in headers)
 
 
 def _partial_bytes(path: str) -> int:

@@ -1,20 +1,21 @@
-"""Compare the replicas of every slice byte for byte."""
+"""Compare the replicas of every slice, and the copies of a tensor in several files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from shlex import quote
 
-from ckpttool.concurrency import OnProgress
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.concurrency import OnProgress, wait_result
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.diagnostics import Command, Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_difference
+from ckpttool.model.wording import count, format_difference, shorten
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -22,6 +23,7 @@ from ckpttool.storage.compare import (
     TensorStats,
     compare_tensors,
 )
+from ckpttool.storage.sampling import Sample, digest, sample
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 
@@ -138,6 +140,58 @@ def replica_problems(
     ]
     found += compare_stages(catalog, sharding, sources, executor, on_progress)
     return found
+
+
+def compare_copies(
+    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
+
+    Parameters
+    ----------
+    catalog
+        The checkpoint.
+    executor
+        Reads the copies, and the tensors that the index names.
+    command
+        The command; a conversion itself writes one copy of each.
+    by_samples
+        Whether to read some pages of each tensor; all bytes otherwise.
+    """
+
+    def hashed(tensor: StoredTensor) -> Future[Sample]:
+        is_small = by_samples or tensor.meta.text is not None
+        return executor.submit(sample if is_small else digest, tensor)
+
+    named = {
+        name: (tensor, hashed(tensor))
+        for file in catalog.files.values()
+        for name, tensor in file.tensors.items()
+        if name in catalog.copies
+    }
+    equal: dict[str, list[StoredTensor]] = {}
+    differing: dict[str, list[StoredTensor]] = {}
+    for name, copies in catalog.copies.items():
+        tensor, found = named[name]
+        for copy in copies:
+            is_equal = copy.meta == tensor.meta and wait_result(hashed(copy)) == wait_result(found)
+            (equal if is_equal else differing).setdefault(copy.file.path, []).append(tensor)
+    hint = f"ckpttool merge {quote(catalog.root)} -o NEW --max-shard-size 10GB"
+    for path, tensors in differing.items():
+        text = "other copies of tensors that the index names in another file: ignored"
+        facts = _format_copies(tensors)
+        shown = "" if command == "convert" else hint
+        yield Diagnostic("overlay", text, shown, facts=facts, path=path, where=path)
+    for path, tensors in equal.items():
+        text = "equal copies of tensors that the index names in another file: ignored"
+        yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
+
+
+def _format_copies(tensors: Sequence[StoredTensor]) -> str:
+    """Return how many tensors there are, and the names of some and of the files that are read."""
+    names = shorten((one.meta.name for one in tensors), 3)
+    files = shorten(sorted({one.file.path for one in tensors}), 3)
+    return f"{count(len(tensors), 'tensor')} ({names}), read from {files}"
 
 
 def compare_stages(

@@ -42,7 +42,7 @@ from ckpttool.planning.hidden_shards import (
 )
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import REPLICA_CODES, replica_problems
+from ckpttool.planning.replicas import REPLICA_CODES, compare_copies, replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
     Sources,
@@ -238,6 +238,9 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
+            if isinstance(catalog, MergedCatalog):
+                by_samples = contents == "samples"
+                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)

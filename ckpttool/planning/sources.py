@@ -31,6 +31,7 @@ from ckpttool.model.slicing import (
     Source,
     described_state_shapes,
     follow,
+    why_not_sliced,
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
@@ -113,7 +114,7 @@ def infer_full_tensor(
     full_meta = meta
     if len(meta.shape) == ndim:
         full_meta = meta.of_shape(layout.implied_shape(meta.shape))
-    reason = layout.why_not(full_meta.shape)
+    reason = layout.why_not(full_meta.shape) or why_not_sliced(meta, layout)
     if reason is not None:
         facts = f"{format_ranks(ranks)} hold slices of {meta.shape}; {reason}"
         return _unfit_slices(name, facts, ranks)

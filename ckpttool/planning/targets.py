@@ -4,8 +4,9 @@ All problems of the target are reported together.  Documents are the strategy fi
 and the indexes of numbered files.  They are written last, and old ones are removed first, so that
 an index never lists files of a different run.
 
-Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
-parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
+Each numbered file has a limit of bytes, its header included.  Parameters fill the files in the
+order of the plan.  A parameter that does not fit begins the next file, and so does one whose entry
+exceeds the largest header of the format.  A tensor larger than the limit has its own file.
 Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
@@ -18,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import StrategyError
-from ckpttool.formats import format_of_suffix
+from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.weight_index import (
+    MAX_INDEX_BYTES,
     index_names,
     index_text,
     is_index_name,
@@ -31,7 +33,7 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.optimizer_names import GRADIENTS
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
@@ -114,7 +116,10 @@ def _find_transfers(
         layouts = chooser.layouts(source)
         if layouts:
             layouts = tuple(_fold(layout, shape) for layout in layouts)
-            if reasons := {_why_not(layout, shape) for layout in layouts} - {None}:
+            reasons = {
+                _why_not(layout, shape) or why_not_sliced(source.meta, layout) for layout in layouts
+            }
+            if reasons := reasons - {None}:
                 diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
                 continue
         elif layouts is not None:
@@ -414,7 +419,7 @@ class ShardedOutput:
     folder, format
         The output folder, and the format of the files.
     limit
-        Maximum bytes of tensors in each file.
+        Maximum bytes of each file.
     attrs
         Attributes of every header.
     """
@@ -435,13 +440,27 @@ class ShardedOutput:
         return Target(self.format, paths, attrs=self.attrs, is_numbered=True)
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
-        """Return the plan of `target` spread over numbered files, with their indexes."""
+        """Return the plan of `target` spread over numbered files, with their indexes.
+
+        The result is None, with an error in ``diagnostics``, if no reader takes such an index.
+        """
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.meta for transfer in plan.transfers]
-        text = index_text(files, sum(meta.nbytes for meta in metas))
-        documents = tuple(Document(path, text.encode()) for path in self.documents)
-        large = [meta.name for meta in metas if meta.nbytes > self.limit]
+        data = index_text(files, sum(meta.nbytes for meta in metas)).encode()
+        if len(data) > MAX_INDEX_BYTES:
+            text = "too many tensors for one index"
+            hint = f"-o {self.folder}.ckpt without --max-shard-size"
+            facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
+            diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=self.folder))
+            return None
+        documents = tuple(Document(path, data) for path in self.documents)
+        format, every = get_format(self.format), plan.attrs
+        large = [
+            meta.name
+            for meta in metas
+            if format.header_bytes((meta,), every) + meta.nbytes > self.limit
+        ]
         if large:
             text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"
             diagnostics.add(Diagnostic("part", text))
@@ -479,20 +498,26 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
     plan
         A plan whose one output holds everything.
     limit
-        Maximum bytes of tensors in a numbered file.
+        Maximum bytes of a numbered file.
     path
         Returns the path for a number, from 0, and the count of numbered files.  The number is None
         for the common file.
     """
     are_common = _are_common(plan)
     numbers: list[int] = []
-    number = filled = 0
+    number = 0
+    format = get_format(plan.target.format)
+    every, none = format.header_bytes((), plan.attrs), format.header_bytes(())
+    most = format.max_header_bytes
+    header, contents = every, 0
     for transfer, is_common in zip(plan.transfers, are_common, strict=True):
         if not is_common:
-            nbytes = transfer.meta.nbytes
-            if filled and filled + nbytes > limit:
-                number, filled = number + 1, 0
-            filled += nbytes
+            meta = transfer.meta
+            entry = format.header_bytes((meta,)) - none
+            is_large = most is not None and header + entry > most
+            if header > every and (is_large or header + entry + contents + meta.nbytes > limit):
+                number, header, contents = number + 1, every, 0
+            header, contents = header + entry, contents + meta.nbytes
         numbers.append(number)
     total = 0 if all(are_common) else number + 1
     transfers = tuple(

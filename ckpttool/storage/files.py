@@ -401,7 +401,7 @@ def verify_header(file: StoredFile, output: OutputFile) -> int:
 
 
 def _describe(meta: TensorMeta | None) -> str:
-    return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+    return "nothing" if meta is None else f"{meta.dtype} {meta.header_shape}"
 
 
 def access_problem(path: Path, mode: int, hint: str = ELSEWHERE) -> Diagnostic | None:

@@ -157,6 +157,10 @@ def examine(
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
+        if catalog.copies:
+            from ckpttool.planning.replicas import compare_copies
+
+            found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
         return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
@@ -366,7 +370,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         yield {
             "name": meta.name,
             "dtype": meta.dtype,
-            "shape": list(meta.shape),
+            "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
             **({} if (tag := map_of(meta.name)) is None else {"map": tag}),

@@ -232,7 +232,7 @@ class _Pair:
         a, b = self.a.meta, self.b.meta
         if a.dtype != b.dtype:
             return "dtype"
-        if a.shape != b.shape:
+        if a.header_shape != b.header_shape:
             return "shape"
         return "text" if a.text != b.text else None
 

@@ -332,7 +332,7 @@ class _Verification:
         # find what a conversion refuses, and what it reads otherwise than the strategy says.
         of_convert = severities("convert")
         others = {code for code in of_convert if of_convert[code] != "error"} - {"inferred"}
-        others = REPLICA_CODES if deep else others
+        others = {*REPLICA_CODES} if deep else others
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
         with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
             self._check_integrity(deep, crc, on_progress)
