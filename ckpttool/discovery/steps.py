@@ -49,7 +49,7 @@ class Chosen:
     absent
         Ranks that have files, and none of this save.
     of_run, of_other_runs
-        What ``--step`` takes else: steps of the same runs, and of others; the newest first.
+        Other steps that ``--step`` takes: of the same run, and of other runs; the newest first.
     """
 
     files: Mapping[int, Path]
@@ -87,18 +87,20 @@ def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics)
     save = files[0].save
     note_special_save(files[0].path.name, diagnostics)
     absent = tuple(rank for rank in found.ranks if rank not in {file.rank for file in files})
-    runs = {(file.rank, file.run) for file in files}
-    names: dict[bool, list[str]] = {True: [], False: []}
-    for name, others in _proposals(found):
-        if others != files:
-            names[{(file.rank, file.run) for file in others} <= runs].append(name)
+    others = [(name, _runs_of(other)) for name, other in _proposals(found) if other != files]
+    runs = _runs_of(files)
     return Chosen(
         {file.rank: file.path for file in files},
         save.step.label if save.step else None,
         absent,
-        tuple(names[True]),
-        tuple(names[False]),
+        of_run=tuple(name for name, of in others if of <= runs),
+        of_other_runs=tuple(name for name, of in others if not of <= runs),
     )
+
+
+def _runs_of(files: Iterable[SavedFile]) -> set[tuple[int, tuple[str, str, int]]]:
+    """Return the runs of some files, with their ranks."""
+    return {(file.rank, file.run) for file in files}
 
 
 # --------------------------------------------------------------------------------- the newest step

@@ -455,11 +455,13 @@ class ShardedOutput:
             diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=self.folder))
             return None
         documents = tuple(Document(path, data) for path in self.documents)
-        format, every = get_format(self.format), plan.attrs
+        format, common = get_format(self.format), self._path(None, 0)
         large = [
-            meta.name
-            for meta in metas
-            if format.header_bytes((meta,), every) + meta.nbytes > self.limit
+            output.metas[0].name
+            for output in plan
+            if output.path != common
+            if len(output.metas) == 1
+            if format.header_bytes(output.metas, plan.attrs) + output.metas[0].nbytes > self.limit
         ]
         if large:
             text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"

@@ -530,7 +530,7 @@ def test_warnings_can_be_ignored_and_errors_cannot(source):
     assert note["text"].startswith("rank 7: no checkpoint file found")
     result = run(*words(source, "--ignore", "damaged_replica"))
     assert result.exit_code == 2
-    assert "'damaged_replica' is not one of missing_rank, missing_replica, " in message(result)
+    assert mentions(message(result), "'damaged_replica' is not one of .*missing_replica") == []
 
 
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
