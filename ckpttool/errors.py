@@ -218,7 +218,7 @@ class StepError(PlanError):
 
 
 class UnfinishedError(PlanError):
-    """A folder to which a run of ckpttool has written no complete output yet."""
+    """A folder in which nothing is complete: a run of ckpttool, or all saves, did not finish."""
 
 
 class ExecutionError(CkptToolError):

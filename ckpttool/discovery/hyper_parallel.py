@@ -71,7 +71,7 @@ from ckpttool.errors import (
     CkptToolError,
     FormatError,
     PlanError,
-    StepError,
+    UnfinishedError,
     UnsupportedError,
     raise_all,
 )
@@ -177,7 +177,7 @@ def choose_step_folder(
 
     Raises
     ------
-    StepError
+    UnfinishedError
         No step is complete.
     PlanError
         The requested step does not exist.
@@ -195,7 +195,7 @@ def choose_step_folder(
         if not complete:
             text = "no step was finished"
             facts = f"without .metadata: {shorten((path.name for path in unfinished), 3)}"
-            raise StepError([Diagnostic("unfinished", text, facts=facts, where=str(root))])
+            raise UnfinishedError([Diagnostic("unfinished", text, facts=facts, where=str(root))])
         last, named = max(complete.values()), _read_named_step(root, diagnostics)
         if named is not None and named in complete.values():
             last = named

@@ -236,15 +236,15 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         return _scan_file(root, key, step)
     diagnostics = Diagnostics()
     empty_ranks: EmptyRanks = {}
-    if pattern is None:
-        root = find_checkpoint(root, diagnostics)
-        root, step = choose_step_folder(root, step, diagnostics)
-        described = _scan_self_described(root, step, key, diagnostics)
-        if described is not None:
-            return described
-        if (unfinished := find_unfinished(root)) is not None:
-            diagnostics.add(unfinished)
     try:
+        if pattern is None:
+            root = find_checkpoint(root, diagnostics)
+            root, step = choose_step_folder(root, step, diagnostics)
+            described = _scan_self_described(root, step, key, diagnostics)
+            if described is not None:
+                return described
+            if (unfinished := find_unfinished(root)) is not None:
+                diagnostics.add(unfinished)
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
         diagnostics.add(*diagnose(error), *describe_record(root))
