@@ -183,14 +183,15 @@ def read_saved_files(src: str, found: Sequence[RankFile], diagnostics: Diagnosti
     ]
     _refuse_equal_names(files)
     recorded, begun = _list_traces(found, diagnostics)
-    # Names of lost and unfinished files mean what they mean among the names of the others.
-    traces = [*recorded, *begun]
-    names = read_names([*found, *traces])[len(found) :]
-    read = [SavedFile(item.rank, item.path, name) for item, name in zip(traces, names, strict=True)]
-    by_path = {(file.rank, file.path): file for file in files}
-    records = {one.rank: by_path.get((one.rank, one.path), one) for one in read[: len(recorded)]}
+    by_path = {file.path: file for file in files}
+    lost = [one for one in (*recorded, *begun) if one.path not in by_path]
+    if lost:  # what their names say follows from those of the others, too
+        names = read_names([*found, *lost])[len(found) :]
+        for one, name in zip(lost, names, strict=True):
+            by_path[one.path] = SavedFile(one.rank, one.path, name)
+    records = {one.rank: by_path[one.path] for one in recorded}
     files.sort(key=lambda file: (file.rank, file.save.order, file.counter))
-    return SavedFiles(src, tuple(files), records, tuple(read[len(recorded) :]))
+    return SavedFiles(src, tuple(files), records, tuple(by_path[one.path] for one in begun))
 
 
 def _refuse_equal_names(files: Iterable[SavedFile]) -> None:

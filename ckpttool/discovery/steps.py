@@ -19,7 +19,7 @@ Times choose nothing, since a copy has other times.  They order what is proposed
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,13 +86,13 @@ def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics)
         files = _choose_named(found, wanted)
     save = files[0].save
     note_special_save(files[0].path.name, diagnostics)
-    absent = tuple(rank for rank in found.ranks if rank not in {file.rank for file in files})
+    by_rank = {file.rank: file.path for file in files}
     others = [(name, _runs_of(other)) for name, other in _proposals(found) if other != files]
     runs = _runs_of(files)
     return Chosen(
-        {file.rank: file.path for file in files},
+        by_rank,
         save.step.label if save.step else None,
-        absent,
+        tuple(rank for rank in found.ranks if rank not in by_rank),
         of_run=tuple(name for name, of in others if of <= runs),
         of_other_runs=tuple(name for name, of in others if not of <= runs),
     )
@@ -341,24 +341,30 @@ def _contradiction(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic 
 
 def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
     """Return the files that ``RANKS:NAME/RANKS:NAME`` gives to the ranks, all of one step."""
-    files: list[SavedFile] = []
+    of_ranks: dict[int, list[SavedFile]] = defaultdict(list)
+    for file in found.files:
+        of_ranks[file.rank].append(file)
+    chosen: dict[int, SavedFile] = {}
     problems = []
     for part in wanted.split("/"):
         numbers, name = part.split(":", 1)
         # The name of one rank's file means the files of equal names on the others.
         equal = {file.name for file in found.files if file.is_called(name)}
         for rank in parse_numbers(numbers):
-            of_rank = [file for file in found.files if file.rank == rank]
             named = [
-                file for file in of_rank if file.name in equal or is_step(file.save.step, name)
+                file
+                for file in of_ranks[rank]
+                if file.name in equal or is_step(file.save.step, name)
             ]
-            if len(named) != 1 or any(file.rank == rank for file in files):
+            if len(named) == 1 and rank not in chosen:
+                chosen[rank] = named[0]
+            else:
                 number = "no file" if not named else "several files"
                 text = f"--step {part}: {number} of rank {rank}"
-                has = shorten((file.path.name for file in of_rank), 3) or "none"
+                has = shorten((file.path.name for file in of_ranks[rank]), 3) or "none"
                 hint = "the name of one file for each rank"
                 problems.append(Diagnostic("source", text, hint, facts=f"its files: {has}"))
-            files += named[:1]
+    files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
     if len({file.save for file in files}) > 1:
@@ -367,12 +373,12 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
         raise StepError([Diagnostic("mixed_steps", text, facts=names, where=found.src)])
     if problem := _contradiction(found, files):
         raise StepError([problem])
-    if len(files) < len(found.ranks) and not found.covers({file.rank for file in files}):
-        others = [rank for rank in found.ranks if rank not in {file.rank for file in files}]
+    others = [rank for rank in found.ranks if rank not in chosen]
+    if others and not found.covers(chosen.keys()):
         text = f"--step names no file of {format_ranks(others)}"
         facts = "no strategy says that the others hold all slices"
         raise StepError([Diagnostic("mixed_steps", text, facts=facts, where=found.src)])
-    return sorted(files, key=lambda file: file.rank)
+    return files
 
 
 # ----------------------------------------------------------------------------- proposals and notes
