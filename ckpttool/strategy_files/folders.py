@@ -7,9 +7,9 @@
     FOLDER/rank_{r}/strategy.ckpt     else those in folders whose names differ only in a number
     FOLDER/{role}/                    else those in one other folder
 
-Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  In a
-folder inside FOLDER only strategies count, and files of other ranks with the same name: one rank's
-file may be damaged.
+Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  Hidden
+folders are not searched.  In a folder inside FOLDER only strategies count, and files of other ranks
+with the same name: one rank's file may be damaged.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
             return found
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in list_folder(folder):
-        if is_folder(path):
+        if not path.name.startswith(".") and is_folder(path):  # not the record of a run
             groups[_without_numbers(path.name)].append(path)
     holding = {}
     for folders in groups.values():
