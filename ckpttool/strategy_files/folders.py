@@ -7,9 +7,9 @@
     FOLDER/rank_{r}/strategy.ckpt     else those in folders whose names differ only in a number
     FOLDER/{role}/                    else those in one other folder
 
-Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  In a
-folder inside FOLDER only strategies count, and files of other ranks with the same name: one rank's
-file may be damaged.
+Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  Hidden
+folders are not searched.  In a folder inside FOLDER only strategies count, and files of other ranks
+with the same name: one rank's file may be damaged.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ def is_merged_name(name: str) -> bool:
 
 def files_that_may_be_strategies(folder: str | Path) -> list[Path]:
     """Return the files in a folder with the suffix of a strategy, but not a manifest of ours."""
-    return [
-        path
-        for path in list_folder(folder)
-        if path.suffix in SUFFIXES and not path.name.endswith(MANIFEST) and is_file(path)
-    ]
+    return [path for path in _with_suffix(folder) if is_file(path)]
+
+
+def _with_suffix(folder: str | Path) -> list[Path]:
+    """Return the paths in a folder with the suffix of a strategy; some may be folders."""
+    paths = list_folder(folder)
+    return [p for p in paths if p.suffix in SUFFIXES and not p.name.endswith(MANIFEST)]
 
 
 def find_strategy_files(folder: Path) -> StrategyFiles:
@@ -81,7 +83,7 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
             return found
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in list_folder(folder):
-        if is_folder(path):
+        if not path.name.startswith(".") and is_folder(path):  # not the record of a run
             groups[_without_numbers(path.name)].append(path)
     holding = {}
     for folders in groups.values():
@@ -98,7 +100,7 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
 def _files_inside(folder: Path) -> list[Path]:
     """Return the candidates in a folder of a rank; none if it cannot be read, as a lost rank's."""
     try:
-        return files_that_may_be_strategies(folder)
+        return _with_suffix(folder)
     except OSError:
         return []
 
@@ -111,10 +113,11 @@ def select_strategies(files: Sequence[Path]) -> list[Path]:
     """
     first: dict[str, Path] = {}
     for path in files:
-        if stat_file(path).nbytes:
-            first.setdefault(_without_numbers(path.name), path)
+        name = _without_numbers(path.name)
+        if name not in first and is_file(path) and stat_file(path).nbytes:
+            first[name] = path
     names = {name for name, path in first.items() if is_strategy(path)}
-    return [path for path in files if _without_numbers(path.name) in names]
+    return [path for path in files if _without_numbers(path.name) in names and is_file(path)]
 
 
 def is_strategy(path: Path) -> bool:
