@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from ckpttool.discovery.file_names import NUMBER, SaveName, is_step
+from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.discovery.saves import Save, SavedFile, SavedFiles
 from ckpttool.errors import PlanError, StepError
@@ -237,18 +237,20 @@ def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> 
 
 def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
-    absent = {
-        save: [rank for rank in found.ranks if rank not in found.saves[save]]
-        for save in sorted(saves, key=lambda save: (save.order, save), reverse=True)
-    }
+    holding: dict[Step, set[int]] = defaultdict(set)
+    for save in found.saves:
+        holding[save.order].update(found.saves[save])
     texts = [
-        f"{save.text} is not on {format_ranks(ranks)}" for save, ranks in absent.items() if ranks
+        f"{save.text} is not on {format_ranks(absent)}"
+        for save in sorted(saves, key=lambda save: (save.order, save), reverse=True)
+        if (absent := [rank for rank in found.ranks if rank not in holding[save.order]])
     ]
-    if not texts:  # every rank has files of a step, but not all of the runs that are recorded
-        texts = ["no step is in the recorded runs of all ranks"]
+    if not texts:  # each rank has files of a step, but not of one name, or of the recorded run
+        names = {file.rank: file.path.name for file in found.files}
+        texts = [f"the files of all ranks are not of one run: {shorten(names.values(), 3)}"]
     text, facts = texts[0], ""
     if len(texts) > 1:
-        text, facts = "no step is on every rank", shorten(texts, 3)
+        text, facts = "no step is on every rank", shorten(dict.fromkeys(texts), 3)
     return _with_proposal(found, Diagnostic("mixed_steps", text, facts=facts, where=found.src))
 
 
