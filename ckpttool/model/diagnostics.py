@@ -99,10 +99,11 @@ CODES: Mapping[str, Code] = {
     "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
     "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
     "absent": Code("listed or described, and in no file", "note"),
+    "unsaved": Code("weights are in the strategy and in no file", "warning"),
+    "nothing": Code("there is no tensor to examine or to write", "error", {"inspect": "warning"}),
+    "no_elements": Code("there are tensors, and none of them has an element", "warning"),
     "renamed": Code(
-        "parameters of the strategy are in no file, and others are in no strategy",
-        "warning",
-        {"verify": "note"},
+        "parameters of the strategy are in no file, and others are in no strategy", "warning"
     ),
     "part": Code("only some ranks or outputs are meant", "note"),
     # steps and saves
@@ -596,8 +597,10 @@ class Report:
         ``root`` and ``step`` of the `Catalog`.
     severity_of
         The severity of each code, edited by ``ignore``.
+    files
+        Number of files that were read.
     ranks
-        Ranks whose file was read.
+        Ranks whose file was read; None for a merged checkpoint, whose files have none.
     tensors
         Number of parameters.
     nbytes
@@ -615,7 +618,8 @@ class Report:
     path: str
     severity_of: SeverityOf
     step: str | None = None
-    ranks: tuple[int, ...] = ()
+    files: int = 0
+    ranks: tuple[int, ...] | None = None
     tensors: int = 0
     nbytes: int = 0
     findings: tuple[Diagnostic, ...] = ()

@@ -31,6 +31,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import (
+    find_nothing,
     limit_to_written_ranks,
     quarantine_damaged,
     redundancy_note,
@@ -155,6 +156,7 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
+    found.add(*find_nothing(catalog))
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
         return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
@@ -183,12 +185,7 @@ def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
     """Yield the notes of a single file, or of several files with an index."""
     yield from one_of_several_notes(catalog)
     yield from catalog.diagnostics
-    if not (catalog.indexes or catalog.errors("inspect")):
-        (file,) = catalog.files.values()
-        if not file.tensors:
-            text = f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that"
-            yield Diagnostic("empty", f"{text} was saved without redundancy")
-    elif slices := suspected_rank_slices(catalog).values():
+    if slices := suspected_rank_slices(catalog).values():
         text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
         yield Diagnostic("doubt", text)
 

@@ -16,7 +16,11 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
+from ckpttool.planning.missing import (
+    find_incomplete_files,
+    find_nothing,
+    limit_to_written_ranks,
+)
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     Slice,
@@ -239,9 +243,7 @@ def verify(
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_manifest(catalog, path, executor, deep))
-        return Report(
-            catalog.root, found.severity_of, findings=found.findings, notes=found.of("note")
-        )
+        return _report(catalog, found)
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
         if reasons:
@@ -267,17 +269,27 @@ def verify(
         verification = _Verification(resolved, executor, found)
         verification.run(deep, crc, open_progress)
     found.add(*notes)
+    is_sampled = any(source.has_layout for source in resolved.sources)
+    return _report(resolved.catalog, found, verification.is_whole, is_sampled)
+
+
+def _report(
+    catalog: Catalog, found: Diagnostics, is_whole: bool = True, is_sampled: bool = False
+) -> Report:
+    """Sum up what was found."""
+    found.add(*find_nothing(catalog))
     return Report(
         catalog.root,
         found.severity_of,
         catalog.step,
-        tuple(resolved.catalog.files),
-        len(resolved.catalog.metas),
-        sum(file.nbytes for file in resolved.catalog.files.values()),
+        len(catalog.files),
+        None if isinstance(catalog, MergedCatalog) else tuple(catalog.files),
+        len(catalog.metas),
+        sum(file.nbytes for file in catalog.files.values()),
         found.findings,
         found.of("note"),
-        verification.is_whole,
-        any(source.has_layout for source in resolved.sources),
+        is_whole,
+        is_sampled,
     )
 
 

@@ -159,7 +159,10 @@ def test_an_alias_is_not_repeated_in_errors():
         (("diff", SRC[0], SRC[0], "c"), "diff takes A and B, and 3 were given"),
         (("help", "a", "b"), "help takes one NAME, and 2 were given a, b Try: ckpttool help"),
         (("completion", "tcsh"), "SHELL: 'tcsh' is not one of bash, zsh, fish"),
-        (("verify", "a", "--ignore", "n"), "missing_own and 9 more missing_rank, missing_replica,"),
+        (
+            ("verify", "a", "--ignore", "n"),
+            "missing_own and 12 more missing_rank,",
+        ),
         (("merge", "a", "-o"), "merge needs -o OUT Output file; with --max-shard-size a folder."),
         (("merge", "a", "--resume=1", "-o", "b"), "--resume takes no value Try: ckpttool merge"),
     ],
