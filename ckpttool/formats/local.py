@@ -285,7 +285,7 @@ def describe_os_error(error: OSError) -> str:
     """
     meaning = MEANINGS.get(error.errno or 0, "")
     if isinstance(error, PermissionError) and error.filename is not None:
-        meaning = _describe_owner(error.filename)
+        meaning = _describe_owner(os.fspath(error.filename))
     return (error.strerror or str(error)) + (f" ({meaning})" if meaning else "")
 
 
@@ -307,6 +307,9 @@ def _describe_owner(path: str) -> str:
         except OSError:
             if place == "/":
                 return ""
+            if os.path.islink(place):  # noqa: PTH114 - what it leads to is closed, not its folder
+                path = place = os.path.realpath(place)
+                continue
             place = os.path.dirname(place)  # noqa: PTH120
             where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
     mode = f"{found.st_mode & 0o7777:03o}"
