@@ -458,6 +458,14 @@ source_options = OptionGroup(
     },
 )
 
+ignore_manifest = option(
+    "--ignore-manifest",
+    heading=SAFETY,
+    flag_value="ignore",
+    default="samples",
+    help="Do not compare the files with the manifest of their set.",
+)
+
 resolve_options = OptionGroup(
     STRATEGY,
     _build_resolve,
@@ -497,6 +505,7 @@ resolve_options = OptionGroup(
             is_flag=True,
             help="Compare all replicas byte for byte before anything is written.",
         ),
+        "manifest": ignore_manifest,
     },
 )
 

@@ -314,8 +314,11 @@ def _width(text: str) -> int:
 MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 
-def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
-    """Print the result of verify: a verdict, the findings and the notes."""
+def print_report(found: Report, deep: bool, checked: Sequence[str], options: ReportOptions) -> None:
+    """Print the result of verify: a verdict, the findings and the notes.
+
+    ``checked`` is what was checked beside headers and samples.
+    """
     depth = "all data read" if deep else "--deep reads all data"
     of_step = f", step {found.step}" if found.step else ""
     files = count(found.files, "file" if found.ranks is None else "rank")
@@ -324,7 +327,7 @@ def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -
     counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
-    parts = ["headers", *["samples"] * found.is_sampled, *["checksums"] * crc]
+    parts = ["headers", *["samples"] * found.is_sampled, *checked]
     read_right = " and ".join(", ".join(parts).rsplit(", ", 1))
     clean = "nothing is wrong" if deep else f"the {read_right} are right"
     clean += "" if found.is_whole else " in each rank by itself"

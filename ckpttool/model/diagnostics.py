@@ -65,7 +65,7 @@ CODES: Mapping[str, Code] = {
     "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
     "no_library": Code("a package that a file needs is not installed", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
-    "verified": Code("checksums or tags were verified and are right", "note"),
+    "verified": Code("checksums, tags or hashes were verified and are right", "note"),
     "no_checksum": Code("files were saved without a checksum", "note"),
     "unverified": Code(
         "there is a checksum, and it was not verified", "warning", {"verify": "note"}
@@ -216,6 +216,7 @@ OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
     "--unlisted": ("convert", "diff"),
+    "--ignore-manifest": ("convert", "diff", "inspect"),
 }
 
 

@@ -525,7 +525,7 @@ def _written_ranks(
 ) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
-    `check_manifest` reports a manifest that cannot be read.
+    `check_set` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()

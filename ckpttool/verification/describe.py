@@ -13,6 +13,7 @@ from itertools import chain
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
@@ -138,6 +139,7 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
+    ignore_manifest: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -157,6 +159,10 @@ def examine(
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
+    if not ignore_manifest and find_manifests(catalog):
+        from ckpttool.planning.manifest_check import check_source
+
+        check_source(catalog, executor, found)
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
         return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)

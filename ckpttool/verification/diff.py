@@ -28,6 +28,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.resolve import ResolveOptions, resolve
 from ckpttool.storage.checksums import check_files
@@ -156,6 +157,8 @@ def diff(
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             option = "-s" if side == "A" else "--b-strategy"
             found = Diagnostics("diff", strict=options.strict, strategy_option=option)
+            if options.manifest != "ignore":
+                check_source(catalog, executor, found)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
@@ -201,7 +204,7 @@ def diff(
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
-    is_of_files = problem.code == "dtype" or not set(problem.ranks) <= b.files.keys()
+    is_of_files = problem.code in ("dtype", "manifest") or not set(problem.ranks) <= b.files.keys()
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
     facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
     return replace(problem, hint=hint, facts=facts)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose, severities
@@ -16,6 +17,7 @@ from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.planning.manifest_check import check_set, fingerprint
 from ckpttool.planning.missing import (
     find_incomplete_files,
     find_nothing,
@@ -48,7 +50,6 @@ from ckpttool.verification.headers import (
     find_damage,
     find_truncated_files,
 )
-from ckpttool.verification.manifest_check import check_manifest, find_manifests, fingerprint
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
@@ -218,6 +219,7 @@ def verify(
     options
         How the checkpoint is resolved; ``unlisted`` is always ``"first"``.  ``check_replicas`` and
         ``strict`` have no effect: ``deep`` compares all replicas, and warnings are findings.
+        There must be a manifest for ``manifest="all"``.
     deep
         Read the data, and verify checksums and manifest hashes where these exist.
     crc
@@ -242,7 +244,7 @@ def verify(
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
-            found.add(*check_manifest(catalog, path, executor, deep))
+            found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
         return _report(catalog, found)
     if strategy is not None and isinstance(catalog, RankCatalog):
         reasons = strategy.resolve(catalog.metas)[1]
@@ -267,7 +269,7 @@ def verify(
         of_files = find_damage(resolved.catalog, of_headers)
         found.add(*catalog.errors(), *of_files, *of_headers)
         verification = _Verification(resolved, executor, found)
-        verification.run(deep, crc, open_progress)
+        verification.run(deep, crc, options.manifest == "all", open_progress)
     found.add(*notes)
     is_sampled = any(source.has_layout for source in resolved.sources)
     return _report(resolved.catalog, found, verification.is_whole, is_sampled)
@@ -331,7 +333,7 @@ class _Verification:
         is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 
-    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
+    def run(self, deep: bool, crc: bool, check_manifest: bool, open_progress: OpenProgress) -> None:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
         # Reading every byte finds differing replicas again, with more detail.  Without it samples
@@ -341,10 +343,11 @@ class _Verification:
             {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
         )
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
-        with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
+        nbytes = self._bytes_to_read(sources, deep, crc, check_manifest)
+        with _counted(open_progress, nbytes) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
-            self._check_data(sources, deep, on_progress)
+            self._check_data(sources, deep, check_manifest, on_progress)
 
     def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Return the files with checksums or tags; all files with ``crc``."""
@@ -354,13 +357,17 @@ class _Verification:
             if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
         }
 
-    def _bytes_to_read(self, sources: Sequence[Source], deep: bool, crc: bool) -> int:
+    def _bytes_to_read(
+        self, sources: Sequence[Source], deep: bool, crc: bool, check_manifest: bool
+    ) -> int:
         """Estimate the bytes to read, as if headers and texts were read again."""
         files = self._files_to_check(deep, crc).values() if deep or crc else ()
         total = sum(file.nbytes for file in files)
-        if not deep:
+        if not deep and not check_manifest:
             return total
         total += sum(file.nbytes for file in self.catalog.files.values())
+        if not deep:
+            return total
         pairs = stage_pairs(self.catalog, self.sharding, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
@@ -376,7 +383,11 @@ class _Verification:
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
-        self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]
+        self,
+        sources: Sequence[Source],
+        deep: bool,
+        check_manifest: bool,
+        on_progress: Callable[[int], None],
     ) -> None:
         """Check the data with ``deep``, else only unlisted numbers, and check the manifests."""
         manifests = find_manifests(self.catalog)
@@ -387,10 +398,17 @@ class _Verification:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, stats in compare_replicas(numbers, self.executor):
                 self.found.add(*find_differences(one, stats, self.sharding))
+        reads_all = deep or check_manifest
         for path in manifests:
             self.found.add(
-                *check_manifest(self.catalog, path, self.executor, deep, on_progress, fingerprints)
+                *check_set(self.catalog, path, self.executor, reads_all, on_progress, fingerprints)
             )
+        if check_manifest and not manifests:
+            text, hint = (
+                "no manifest lists these files",
+                "the same command without --check-manifest",
+            )
+            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
 
     def _check_contents(
         self,
