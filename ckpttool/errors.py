@@ -298,6 +298,12 @@ class VerifyError(CkptToolError):
         return "\n".join(join_clauses(f"{self.path}: {one}", self.hint) for one in self.problems)
 
 
+class SourceHashError(VerifyError):
+    """A tensor of a source whose hash is not the one that its manifest lists; exit code 7."""
+
+    code = "manifest"
+
+
 class CombinedError(CkptToolError):
     """Several errors of one run in one report.
 

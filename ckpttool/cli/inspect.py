@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @options.source_options()
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
+@options.ignore_manifest("manifest", options.SAFETY)
 @options.listed_under(
     options.DISPLAY,
     "show_all",
@@ -46,6 +47,7 @@ def inspect(
     source: Side,
     more: tuple[str, ...],
     crc: bool,
+    manifest: str,
     show_all: bool,
     show_ranks: bool,
     report: ReportOptions,
@@ -103,6 +105,7 @@ def inspect(
             strategy,
             crc=crc,
             every_tensor=show_all,
+            ignore_manifest=manifest == "ignore",
             executor=executor,
             diagnostics=found,
         )

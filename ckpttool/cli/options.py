@@ -481,6 +481,14 @@ source_options = OptionGroup(
     },
 )
 
+ignore_manifest = option(
+    "--ignore-manifest",
+    heading=SAFETY,
+    flag_value="ignore",
+    default="samples",
+    help="Do not compare the files with the manifest of their set.",
+)
+
 resolve_options = OptionGroup(
     STRATEGY,
     _build_resolve,
@@ -520,6 +528,7 @@ resolve_options = OptionGroup(
             is_flag=True,
             help="Compare all replicas byte for byte before anything is written.",
         ),
+        "manifest": ignore_manifest,
     },
 )
 

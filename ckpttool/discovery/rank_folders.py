@@ -70,7 +70,9 @@ from ckpttool.formats.local import (
     unreadable,
 )
 from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name
+from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
@@ -806,3 +808,35 @@ def _finds_ranks(root: Path, pattern: str) -> bool:
     except (PlanError, OSError):
         return False
     return bool(found)
+
+
+def find_manifests(catalog: Catalog) -> list[Path]:
+    """Return the manifests of folders and of single files that may list the scanned files."""
+    paths = [Path(path) for path in list_paths(catalog)]
+    of_files = (path.with_name(f"{path.name}.{MANIFEST}") for path in paths)
+    candidates = dict.fromkeys((*_folder_manifests(catalog), *of_files))
+    return [path for path in candidates if is_file(path)]
+
+
+def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
+    """Yield the manifest paths of the scanned folder, and of the folders above the files."""
+    if is_folder(catalog.root):
+        yield Path(catalog.root, MANIFEST)
+    for folder in dict.fromkeys(Path(path).parent for path in list_paths(catalog)):
+        is_of_rank = RANK_FOLDER.fullmatch(folder.absolute().name)
+        if is_single_file(catalog) or not is_of_rank:
+            yield folder / MANIFEST
+        if is_of_rank:
+            yield (folder if folder.name else folder.absolute()).parent / MANIFEST
+
+
+def is_single_file(catalog: Catalog) -> bool:
+    """Return whether the catalog is that of one file, not of a folder or an index."""
+    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    return is_merged and not is_folder(catalog.root)
+
+
+def list_paths(catalog: Catalog) -> list[str]:
+    """Return the paths of all scanned files, also of damaged ones."""
+    paths = [path for file in catalog.files.values() for path in file.paths]
+    return paths + [error.path for error in catalog.damaged.values()]

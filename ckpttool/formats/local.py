@@ -317,6 +317,9 @@ def _describe_owner(path: str) -> str:
         except OSError:
             if place == "/":
                 return ""
+            if os.path.islink(place):  # noqa: PTH114 - what it leads to is closed, not its folder
+                path = place = os.path.realpath(place)
+                continue
             place = os.path.dirname(place)  # noqa: PTH120
             where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
     mode = f"{found.st_mode & 0o7777:03o}"

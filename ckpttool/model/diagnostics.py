@@ -68,7 +68,7 @@ CODES: Mapping[str, Code] = {
     ),
     "no_library": Code("a package that a file needs is not installed", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
-    "verified": Code("checksums or tags were verified and are right", "note"),
+    "verified": Code("checksums, tags or hashes were verified and are right", "note"),
     "no_checksum": Code("files were saved without a checksum", "note"),
     "unverified": Code(
         "there is a checksum, and it was not verified", "warning", {"verify": "note"}
@@ -106,10 +106,11 @@ CODES: Mapping[str, Code] = {
         "optimizer state is described, and no file of it is there: not saved, or not copied",
         "warning",
     ),
+    "unsaved": Code("weights are in the strategy and in no file", "warning"),
+    "nothing": Code("there is no tensor to examine or to write", "error", {"inspect": "warning"}),
+    "no_elements": Code("there are tensors, and none of them has an element", "warning"),
     "renamed": Code(
-        "parameters of the strategy are in no file, and others are in no strategy",
-        "warning",
-        {"verify": "note"},
+        "parameters of the strategy are in no file, and others are in no strategy", "warning"
     ),
     "part": Code("only some ranks or outputs are meant", "note"),
     # steps and saves
@@ -233,6 +234,7 @@ OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
     "--unlisted": ("convert", "diff"),
+    "--ignore-manifest": ("convert", "diff", "inspect"),
 }
 
 
@@ -614,8 +616,10 @@ class Report:
         ``root`` and ``step`` of the `Catalog`.
     severity_of
         The severity of each code, edited by ``ignore``.
+    files
+        Number of files that were read.
     ranks
-        Ranks whose file was read.
+        Ranks whose file was read; None for a merged checkpoint, whose files have none.
     tensors
         Number of parameters.
     nbytes
@@ -633,7 +637,8 @@ class Report:
     path: str
     severity_of: SeverityOf
     step: str | None = None
-    ranks: tuple[int, ...] = ()
+    files: int = 0
+    ranks: tuple[int, ...] | None = None
     tensors: int = 0
     nbytes: int = 0
     findings: tuple[Diagnostic, ...] = ()

@@ -449,6 +449,27 @@ def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnosti
     return Diagnostic("emptied", nothing, hint, facts=facts, ranks=ranks)
 
 
+def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the problem of a checkpoint in which there is nothing to examine.
+
+    Every command asks it where its result is summed up: a count of zero is no pass.  Other
+    diagnostics say why files that are damaged or contradict each other were not read.
+    """
+    if not catalog.metas and not catalog.damaged and not catalog.errors():
+        files = catalog.files.values()
+        text = f"{count(len(files), 'file')}, {sum(file.nbytes for file in files)} bytes"
+        ignored = (one for one in catalog.diagnostics if one.code == "skipped")
+        facts = join_clauses(text, *(join_clauses(one.fact, one.facts) for one in ignored))
+        hint = "copy the files again; `ckpttool help nothing` explains"
+        yield Diagnostic("nothing", "no tensor was found", hint, facts=facts, where=catalog.root)
+    shapes = (one.meta.shape for header in catalog.headers.values() for one in header.values())
+    if catalog.metas and not any(map(math.prod, shapes)):
+        text = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
+        hint = "save it again; `ckpttool help no_elements` explains"
+        facts = shorten((f"{meta.name} {meta.shape}" for meta in catalog.metas.values()), 3)
+        yield Diagnostic("no_elements", text, hint, facts=facts, where=catalog.root)
+
+
 def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield the problem of ranks without a file in a deduplicated checkpoint without layouts.
 
@@ -542,7 +563,7 @@ def _written_ranks(
 ) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
-    `check_manifest` reports a manifest that cannot be read.
+    `check_set` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()

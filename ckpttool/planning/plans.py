@@ -28,6 +28,7 @@ from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
+from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.preflight import preflight
 from ckpttool.planning.resolve import (
@@ -254,6 +255,8 @@ def _plan_and_check(
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics(strict=options.strict)
     resolved, plan = None, None
+    is_compared = options.manifest != "ignore"
+    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
         if refusal is not None:
             raise refusal
@@ -264,7 +267,7 @@ def _plan_and_check(
             plan = targets.plan(resolved, target, diagnostics)
             if plan is not None:
                 provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
-                plan = replace(plan, provenance=provenance)
+                plan = replace(plan, provenance=provenance, listed=listed)
             if plan is not None and extension is not None:
                 plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:

@@ -86,6 +86,9 @@ class ResolveOptions:
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
+    manifest
+        How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
+        some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
 
     Examples
     --------
@@ -99,6 +102,7 @@ class ResolveOptions:
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
+    manifest: Literal["samples", "all", "ignore"] = "samples"
 
     def __post_init__(self) -> None:
         if self.unlisted not in (None, *get_args(UnlistedChoice)):

@@ -790,6 +790,7 @@ def _classify_absent(
     A parameter was not saved if its owners have files without it.  It is missing if these files are
     missing, or if the checkpoint has no redundancy.  Optimizer state was not saved either if no
     rank holds state with its prefix, since many checkpoints contain only weights.
+    States without their weights are no checkpoint, so an unsaved weight is a warning.
     """
     parameter_of_state = match_states_by_name(strategy.layouts, catalog.metas)
     saved_prefixes = {name.removesuffix(parameter_of_state.get(name, "")) for name in holders}
@@ -809,7 +810,9 @@ def _classify_absent(
         text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
         weights = {name for name in unsaved if parameter_of_state.get(name) not in strategy.layouts}
         others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
-        note = Diagnostic("absent", text, facts=shorten(unsaved, 3))
+        code = "unsaved" if weights else "absent"
+        hint = "`ckpttool help unsaved`" if weights else ""
+        note = Diagnostic(code, text, hint, facts=shorten(unsaved, 3))
         if others:
             facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: "
             facts += shorten(others, 3)

@@ -39,6 +39,7 @@ from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
+from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -83,8 +84,9 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
+    diagnostics.add(*find_nothing(catalog))
     if not transfers and not diagnostics.has_errors:
-        diagnostics.add(Diagnostic("missing", "no tensor to write", where=catalog.root))
+        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if diagnostics.has_errors:
         return None
     files = (*resolved.sharding.files, *target.sharding.files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,27 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
                 offset += len(data)
             digests.append(state.hexdigest())
     return digests
+
+
+def hash_unit(tensor: StoredTensor, number: int) -> str:
+    """Return the SHA-256 of one unit of a stored tensor, as in a manifest; "" without the unit.
+
+    It runs on a worker.
+    """
+    if tensor.meta.text is not None:
+        return hash_units(tensor)[0] if number == 0 else ""
+    unit = next(islice(units(tensor.meta), number, None), None)
+    if unit is None:
+        return ""
+    source = OutputTensor.copy_of(tensor)
+    state, itemsize = hashlib.sha256(), tensor.meta.itemsize
+    buffer = np.empty(min(BUFFER_BYTES, unit.size * itemsize), np.uint8)
+    with FlatFiles(BUFFER_BYTES) as files:
+        for band in unit.bands(len(buffer) // itemsize):
+            data = buffer[: band.size * itemsize]
+            read_band(files, source, band, data.reshape(*band.shape, itemsize))
+            state.update(data.data)
+    return state.hexdigest()
 
 
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:

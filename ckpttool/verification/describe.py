@@ -13,6 +13,7 @@ from itertools import chain
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
@@ -31,6 +32,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import (
+    find_nothing,
     limit_to_written_ranks,
     quarantine_damaged,
     redundancy_note,
@@ -137,6 +139,7 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
+    ignore_manifest: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -155,6 +158,11 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
+    found.add(*find_nothing(catalog))
+    if not ignore_manifest and find_manifests(catalog):
+        from ckpttool.planning.manifest_check import check_source
+
+        check_source(catalog, executor, found)
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
         if catalog.copies:
@@ -187,12 +195,7 @@ def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
     """Yield the notes of a single file, or of several files with an index."""
     yield from one_of_several_notes(catalog)
     yield from catalog.diagnostics
-    if not (catalog.indexes or catalog.errors("inspect")):
-        (file,) = catalog.files.values()
-        if not file.tensors:
-            text = f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that"
-            yield Diagnostic("empty", f"{text} was saved without redundancy")
-    elif slices := suspected_rank_slices(catalog).values():
+    if slices := suspected_rank_slices(catalog).values():
         text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
         yield Diagnostic("doubt", text)
 

@@ -547,7 +547,7 @@ def _find_stages(strategy: Strategy) -> Iterator[Stage]:
 
 _DOUBTS = (
     *("strategy", "invalid_strategy", "contradicted", "replica"),
-    *("undecided_shard", "one_of_several", "empty"),
+    *("undecided_shard", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
 )
 _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
