@@ -22,6 +22,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 
@@ -429,17 +431,18 @@ def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedF
 def _pick_by_times(found: SavedFiles, save: Save) -> list[SavedFile]:
     """Return the files of a save that were written last, if their times set them apart, or [].
 
-    The files of one save are written at about the same time.  So the times of the chosen ones must
-    be closer to each other than to those of the others.
+    The files of one save are written at about the same time.  So the longest gap must be before
+    them, and longer than from the first of them to the last.
     """
-    folders = found.saves[save]
-    picked = [max(files, key=_time_of) for files in folders.values()]
-    others = [file for files in folders.values() for file in files if file not in picked]
-    times = [*map(_time_of, picked)]
-    if not others or _contradiction(found, picked):
-        return []
-    gap = min(times) - max(map(_time_of, others))
-    return picked if gap > max(times) - min(times) else []
+    files = [file for of_rank in found.saves[save].values() for file in of_rank]
+    times = sorted(((_time_of(file), file) for file in files), key=itemgetter(0))
+    gaps = [(later[0] - one[0], i) for i, (one, later) in enumerate(pairwise(times), 1)]
+    gap, first = max(gaps, default=(0, 0))
+    picked = sorted((file for _, file in times[first:]), key=lambda file: file.rank)
+    ranks = {file.rank for file in picked}
+    is_one_save = len(ranks) == len(picked) and gap > times[-1][0] - times[first][0]
+    is_enough = len(ranks) == len(found.ranks) or found.covers(ranks)
+    return picked if is_one_save and is_enough and not _contradiction(found, picked) else []
 
 
 def _time_of(file: SavedFile) -> int:

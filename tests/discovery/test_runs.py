@@ -119,6 +119,21 @@ def test_times_that_set_the_files_of_a_save_apart_order_the_proposal(make_run, i
     fails(src, f"Try: {hint}")
 
 
+def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
+    """The second run was killed before rank 2 had saved; ranks 0 and 2 hold the same."""
+    src = str(tmp_path)
+    write_run(src, "", "3_8", [{"w": (4, 4)}] * 4)
+    write_run(src, "_1", "3_8", [{"w": (4, 4)}] * 4)
+    (tmp_path / "rank_2" / NEW.replace("gpt", "net")).unlink()
+    for path in tmp_path.glob("*/net*"):
+        seconds = (2000 if "_1-" in path.name else 1000) + int(path.parent.name[-1])
+        os.utime(path, (seconds, seconds))
+    strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
+    step = "0-1:net_1-3_8/3:net_1-3_8"
+    fails(src, f"Try: --step {step}, if records and dates", strategy=strategy)
+    assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [0, 1, 3]
+
+
 def test_a_step_takes_a_file_for_each_rank(make_run):
     src = make_run(*(f"rank_{r}/net_rank_{r}{c}-1_2.ckpt" for r in range(4) for c in ("", "_1")))
     names = [f"net_rank_{rank}-1_2.ckpt" for rank in range(4)]
