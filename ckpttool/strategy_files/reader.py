@@ -97,7 +97,6 @@ MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
-_ONE_RUN = "the strategy files of one run"
 
 
 def read_strategy(paths: str | Sequence[str]) -> Strategy:
@@ -623,6 +622,13 @@ def _ignored_note(problem: Diagnostic) -> Diagnostic:
     return replace(problem, code="strategy_file", message=text, hint="", options=())
 
 
+def _of_one_run(first: _StrategyFile, other: _StrategyFile) -> str:
+    """Return the hint to take the files of one of two runs; one file has all of a single stage."""
+    if len(first.stages) == len(other.stages) == 1:
+        return f"-s {quote(first.path)}, or -s {quote(other.path)}, with all files of that run"
+    return "the strategy files of one run"
+
+
 def _check_same_stage(
     first: _StrategyFile,
     other: _StrategyFile,
@@ -634,7 +640,8 @@ def _check_same_stage(
     only = sorted(set(known) ^ set(layouts))
     if only:
         text = f"stage {stage} has other parameters in {first.path}"
-        raise StrategyError(other.path, text, _ONE_RUN, f"in one file only: {shorten(only, 3)}")
+        facts = f"in one file only: {shorten(only, 3)}"
+        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
     _check_layouts(first, other, stage, known, layouts)
 
 
@@ -660,7 +667,7 @@ def _check_layouts(
     if differing:
         text = f"stage {stage} has other layouts in {first.path}"
         facts = f"{count(len(differing), 'parameter')}: {shorten(differing, 3)}"
-        raise StrategyError(other.path, text, _ONE_RUN, facts)
+        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:

@@ -509,5 +509,5 @@ def test_a_folder_with_strategies_of_two_runs_is_refused(tmp_path):
     assert result.exit_code == 4
     fact = r"strategy_1\.ckpt: stage 0 has other layouts in .*strategy_0\.ckpt"
     assert not mentions(
-        message(result), fact, "4 parameters: .* Try: the strategy files of one run"
+        message(result), fact, "4 parameters: .* Try: -s .*strategy_0.*, with all files of that run"
     )
