@@ -172,7 +172,6 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         How to report.
     """
     from ckpttool.execution.executors import is_cluster
-    from ckpttool.transaction.states import resume_hint
 
     def print_note(note: Diagnostic) -> None:
         late_notes.append(note)
@@ -209,8 +208,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
             except Terminated as stopped:
                 done, outputs = assignment.count_complete(), len(assignment.ranks)
                 stopped.complete = f"{done} of {count(outputs, 'output')} complete"
-                record = assignment.outputs.record
-                stopped.hint = resume_hint(record) if done else "the same command"
+                stopped.hint = assignment.resume_hint if done else "the same command"
                 raise
     seconds = time.perf_counter() - started
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))

@@ -45,7 +45,6 @@ from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.resume import Assignment
-from ckpttool.transaction.states import resume_hint
 
 
 def _failure(
@@ -244,7 +243,7 @@ def execute(
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             done = [written.path for written in run.written_by_rank()]
             changes = transaction.describe_source_changes()
-            path, again = transaction.writing or run.current, resume_hint(transaction.record)
+            path, again = transaction.writing or run.current, assignment.resume_hint
             raise _failure(path, error, done, changes, again) from error
         raise
     return run.written_by_rank()

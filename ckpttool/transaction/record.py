@@ -49,8 +49,6 @@ class Transaction:
 
     Attributes
     ----------
-    record
-        The record of the set.
     kept
         Ranks of the outputs that are not written again.
     writing
@@ -67,7 +65,7 @@ class Transaction:
         self._plan = plan
         self._claim = claim
         self._outputs = assignment.outputs
-        self.record = self._outputs.record
+        self._record = self._outputs.record
         self._entries: dict[str, LoggedOutput] = {}
         self._stamps: dict[str, FileStamp] = dict(assignment.kept)
         self._has_replaced = False
@@ -112,7 +110,7 @@ class Transaction:
         """Append the entries of a finished set to the log: its manifest is about to go."""
         finished = assignment.destination.stamps
         stamps = finished.outputs if finished is not None else {}
-        for entry in ManifestFile.read(self.record.manifest).outputs():
+        for entry in ManifestFile.read(self._record.manifest).outputs():
             self._log.add(entry_text(entry), is_durable=False)
             if stamp := self._stamps.get(entry.path, stamps.get(entry.path)):
                 self._log.add_stamp(entry.path, stamp)
@@ -120,11 +118,11 @@ class Transaction:
 
     def _find_kept(self) -> None:
         """Find the entries of outputs that logs list."""
-        logged = look(self.record).logged(self._outputs.provenance.digest)
+        logged = look(self._record).logged(self._outputs.provenance.digest)
         self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
         if self._stamps.keys() - self._entries.keys():
             text = "another run has written here since this one began"
-            where = str(self.record.home)
+            where = str(self._record.home)
             raise PlanError([Diagnostic("destination", text, "the same command", where=where)])
 
     @property
@@ -151,7 +149,7 @@ class Transaction:
         OSError
             The record cannot be written.
         """
-        name = os.path.relpath(output.path, self.record.folder)
+        name = os.path.relpath(output.path, self._record.folder)
         tensors = tuple(hashed(meta, hashes.get(meta.name, {})) for meta in output.metas)
         line = entry_text(OutputEntry(output.rank, name, output.format, nbytes, tensors))
         before = self._entries.get(name)
@@ -168,12 +166,12 @@ class Transaction:
         assert self._claim is not None, "what is complete is not written"
         self._claim.require_record()
         documents = (document.path for document in self._outputs.documents)
-        for path in (self.record.manifest, self.record.stamps, *documents):
+        for path in (self._record.manifest, self._record.stamps, *documents):
             remove_document(str(path))
 
     def record_placed(self, output: OutputFile) -> None:
         """Record that an output has its final name."""
-        name = os.path.relpath(output.path, self.record.folder)
+        name = os.path.relpath(output.path, self._record.folder)
         stamp = stamp_at(Path(output.path))
         if stamp is not None:
             self._stamps[name] = stamp
@@ -192,7 +190,7 @@ class Transaction:
         """
         if self._claim is None:
             return
-        record, outputs = self.record, self._outputs
+        record, outputs = self._record, self._outputs
         self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
         self._claim.require_record()
         if changed := self._describe_source_changes():

@@ -144,6 +144,12 @@ class Assignment:
         """Yield why the run cannot begin beside those that are writing now."""
         return busy_problems(self, look(self.outputs.record))
 
+    @property
+    def resume_hint(self) -> str:
+        """How to go on after this run has ended early; its plan is there."""
+        more = f" {NO_LOCKS}" if is_held(self.outputs.record.lock) is None else ""
+        return f"the same command with --resume{more}"
+
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
         outputs = self.outputs

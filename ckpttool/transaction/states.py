@@ -379,12 +379,6 @@ def find_writers(
     return {path: writers.get(path, "it has just begun") for path in record.logs() if is_held(path)}
 
 
-def resume_hint(record: Record) -> str:
-    """Return how to go on after a run that ended early; its plan is there."""
-    more = f" {NO_LOCKS}" if is_held(record.lock) is None else ""
-    return f"the same command with --resume{more}"
-
-
 def find_unfinished_run(output: Path) -> Diagnostic | None:
     """Return why a folder, or a single file, is not a complete output; None if nothing says so."""
     destination = look(Record.of(output))

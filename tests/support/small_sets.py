@@ -20,7 +20,7 @@ from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, run, run_well
-from tests.support.executors import wait_until
+from tests.support.executors import wait_until, with_options
 from tests.support.manifests import MANIFEST
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class SmallSet:
     def _suffix(self) -> str:
         return SUFFIXES[self.output_format]
 
-    def words(self, *more: str | Path) -> list[str | Path]:
-        """Return the command line."""
-        words = ["-o", self.target, "-j", "1"]
+    def words(self, *more: str | Path) -> list[str]:
+        """Return the command line with more options, or with other values of those that it has."""
+        words: list[str | Path] = ["-o", self.target, "-j", "1"]
         if self.command in ("split", "reshard"):
             words += ["-d", self.strategy]
         if self.command != "file":
@@ -92,8 +92,10 @@ class SmallSet:
         if self.command == "numbered":
             words += ["--max-shard-size", "400B"]
         if self.command == "reshard":
-            return ["reshard", self._ranks(), "-s", self.strategy, *words, *more]
-        return ["split" if self.command == "split" else "merge", self.source, *words, *more]
+            words = ["reshard", self._ranks(), "-s", self.strategy, *words]
+        else:
+            words = ["split" if self.command == "split" else "merge", self.source, *words]
+        return with_options(words, *more)
 
     def _ranks(self) -> Path:
         """Return the checkpoint as files of ranks."""
