@@ -35,6 +35,8 @@ def drop_unfit_runs(found: SavedFiles, strategy: Strategy, key: Secret | None) -
     if len({run for _, run in runs}) < 2:
         return found
     headers = _read_newest(runs, key)
+    metas = {name: one.meta for file in headers.values() for name, one in file.header.items()}
+    strategy, _ = strategy.resolve(metas, is_rest_decided=True)
     implied = {one: _implied_shapes(strategy, one[0], file) for one, file in headers.items()}
     dropped = []
     for stage in range(strategy.stages):
@@ -50,12 +52,17 @@ def drop_unfit_runs(found: SavedFiles, strategy: Strategy, key: Secret | None) -
     return found.without(dropped)
 
 
-def parameters_of(files: Iterable[SavedFile], key: Secret | None) -> set[str]:
-    """Return the parameters in the newest readable file of each run of each rank."""
+def slices_of(
+    files: Iterable[SavedFile], key: Secret | None
+) -> set[frozenset[tuple[str, tuple[int, ...]]]]:
+    """Return names and shapes in the newest readable file of each run of each rank."""
     runs: _Runs = defaultdict(list)
     for file in files:
         runs[file.rank, file.run].append(file)
-    return {name for header in _read_newest(runs, key).values() for name in header.header}
+    return {
+        frozenset((name, tensor.meta.shape) for name, tensor in header.header.items())
+        for header in _read_newest(runs, key).values()
+    }
 
 
 def _read_newest(

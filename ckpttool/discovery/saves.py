@@ -136,6 +136,15 @@ class SavedFiles:
             saves[file.save][file.rank].append(file)
         return saves
 
+    @cached_property
+    def last_counters(self) -> Mapping[tuple[int, tuple[str, str]], int]:
+        """Rank and series to the highest counter."""
+        last: dict[tuple[int, tuple[str, str]], int] = {}
+        for file in self.files:
+            key = file.rank, file.series
+            last[key] = max(file.counter, last.get(key, 0))
+        return last
+
     def is_recorded(self, file: SavedFile) -> bool:
         """Return whether the record of its rank names just this file."""
         record = self.records.get(file.rank)

@@ -33,7 +33,7 @@ from ckpttool.discovery.rank_folders import (
     note_rank_folders,
     sibling_rank_folders,
 )
-from ckpttool.discovery.runs import drop_unfit_runs, parameters_of
+from ckpttool.discovery.runs import drop_unfit_runs, slices_of
 from ckpttool.discovery.saves import SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save
@@ -283,8 +283,8 @@ def _choose(
 ) -> tuple[Chosen, Collection[int] | None]:
     """Return the files of one save, and the ranks that count; None for all.
 
-    With a strategy for fewer ranks, the others are left out if they hold no parameter of their own
-    and have only older steps of these names, or nothing of a step that was requested.
+    With a strategy for fewer ranks, the others are left out if they hold no parameter of their own,
+    have no equal slices of the chosen step, and no later step unless the step was requested.
     """
     saved, wanted = found.saved, found.step
     if strategy is None:
@@ -296,20 +296,24 @@ def _choose(
     counted = saved.limited_to(strategy.ranks)
     chosen = choose_save(counted, wanted, diagnostics)
     of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
-    runs = {(file.rank, file.run) for file in of_chosen}
     save = of_chosen[0].save
     of_others = saved.limited_to(others).files
-    alike = [file.save.order for file in of_others if file.series == of_chosen[0].series]
-    have_step = save.step is None or save.order in alike
-    have_parameters = not parameters_of(of_others, found.key) <= parameters_of(
-        (file for file in counted.files if (file.rank, file.run) in runs), found.key
+    alike = [file for file in of_others if file.series == of_chosen[0].series]
+    of_step = [file for file in alike if file.save == save]
+    runs = {(file.rank, file.run) for file in of_chosen}
+    counted_files = [file for file in counted.files if (file.rank, file.run) in runs]
+    slices = slices_of(counted_files, found.key)
+    has_step = bool(slices & slices_of(of_step, found.key)) or (of_step and save.step is None)
+    names = {name for one in slices for name, _ in one}
+    has_parameters = any(
+        name not in names for one in slices_of(of_others, found.key) for name, _ in one
     )
-    if have_step or have_parameters:  # they belong to the checkpoint, and the strategy does not
+    if has_step or has_parameters:  # they belong to the checkpoint, and the strategy does not
         newest = {file.rank: file.path for file in of_others}
         return replace(chosen, files={**chosen.files, **newest}), None
     steps = shorten(dict.fromkeys(file.save.text for file in of_others), 3)
     facts = f"{strategy.origin} is for {format_ranks(strategy.ranks)}; the others have {steps}"
-    if wanted is None and max(alike, default=save.order) > save.order:
+    if wanted is None and any(file.save.order > save.order for file in alike):
         text = f"{format_ranks(others)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"
         raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])

@@ -22,10 +22,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
@@ -52,13 +53,14 @@ class Chosen:
         Ranks that have files, and none of this save.
     of_run, of_other_runs
         Other steps that ``--step`` takes: of the same run, and of other runs; the newest first.
+        The latter are None if there are no files of other runs.
     """
 
     files: Mapping[int, Path]
     label: str | None
     absent: tuple[int, ...] = ()
     of_run: tuple[str, ...] = ()
-    of_other_runs: tuple[str, ...] = ()
+    of_other_runs: tuple[str, ...] | None = None
 
 
 def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics) -> Chosen:
@@ -89,20 +91,35 @@ def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics)
     save = files[0].save
     note_special_save(files[0].path.name, diagnostics)
     by_rank = {file.rank: file.path for file in files}
-    others = [(name, _runs_of(other)) for name, other in _proposals(found) if other != files]
-    runs = _runs_of(files)
     return Chosen(
         by_rank,
         save.step.label if save.step else None,
         tuple(rank for rank in found.ranks if rank not in by_rank),
-        of_run=tuple(name for name, of in others if of <= runs),
-        of_other_runs=tuple(name for name, of in others if not of <= runs),
+        *_other_steps(found, files),
     )
 
 
-def _runs_of(files: Iterable[SavedFile]) -> set[tuple[int, tuple[str, str, int]]]:
-    """Return the runs of some files, with their ranks."""
-    return {(file.rank, file.run) for file in files}
+def _other_steps(
+    found: SavedFiles, chosen: Sequence[SavedFile]
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Return `Chosen.of_run` and `Chosen.of_other_runs`.
+
+    Steps of other runs are those behind the chosen one in the order of proposals, so that one
+    proposal after the other comes to an end.
+    """
+    runs = {(file.rank, file.run) for file in chosen}
+    of_run: list[str] = []
+    before: list[str] = []
+    behind: list[str] | None = None
+    for name, files in _taken(found):
+        if files == chosen:
+            behind = []
+        elif {(file.rank, file.run) for file in files} <= runs:
+            of_run.append(name)
+        else:
+            (before if behind is None else behind).append(name)
+    has_others = any((file.rank, file.run) not in runs for file in found.files)
+    return tuple(of_run), tuple(before if behind is None else behind) if has_others else None
 
 
 # --------------------------------------------------------------------------------- the newest step
@@ -202,8 +219,24 @@ def _ambiguity(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | No
     is_complete = len(files) == len(found.ranks)
     if is_complete and all(map(found.is_recorded, files)):
         return None
-    uneven = _uneven_numbers(found, files[0].save)
+    uneven = _uneven_numbers(found, files[0].save) or _unlike_runs(found, files)
     return uneven or (None if is_complete else _unlike_counters(found, files))
+
+
+def _unlike_runs(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
+    """Return the problem that some files are of the last run of their rank and others are not."""
+    last = found.last_counters
+    earlier = [
+        file
+        for file in files
+        if (record := found.records.get(file.rank, file)).series == file.series
+        and file.counter < max(record.counter, last[file.rank, file.series])
+    ]
+    if not earlier or len(earlier) == len(files):
+        return None
+    ranks = [file.rank for file in earlier]
+    text = f"{format_ranks(ranks)}: a later run than that of {files[0].save.text} left files"
+    return _problem(found, text, "the other ranks have none of a later run", ranks)
 
 
 def _unlike_counters(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
@@ -223,8 +256,8 @@ def _uneven_numbers(found: SavedFiles, save: Save) -> Diagnostic | None:
     """Return the problem that some ranks have more files of a step than others, or None."""
     folders = found.saves[save]
     most = max(len(files) for files in folders.values())
-    fewer = [rank for rank, files in folders.items() if len(files) < most]
-    if not fewer:
+    fewer = [rank for rank in found.ranks if len(folders.get(rank, ())) < most]
+    if not fewer or most == 1:  # a rank that lacks the step is read from replicas
         return None
     several = next(files for files in folders.values() if len(files) == most)
     text = f"{format_ranks(fewer)}: nothing shows which run saved {save.text}"
@@ -249,7 +282,8 @@ def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
     ]
     if not texts:  # each rank has files of a step, but not of one name, or of the recorded run
         names = {file.rank: file.path.name for file in found.files}
-        texts = [f"the files of all ranks are not of one run: {shorten(names.values(), 3)}"]
+        text = "the files of all ranks are not of one run"
+        return _with_proposal(found, _problem(found, text, shorten(names.values(), 3), ()))
     text, facts = texts[0], ""
     if len(texts) > 1:
         text, facts = "no step is on every rank", shorten(dict.fromkeys(texts), 3)
@@ -291,7 +325,7 @@ def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagno
     ]
     facts = f"found {shorten(dict.fromkeys(shown), 3)}"
     text = f"--step {name} is ambiguous" if saves else f"no file of step {name}"
-    proposed = (one for one, _ in _proposals(found) if one in shown)
+    proposed = (one for one, _ in _taken(found) if one in shown)
     hint = f"--step {next(proposed, shown[-1])}"
     if not any(save.step for save in found.saves):
         facts, hint = f"{facts}; these names have no step", "omit --step"
@@ -301,29 +335,41 @@ def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagno
 def _pick_named(found: SavedFiles, save: Save, name: str) -> list[SavedFile]:
     """Return the file of each rank that ``--step name`` means.
 
-    Of several files of a rank a step means the one that is recorded, else the highest counter.  The
-    name of a file means that one, and on other ranks the one at the same place among its counters.
+    Of several files of a rank a step means the one of the recorded run, else the highest counter.
+    If it is of the recorded run of some ranks, those that have it of other runs only have none.
+    The name of a file means that one, and on other ranks the one at the same place among its
+    counters.
     """
-    picked: list[SavedFile] = []
-    places = (
-        len(files) - i
-        for files in found.saves[save].values()
+    folders = found.saves[save]
+    named = {
+        rank: (i - len(files), file)
+        for rank, files in folders.items()
         for i, file in enumerate(files)
         if file.is_called(name)
-    )
-    place = next(places, None)
-    for rank, files in found.saves[save].items():
+    }
+    if named:
+        place = min(place for place, _ in named.values())
+        return [
+            named[rank][1] if rank in named else files[max(place, -len(files))]
+            for rank, files in folders.items()
+        ]
+    picked: dict[int, SavedFile] = {}
+    keeps_runs = False  # whether the save is of the recorded run of any rank
+    for rank, files in folders.items():
         record = found.records.get(rank)
-        if place is None and record is not None and record.save == save:
-            files = [file for file in files if file == record]  # another run's, if it is lost
-        elif place is None and record is not None:
-            files = [*(file for file in files if file.run == record.run), *files]
-        elif place is not None and not any(file.is_called(name) for file in files):
-            files = files[-place:]
-        elif place is not None:
-            files = [file for file in files if file.is_called(name)]
-        picked += files[:1]
-    return picked
+        if record is None:
+            picked[rank] = files[0]
+        elif of_run := [file for file in files if file.run == record.run]:
+            picked[rank], keeps_runs = of_run[0], True
+        elif record.save != save:  # else it is lost, and these are of other runs
+            picked[rank] = files[0]
+    return [
+        file
+        for file in picked.values()
+        if not keeps_runs
+        or (record := found.records.get(file.rank)) is None
+        or file.run == record.run
+    ]
 
 
 def _contradiction(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
@@ -371,7 +417,7 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
     files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
-    if len({file.save for file in files}) > 1:
+    if len({file.save.step for file in files}) > 1:
         names = shorten(dict.fromkeys(file.path.name for file in files), 3)
         text = "--step names files of several steps"
         raise StepError([Diagnostic("mixed_steps", text, facts=names, where=found.src)])
@@ -388,11 +434,11 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
 # ----------------------------------------------------------------------------- proposals and notes
 
 
-def _proposals(found: SavedFiles) -> list[tuple[str, list[SavedFile]]]:
-    """Return what ``--step`` takes, and its files: the newest step of the last run first.
+def _candidates(found: SavedFiles) -> list[_Candidate]:
+    """Return the saves that every rank has, or ranks that hold all slices.
 
-    The last run has the highest counter; of several prefixes, the files that were written last.
-    If its files are in doubt, no step of an earlier run is proposed, unless it is recorded.
+    The newest step of the last run comes first.  The last run has the highest counter; of several
+    prefixes, the files that were written last.
     """
     times: dict[tuple[str, str], int] = {}
     if len({file.series for file in found.files}) > 1:
@@ -404,21 +450,47 @@ def _proposals(found: SavedFiles) -> list[tuple[str, list[SavedFile]]]:
         name = min(folders.items())[1][0].path.name
         if save.step is not None and labels[save.step] == 1:
             name = save.step.label
-        picked = _pick_named(found, save, name)
-        if len(picked) == len(found.ranks) or found.covers({file.rank for file in picked}):
-            run = times.get((save.prefix, save.suffix), 0), max(one.counter for one in picked)
-            candidates.append((run, save.order, name, picked))
-    candidates.sort(key=lambda one: one[:2], reverse=True)
-    proposals: list[tuple[str, list[SavedFile]]] = []
-    for run, _, name, picked in candidates:
-        is_earlier = run != candidates[0][0] and not all(map(found.is_recorded, picked))
-        if _contradiction(found, picked) or (is_earlier and not proposals):
+        files = _pick_named(found, save, name)
+        if len(files) == len(found.ranks) or found.covers({file.rank for file in files}):
+            run = times.get((save.prefix, save.suffix), 0), max(one.counter for one in files)
+            candidates.append(_Candidate(run, save.order, name, files))
+    return sorted(candidates, key=lambda one: (one.run, one.order), reverse=True)
+
+
+class _Candidate(NamedTuple):
+    """A save that may be chosen: its place in the order of runs and steps, its name and files."""
+
+    run: tuple[int, int]
+    order: Step
+    name: str
+    files: list[SavedFile]
+
+
+def _taken(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
+    """Yield what ``--step`` takes without a question, and its files, the last run first."""
+    for one in _candidates(found):
+        if not (_contradiction(found, one.files) or _ambiguity(found, one.files)):
+            yield one.name, one.files
+
+
+def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
+    """Yield what ``--step`` takes, a file for each rank if need be, and its files.
+
+    If the files of the last run are in doubt, no step of an earlier run is proposed, unless it is
+    recorded.
+    """
+    candidates = _candidates(found)
+    is_any = False
+    for run, _, name, files in candidates:
+        is_earlier = run != candidates[0].run and not all(map(found.is_recorded, files))
+        if _contradiction(found, files) or (is_earlier and not is_any):
             continue
-        if not _ambiguity(found, picked):
-            proposals.append((name, picked))
-        elif by_rank := _pick_recorded(found, picked) or _pick_by_times(found, picked[0].save):
-            proposals.append((_name_by_rank(by_rank), by_rank))
-    return proposals
+        if _ambiguity(found, files):
+            files = _pick_recorded(found, files) or _pick_by_times(found, files[0].save)
+            name = _name_by_rank(files)
+        if files:
+            is_any = True
+            yield name, files
 
 
 def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedFile]:
@@ -460,7 +532,7 @@ def _name_by_rank(files: Sequence[SavedFile]) -> str:
         else:
             runs.append([file])
     return "/".join(
-        f"{equal[0].rank}{f'-{equal[-1].rank}' if equal[1:] else ''}:{equal[0].path.stem}"
+        f"{equal[0].rank}{f'-{equal[-1].rank}' if equal[1:] else ''}:{equal[0].path.name}"
         for equal in runs
     )
 
@@ -470,10 +542,10 @@ def _with_proposal(found: SavedFiles, problem: Diagnostic) -> Diagnostic:
     hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
     if problem.code == "mixed_runs":
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
-    if names := [f"--step {quote(name)}" for name, _ in _proposals(found)[:2]]:
+    if names := [f"--step {quote(name)}" for name, _ in islice(_proposals(found), 2)]:
         hint = ", or ".join(names)
         if ":" in names[0]:
-            hint = f"{names[0]}, if records and dates are right"
+            hint = f"{names[0]}, if the dates of these files agree"
     return replace(problem, hint=hint)
 
 
@@ -500,7 +572,7 @@ def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
         yield Diagnostic("leftover", text, f"--step {labels[-1]}", facts="perhaps unfinished")
     if others:
         text = f"{shorten(others.values(), 3)}: of another run than meta.json records: ignored"
-        hint = next((f"--step {name}" for name, of in _proposals(found) if of != files), "")
+        hint = next((f"--step {name}" for name, of in _taken(found) if of != files), "")
         yield Diagnostic("skipped", text, hint)
 
 
@@ -512,7 +584,7 @@ def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
         text = f"{best.text} is read, because {newest.text} is incomplete"
         hint = f"copy the missing files, or --step {best.order.label} if this step is meant"
         facts = f"{newest.text} is not on {format_ranks(without)}"
-        if newest.order.label in (name for name, _ in _proposals(found)):
+        if newest.order.label in (name for name, _ in _taken(found)):
             facts += ", and other ranks hold all slices"
             hint = f"--step {newest.order.label}, to read it from replicas"
         yield Diagnostic("older_step", text, hint, facts=facts, ranks=without, where=found.src)

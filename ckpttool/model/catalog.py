@@ -154,7 +154,8 @@ class RankCatalog(Catalog):
     find_complete_step
         Returns the newest other step of the same run whose headers are right on all ranks; or "".
     steps_of_other_runs
-        Steps of other runs in the folder, as ``--step`` takes them, the newest first.
+        Steps of other runs in the folder, as ``--step`` takes them, the newest first; None if all
+        files are of one run.
     names_of
         Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
     """
@@ -162,7 +163,7 @@ class RankCatalog(Catalog):
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
     find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
-    steps_of_other_runs: tuple[str, ...] = ()
+    steps_of_other_runs: tuple[str, ...] | None = None
     names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

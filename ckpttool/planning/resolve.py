@@ -8,7 +8,7 @@ Contents also show whether the strategy belongs to these files.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,8 +266,8 @@ def _resolve(
     diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
-    if isinstance(catalog, RankCatalog) and catalog.steps_of_other_runs:
-        shown = [_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown]
+    if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
+        shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
     if slices := [one for one in found if one.code == "replica" and one.tensor in joined]:
         problem = joined_shards_problem([str(one.tensor) for one in slices])
@@ -291,13 +291,15 @@ def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError]
     return damage, problems
 
 
-def _propose_other_run(one: Diagnostic, step: str) -> Diagnostic:
+def _propose_other_run(one: Diagnostic, steps: Sequence[str]) -> Diagnostic:
     """Return a diagnostic of contents that proposes the files of another run in the folder.
 
     Options that overrule contents would hide that files and strategy are of two runs.
     """
-    overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
-    return replace(one, hint=f"--step {step}, of another run", options=()) if overrules else one
+    if not {"--trust-strategy", "--optimizer-shard"}.intersection(one.options):
+        return one
+    hint = f"--step {steps[0]}, of another run" if steps else "`ckpttool help mixed_runs`"
+    return replace(one, hint=hint, options=())
 
 
 def _would_repeat(sources: Sources, keep_going: bool) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from ckpttool.discovery.scan import SourceOptions, scan
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
+from ckpttool.strategy_files.reader import read_strategy
 from tests.support.file_bytes import record as tensor_record
 from tests.support.scans import fails, found, notes_of
 
@@ -115,7 +116,7 @@ def test_times_that_set_the_files_of_a_save_apart_order_the_proposal(make_run, i
     times = {(0, OLD): 1000, (0, NEW): 2000, (1, OLD): 1001 if is_first else 2001}
     for (rank, name), seconds in times.items():
         os.utime(f"{src}/rank_{rank}/{name}", (seconds, seconds))
-    hint = "name the file" if is_first else "--step 0:gpt_1-3_8/1:gpt-3_8, if records and dates"
+    hint = "name the file" if is_first else "--step 0:gpt_1-3_8.ckpt/1:gpt-3_8.ckpt, if the dates"
     fails(src, f"Try: {hint}")
 
 
@@ -129,8 +130,8 @@ def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
         seconds = (2000 if "_1-" in path.name else 1000) + int(path.parent.name[-1])
         os.utime(path, (seconds, seconds))
     strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
-    step = "0-1:net_1-3_8/3:net_1-3_8"
-    fails(src, f"Try: --step {step}, if records and dates", strategy=strategy)
+    step = "0-1:net_1-3_8.ckpt/3:net_1-3_8.ckpt"
+    fails(src, f"Try: --step {step}, if the dates", strategy=strategy)
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [0, 1, 3]
 
 
@@ -261,9 +262,74 @@ def test_recorded_files_that_hold_all_slices_are_proposed(tmp_path, recorded):
             Path(src, f"rank_{rank}", "net_1-3_8.ckpt").unlink()
     strategy = Strategy({"w": (Layout((2, 2), ((0,), ())),)}, 1, 4)
     first, last = recorded
-    step = f"{first}-{last}:net_1-3_8"
+    step = f"{first}-{last}:net_1-3_8.ckpt"
     (text,) = fails(src, strategy=strategy)
-    assert f"Try: --step {step}, if records and dates are right" in text
+    assert f"Try: --step {step}, if the dates of these files agree" in text
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [*recorded]
     sharded = Strategy({"w": (Layout((4,), ((0,), ())),)}, 1, 4)
     fails(src, "--step names no file of ranks", strategy=sharded, step=step)
+
+
+# ------------------------------------------------------------------ several runs and a step by name
+
+
+def test_a_step_by_name_is_of_the_recorded_runs_of_all_ranks_or_of_none(make_run):
+    """Ranks 0 and 1 went on with a second run; 2 and 3 still have the first run of others."""
+    names = {0: ("g-2_2", "g_1-4_2"), 1: ("g-2_2", "g_1-4_2"), 2: ("g-2_2",), 3: ("g-2_2",)}
+    src = make_run(*(f"rank_{rank}/{name}.ckpt" for rank in names for name in names[rank]))
+    for rank, of_rank in names.items():
+        record(src, rank, f"{of_rank[-1]}.ckpt")
+    fails(src, "the files of all ranks are not of one run", step="2_2")
+    for rank in (2, 3):
+        make_run(f"rank_{rank}/g_1-4_2.ckpt")
+        record(src, rank, "g_1-4_2.ckpt")
+    assert found(src, step="2_2") == take(*["g-2_2.ckpt"] * 4)  # all leave their recorded run
+
+
+def test_a_rank_without_the_step_may_be_of_another_run_if_others_have_two(tmp_path):
+    src = str(tmp_path)
+    write_run(src, "", "10_2", [{"w": (4, 4)}] * 4)
+    write_run(src, "_1", "10_2", [{"w": (4, 4)}] * 4)
+    for rank in (1, 3):
+        for path in Path(src, f"rank_{rank}").iterdir():
+            path.rename(path.with_name("net-9_2.ckpt"))
+    strategy = Strategy({"w": (Layout((2, 2), ((1,), ())),)}, 1, 4)
+    for step in ("10_2", "net-10_2.ckpt", "net_1-10_2.ckpt"):
+        fails(src, "ranks 1, 3: nothing shows which run", strategy=strategy, step=step)
+
+
+@pytest.mark.parametrize("named", ["3_2", "g-3_2.ckpt"])
+def test_a_step_of_an_earlier_run_on_some_ranks_only_is_refused(make_run, named):
+    old = [f"rank_{rank}/g-{step}_2.ckpt" for rank in (0, 1) for step in (1, 2, 3)]
+    new = [f"rank_{rank}/g-{step}_2.ckpt" for rank in (2, 3) for step in (2, 3)]
+    src = make_run(*old, *new, *(f"rank_{rank}/g_1-2_2.ckpt" for rank in (0, 1)))
+    fails(src, "ranks 0, 1: a later run than that of step 3_2 left files", step=named)
+
+
+def test_a_step_of_all_ranks_is_read_whatever_their_names(make_run):
+    """The names have the number of the device on its host."""
+    src = make_run(*(f"rank_{r}/net_{r % 2}-{step}_2.ckpt" for r in range(4) for step in (1, 2)))
+    assert found(src, step="0-3:2_2") == take(*(f"net_{rank % 2}-2_2.ckpt" for rank in range(4)))
+
+
+@pytest.mark.parametrize("counter", ["", "_1"])
+def test_a_hand_written_strategy_drops_files_of_other_slices(tmp_path, counter):
+    src = str(tmp_path)
+    write_run(src, "", "5_1", [{"w": (2, 4)}] * 4)
+    write_run(src, counter, "7_1", [{"w": (4, 4)}] * 2)
+    Path(src, "s.yaml").write_text("ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: {axis: 0}\n")
+    assert scan(src, strategy=read_strategy([str(tmp_path / "s.yaml")])).step == "5_1"
+
+
+def test_other_ranks_with_other_slices_of_the_step_are_of_another_run(tmp_path):
+    """Fewer ranks repeat the last step of a run on more ranks."""
+    src = str(tmp_path)
+    write_run(src, "", "12_2", [{"w": (2, 4)}] * 4)
+    write_run(src, "_1", "12_2", [{"w": (4, 4)}] * 2)
+    catalog = scan(src, strategy=strategy_of(w=2))
+    assert {rank: Path(file.path).name for rank, file in catalog.files.items()} == {
+        0: "net_1-12_2.ckpt",
+        1: "net_1-12_2.ckpt",
+    }
+    write_run(src, "_1", "12_2", [{"w": (2, 4)}] * 2)
+    assert sorted(scan(src, strategy=strategy_of(w=2)).files) == [0, 1, 2, 3]

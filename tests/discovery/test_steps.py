@@ -91,7 +91,7 @@ def test_steps_of_different_training_runs_are_not_compared(make_run):
 
 def test_a_step_that_each_rank_has_in_files_of_other_names_is_not_called_absent(make_run):
     src = make_run("rank_0/net_0-1_1.ckpt", *(f"rank_1/net_{number}-1_1.ckpt" for number in (1, 2)))
-    fails(src, "the files of all ranks are not of one run: net_0-1_1.ckpt, net_2-1_1.ckpt\n")
+    fails(src, "the files of all ranks are not of one run\n  net_0-1_1.ckpt, net_2-1_1.ckpt\n")
 
 
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
