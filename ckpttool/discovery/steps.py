@@ -477,9 +477,12 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
     """Yield what ``--step`` takes, a file for each rank if need be, and its files.
 
     If the files of the last run are in doubt, no step of an earlier run is proposed, unless it is
-    recorded.
+    recorded.  None is proposed if equal times do not tell which of several prefixes is the last.
     """
     candidates = _candidates(found)
+    last = {one.files[0].series for one in candidates if one.run[0] == candidates[0].run[0]}
+    if len(last) > 1:
+        return
     is_any = False
     for run, _, name, files in candidates:
         is_earlier = run != candidates[0].run and not all(map(found.is_recorded, files))
@@ -513,7 +516,10 @@ def _pick_by_times(found: SavedFiles, save: Save) -> list[SavedFile]:
     picked = sorted((file for _, file in times[first:]), key=lambda file: file.rank)
     ranks = {file.rank for file in picked}
     is_one_save = len(ranks) == len(picked) and gap > times[-1][0] - times[first][0]
-    is_enough = len(ranks) == len(found.ranks) or found.covers(ranks)
+    # Few ranks show nothing that contradicts the choice, so most of them must be there.
+    is_enough = len(ranks) == len(found.ranks) or (
+        2 * len(ranks) > len(found.ranks) and found.covers(ranks)
+    )
     return picked if is_one_save and is_enough and not _contradiction(found, picked) else []
 
 

@@ -135,6 +135,20 @@ def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [0, 1, 3]
 
 
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_times_order_the_runs_of_several_prefixes_unless_a_copy_made_them_equal(
+    make_run, is_copied
+):
+    names = ("base-4_2.ckpt", "tuned-2_2.ckpt")
+    src = make_run(*(f"rank_{rank}/{name}" for rank in (0, 1) for name in names))
+    for path in Path(src).glob("*/*"):
+        seconds = 2000 if path.name == names[1] and not is_copied else 1000
+        os.utime(path, (seconds, seconds))
+    hint = "Try: name the file" if is_copied else "Try: --step 2_2, or --step 4_2"
+    fails(src, hint)
+    fails(src, "found 2_2, 4_2\n  Try: --step 4_2" if is_copied else "--step 2_2", step="9_9")
+
+
 def test_a_step_takes_a_file_for_each_rank(make_run):
     src = make_run(*(f"rank_{r}/net_rank_{r}{c}-1_2.ckpt" for r in range(4) for c in ("", "_1")))
     names = [f"net_rank_{rank}-1_2.ckpt" for rank in range(4)]
