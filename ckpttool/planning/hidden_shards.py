@@ -418,30 +418,46 @@ def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[Source]) -> dic
 def _refuse_untrained(
     strategy: Strategy, sources: Sequence[Source], inferred: InferredStrategy | None
 ) -> InferredStrategy | None:
-    """Return the problem of shards that a strategy without optimizer state cannot hide.
+    """Return the problems of shards that a strategy without optimizer state cannot hide.
 
-    Return None if no shard is proven: replicas that differ in another way diverged.
+    They are proven, or a question.  Return None if no shard explains replicas that differ: these
+    diverged.
     """
     shards = _shards_by_full_shapes(strategy, sources)
     if inferred is not None:
         for name, layouts in inferred.strategy.layouts.items():
             if layouts != strategy.layouts[name]:
                 shards[name] = layouts[0].optimizer_shard
-    if not shards:
-        return None
+    undecided = frozenset() if inferred is None else inferred.undecided
     metas = {source.meta.name: source.meta for source in sources}
     names = [name for name in metas if name in shards]
+    problems: tuple[Diagnostic, ...] = () if inferred is None else inferred.problems
+    if shards:
+        numbers = ", ".join(map(str, sorted({*shards.values()})))
+        text = f"slices of an optimizer shard ({numbers})"
+        hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
+        problems = (Diagnostic("contradicted", text, hint, _SHARD, shorten(names, 3)),)
+    elif not problems:
+        return None
     states = match_states_by_name(strategy.layouts, metas)
-    numbers = ", ".join(map(str, sorted({*shards.values()})))
-    text = f"slices of an optimizer shard ({numbers}), and the strategy lists no optimizer state"
-    facts = f"{shorten(names, 3)}; the strategy is of a network without an optimizer (inference?)"
+    facts = "the strategy is of a network without an optimizer (inference?)"
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
-    hint = "-s with the strategy of the training run, or --optimizer-shard N if this is it; "
-    hint += "`ckpttool help contradicted` explains"
-    problem = replace(contradiction(strategy, text, facts), hint=hint, options=_SHARD)
-    undecided = () if inferred is None else inferred.undecided
-    following = [source.meta.name for source in sources if source.parameter in shards]
-    return _undecided(strategy, problem, [*names, *following, *undecided])
+    refused = tuple(
+        replace(
+            contradiction(strategy, f"{one.message}, {_NO_STATES}", f"{one.facts}; {facts}"),
+            hint=f"-s with the strategy of the training run, or {one.hint}",
+            options=one.options,
+            tensor=one.tensor,
+            ranks=one.ranks,
+        )
+        for one in problems
+    )
+    about = {*names, *undecided}
+    following = {source.meta.name for source in sources if source.parameter in about}
+    return InferredStrategy(strategy, problems=refused, undecided=frozenset(about | following))
+
+
+_NO_STATES = "and the strategy lists no optimizer state"
 
 
 def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:

@@ -621,6 +621,30 @@ def test_replicas_that_differ_under_a_strategy_without_states_are_replicas(tmp_p
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
 
 
+@pytest.mark.parametrize(("replicas", "shard"), [(2, 2), (4, 4)])
+def test_a_question_about_a_shard_refuses_a_strategy_without_states(tmp_path, replicas, shard):
+    """Of two replicas nothing shows it; of four, a large tensor that is whole speaks against it."""
+    tensors = {name: (noise(name, "Float32", (16, 3)), shard) for name in ("w", "adam_m.w")}
+    tensors["c"] = (noise("c", "Float32", (16, 3)), 1)
+    catalog = checkpoint(tmp_path, replicas, tensors)
+    strategy = join_stages({0: dict.fromkeys("wc", Layout((replicas,), ((), ())))})
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "contradicted"
+    assert problem.message.endswith("and the strategy lists no optimizer state")
+    assert f"w: it may become ({16 // shard}, 3) or (16, 3)" in problem.facts
+    assert "the files hold optimizer state: adam_m.w" in problem.facts
+    assert f"--optimizer-shard {shard} if slices" in problem.hint
+    findings = ckpttool.verify(catalog, strategy, deep=True).findings
+    assert {one.code for one in findings} == {"contradicted", "replica"}
+    assert not any("damaged rank" in one.hint for one in findings)
+    options = ckpttool.ResolveOptions(optimizer_shard=shard)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == {name: full for name, (full, _) in tensors.items()}
+
+
 def joined(folder, shard, ranks=range(8)):
     """Files with an optimizer shard of 1 or 2, and the strategy, which lists 2."""
     names, full = ("w", "adam_m.w"), Layout((2, 4), ((0,), ()))
