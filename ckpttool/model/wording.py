@@ -91,7 +91,7 @@ def format_difference(groups: Sequence[Sequence[int]]) -> str:
     return format_groups(groups) + (" differ" if len(groups) > 2 else "")
 
 
-_SINGULAR = {"are": "is", "have": "has", "": ""}  # of verbs; others end with an s
+_SINGULAR = {"are": "is", "were": "was", "have": "has", "": ""}  # of verbs; others end with an s
 
 
 def count(number: int, noun: str, verb: str = "") -> str:

@@ -22,7 +22,7 @@ of a network without an optimizer, such as inference, and may shard these weight
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -170,7 +170,7 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     shapes = {source.meta.name: source.meta.shape for source in listed}
     if not any(name.startswith(GRADIENTS) for name in shapes):
         return {}
-    parameters = _parameters(listed)
+    parameters = match_parameters(listed)
     found: dict[str, int] = {}
     for source in listed:
         name, (own, *rest) = source.meta.name, source.meta.shape
@@ -205,7 +205,7 @@ def complete_shards(
     by_request
         The names that only ``requested`` decides.
     """
-    rows, parameters = _rows(listed, shards), _parameters(listed)
+    rows, parameters = _rows(listed, shards), match_parameters(listed)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
     completed = dict(shards)
     undecided: list[Source] = []
@@ -228,7 +228,7 @@ def complete_shards(
 
 def inconsistent_states(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
     """Return the names of states whose full rows differ from those of their parameter."""
-    rows, parameters = _rows(listed, shards), _parameters(listed)
+    rows, parameters = _rows(listed, shards), match_parameters(listed)
     return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
 
 
@@ -241,7 +241,7 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
     }
 
 
-def _parameters(listed: Sequence[Source]) -> dict[str, str]:
+def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
     owners = match_states_by_shape(metas, metas)
@@ -361,40 +361,12 @@ def _infer_from(
     if requested == 1:
         return None
     if requested is None or by_samples:
-        contents = _read(listed, executor, by_samples=True)
+        contents = read_contents(listed, executor, by_samples=True)
         inferred = _infer(strategy, listed, contents, executor, requested)
         if by_samples or _is_final(inferred, listed, contents, executor):
             return inferred
-    contents = _read(listed, executor, by_samples=False)
+    contents = read_contents(listed, executor, by_samples=False)
     return _infer(strategy, listed, contents, executor, requested)
-
-
-def without_listed_shards(
-    strategy: Strategy, holders: Collection[str]
-) -> tuple[Strategy, tuple[str, ...]]:
-    """Return the strategy without the optimizer shards that it lists, and their names in files.
-
-    For files whose optimizer shards were joined before.  Hand-written shards stay.
-    """
-    names = tuple(
-        name
-        for name, layouts in strategy.layouts.items()
-        if name not in strategy.handwritten and any(one.optimizer_shard > 1 for one in layouts)
-    )
-    joined = tuple(name for name in names if name in holders)
-    text = f"--optimizer-shard 1: {count(len(joined), 'parameter', 'are')} read without the "
-    note = Diagnostic(
-        "corrected", f"{text}optimizer shard in the strategy", facts=shorten(joined, 3)
-    )
-    notes = (*strategy.notes, note) if joined else strategy.notes
-    return replace(_corrected(strategy, dict.fromkeys(names, 1)), notes=notes), joined
-
-
-def joined_shards_problem(names: Sequence[str]) -> Diagnostic:
-    """Return the problem of slices of an optimizer shard that the user says were joined."""
-    text = "--optimizer-shard 1, but files hold slices of the optimizer shard in the strategy"
-    hint = "the same command without --optimizer-shard"
-    return Diagnostic("undecided_shard", text, hint, _SHARD, shorten(names, 3))
 
 
 def has_proven_shard(strategy: Strategy, sources: Sequence[Source]) -> bool:
@@ -418,30 +390,46 @@ def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[Source]) -> dic
 def _refuse_untrained(
     strategy: Strategy, sources: Sequence[Source], inferred: InferredStrategy | None
 ) -> InferredStrategy | None:
-    """Return the problem of shards that a strategy without optimizer state cannot hide.
+    """Return the problems of shards that a strategy without optimizer state cannot hide.
 
-    Return None if no shard is proven: replicas that differ in another way diverged.
+    They are proven, or a question.  Return None if no shard explains replicas that differ: these
+    diverged.
     """
     shards = _shards_by_full_shapes(strategy, sources)
     if inferred is not None:
         for name, layouts in inferred.strategy.layouts.items():
             if layouts != strategy.layouts[name]:
                 shards[name] = layouts[0].optimizer_shard
-    if not shards:
-        return None
+    undecided = frozenset() if inferred is None else inferred.undecided
     metas = {source.meta.name: source.meta for source in sources}
     names = [name for name in metas if name in shards]
+    problems: tuple[Diagnostic, ...] = () if inferred is None else inferred.problems
+    if shards:
+        numbers = ", ".join(map(str, sorted({*shards.values()})))
+        text = f"slices of an optimizer shard ({numbers})"
+        hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
+        problems = (Diagnostic("contradicted", text, hint, _SHARD, shorten(names, 3)),)
+    elif not problems:
+        return None
     states = match_states_by_name(strategy.layouts, metas)
-    numbers = ", ".join(map(str, sorted({*shards.values()})))
-    text = f"slices of an optimizer shard ({numbers}), and the strategy lists no optimizer state"
-    facts = f"{shorten(names, 3)}; the strategy is of a network without an optimizer (inference?)"
+    facts = "the strategy is of a network without an optimizer (inference?)"
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
-    hint = "-s with the strategy of the training run, or --optimizer-shard N if this is it; "
-    hint += "`ckpttool help contradicted` explains"
-    problem = replace(contradiction(strategy, text, facts), hint=hint, options=_SHARD)
-    undecided = () if inferred is None else inferred.undecided
-    following = [source.meta.name for source in sources if source.parameter in shards]
-    return _undecided(strategy, problem, [*names, *following, *undecided])
+    refused = tuple(
+        replace(
+            contradiction(strategy, f"{one.message}, {_NO_STATES}", f"{one.facts}; {facts}"),
+            hint=f"-s with the strategy of the training run, or {one.hint}",
+            options=one.options,
+            tensor=one.tensor,
+            ranks=one.ranks,
+        )
+        for one in problems
+    )
+    about = {*names, *undecided}
+    following = {source.meta.name for source in sources if source.parameter in about}
+    return InferredStrategy(strategy, problems=refused, undecided=frozenset(about | following))
+
+
+_NO_STATES = "and the strategy lists no optimizer state"
 
 
 def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
@@ -449,7 +437,7 @@ def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
     return [
         source
         for source in sources
-        if _may_be_sharded(source) and source.meta.name not in strategy.handwritten
+        if may_be_sharded(source) and source.meta.name not in strategy.handwritten
     ]
 
 
@@ -469,15 +457,15 @@ def _is_final(
     A problem is final if every tensor shows a shard; a corrected strategy never is.  No shard is
     final if the smallest unexplained tensor stays unexplained when it is read in full.
     """
-    found = _shown_shards(listed, contents)
+    found = shown_shards(listed, contents)
     if inferred is not None:
         return bool(inferred.problems) and None not in found
     unexplained = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
     smallest = sorted(unexplained, key=lambda source: source.meta.nbytes)[:1]
-    return 0 in _shown_shards(smallest, _read(smallest, executor, by_samples=False))
+    return 0 in shown_shards(smallest, read_contents(smallest, executor, by_samples=False))
 
 
-def _shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
+def shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
     """Return the shard that the contents of each tensor show, else that of its gradients."""
     by_shape = shards_by_gradients(listed)
     by_contents = [
@@ -498,7 +486,7 @@ def _infer(
     requested: int | None,
 ) -> InferredStrategy | None:
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
-    found = _shown_shards(listed, contents)
+    found = shown_shards(listed, contents)
     possible = {
         source.meta.name: several
         for source, shard, held in zip(listed, found, contents, strict=True)
@@ -535,7 +523,7 @@ def _infer(
         *_requested_notes(shards, by_request, requested),
     )
     problems = ambiguity_problems(undecided, possible)
-    return InferredStrategy(_corrected(strategy, sharded), notes, problems, names)
+    return InferredStrategy(set_shards(strategy, sharded), notes, problems, names)
 
 
 def _is_one_shard(
@@ -565,7 +553,7 @@ def _is_one_shard(
     )
 
 
-def _corrected(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
+def set_shards(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
     """Return the strategy with the optimizer shards of some parameters."""
     layouts = {
         name: tuple(replace(layout, optimizer_shard=shards[name]) for layout in of_stages)
@@ -635,7 +623,7 @@ def _ambiguous(
     return _undecided(strategy, problem, names)
 
 
-def _may_be_sharded(source: Source) -> bool:
+def may_be_sharded(source: Source) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
@@ -647,7 +635,7 @@ def _may_be_sharded(source: Source) -> bool:
     return source.is_listed and not is_decided and is_splittable
 
 
-def _read(
+def read_contents(
     sources: Sequence[Source], executor: Executor, by_samples: bool
 ) -> list[dict[int, Sample]]:
     """Return the sample or the digest of each rank's slice, for each source."""

@@ -300,9 +300,10 @@ def _missing_problems(
     catalog: Catalog, sharding: Sharding, missing: MissingNames, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each parameter with slices that no rank has."""
-    may_be_joined = not is_deduplicated and all(
-        _has_each_slice_once(catalog, sharding, name) for name in {*chain(*missing.values())}
-    )
+    lacking = [*dict.fromkeys(chain(*missing.values()))]
+    joined = ""
+    if not is_deduplicated and all(_has_each_slice_once(catalog, sharding, one) for one in lacking):
+        joined = _joined_hint(catalog, sharding, lacking)
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in missing.items():
         for name in names:
@@ -312,10 +313,20 @@ def _missing_problems(
         groups[frozenset(ranks)].append(name)
     for lost, names in groups.items():
         one = _missing_problem(catalog, sorted(lost), is_deduplicated)
-        if may_be_joined and one.hint:
-            hint = f"{one.hint}, or --optimizer-shard 1 if the optimizer shards were joined before"
-            one = replace(one, hint=hint, options=("--optimizer-shard",))
+        if joined and one.hint:
+            one = replace(one, hint=f"{one.hint}, or {joined}", options=("--optimizer-shard",))
         yield from (replace(one, tensor=name) for name in names)
+
+
+def _joined_hint(catalog: Catalog, sharding: Sharding, names: Sequence[str]) -> str:
+    """Return the hint for joined optimizer shards, with the shapes of one tensor; "" for none."""
+    for name in names:
+        shape, layout = catalog.metas[name].shape, sharding.layouts[name][0]
+        if layout.is_even and len(layout.tensor_map) == len(shape):
+            joined = replace(layout, optimizer_shard=1).implied_shape(shape)
+            shapes = f"{name} is {joined} then, and not {layout.implied_shape(shape)}"
+            return f"--optimizer-shard 1 if the optimizer shards were joined before ({shapes})"
+    return ""
 
 
 def _has_each_slice_once(catalog: Catalog, sharding: Sharding, name: str) -> bool:

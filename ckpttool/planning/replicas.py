@@ -26,6 +26,7 @@ from ckpttool.storage.compare import (
 from ckpttool.storage.sampling import Sample, digest, sample
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
+_ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
 
 # Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
 # the last component of their names.  ``expert_bias`` and ``tid2eid`` are saved in the same way, and
@@ -267,7 +268,9 @@ def find_difference(
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
     The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
-    see `odd_ranks`.  Values that every rank has for itself are no problem, and have another code.
+    see `odd_ranks`.  Where no group is the largest and most elements differ, no rank is damaged:
+    the groups hold different slices, or replicas of different steps.  Values that every rank has
+    for itself are no problem, and have another code.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], stats.differences, strict=True))
@@ -286,6 +289,8 @@ def find_difference(
     if (by_design := own_values_note(one.source, facts, ranks)) is not None:
         return replace(by_design, count=number, first=first)
     hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
+    if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
+        hint = _ONE_RUN
     return Diagnostic(
         *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )

@@ -37,9 +37,8 @@ from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
     infer_strategy,
-    joined_shards_problem,
-    without_listed_shards,
 )
+from ckpttool.planning.joined_shards import find_joined_shards, without_listed_shards
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import REPLICA_CODES, compare_copies, replica_problems
@@ -218,9 +217,9 @@ def _resolve(
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
-    joined: tuple[str, ...] = ()
+    listed = sharding
     if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
-        sharding, joined = without_listed_shards(sharding, catalog.holders)
+        sharding = without_listed_shards(sharding)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
@@ -251,7 +250,7 @@ def _resolve(
             elif not _would_repeat(sources, keep_going):
                 by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
-                    find, sources, catalog, sharding, executor, options, by_samples, of_contents
+                    find, sources, catalog, listed, executor, options, by_samples, of_contents
                 )
                 compares_replicas = options.check_replicas and not isinstance(sharding, Merged)
         if compares_replicas:
@@ -269,9 +268,6 @@ def _resolve(
     if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
         shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
-    if slices := [one for one in found if one.code == "replica" and one.tensor in joined]:
-        problem = joined_shards_problem([str(one.tensor) for one in slices])
-        found = [problem, *(one for one in found if one not in slices)]
     return ResolvedSources(
         catalog, sharding, tuple(sources.found), sources.is_deduplicated, tuple(found)
     )
@@ -530,7 +526,8 @@ def correct_strategy(
     find
         Returns the sources for a sharding.
     sources
-        The sources for ``sharding``; their contents are read.
+        The sources for ``sharding``, without listed optimizer shards if the user says so; their
+        contents are read.
     catalog, sharding
         The files on disk, and the layouts as they were read.
     executor
@@ -548,12 +545,22 @@ def correct_strategy(
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
+    joined = None
+    if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
+        joined = find_joined_shards(sharding, sources.found, executor, by_samples)
+    if joined is not None:
+        sharding, sources = joined.strategy, find(joined.strategy)
+        sources = replace(sources, problems=[*map(_propose_files, sources.problems)])
+        if any(note.code == "inferred" for note in joined.notes):
+            sources = replace(sources, notes=[*map(_doubt_replicas, sources.notes)])
     diagnostics.add(
         *find_contradictions(catalog, sharding), *_check_index(catalog, sharding, sources)
     )
-    found = check_strategy(catalog, sharding, sources.found, executor)
-    inferred = None
-    if isinstance(sharding, Strategy):
+    found: list[Diagnostic] = []
+    inferred = joined
+    if inferred is None:
+        found = check_strategy(catalog, sharding, sources.found, executor)
+    if inferred is None and isinstance(sharding, Strategy):
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
@@ -567,11 +574,25 @@ def correct_strategy(
     if inferred is not None:
         sharding = inferred.strategy
         diagnostics.add(*inferred.problems, *inferred.notes)
-        sources = find(sharding)
+        sources = sources if joined else find(sharding)
         others = [one for one in sources.found if one.meta.name not in inferred.undecided]
         found = check_strategy(catalog, sharding, others, executor)
     diagnostics.add(*found)
     return sharding, sources
+
+
+def _propose_files(one: Diagnostic) -> Diagnostic:
+    """Return a problem that does not propose joined optimizer shards, which the user did."""
+    if "--optimizer-shard" not in one.options:
+        return one
+    return replace(one, hint="restore the files, or --step for another step", options=())
+
+
+def _doubt_replicas(note: Diagnostic) -> Diagnostic:
+    """Return a note that slices are read from replicas, which nothing but the user shows."""
+    if note.code not in ("missing_replica", "damaged_replica"):
+        return note
+    return replace(note, facts=f"{note.facts}, if optimizer shards were joined")
 
 
 def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iterator[Diagnostic]:

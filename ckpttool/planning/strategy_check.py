@@ -37,14 +37,14 @@ from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of
+from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.optimizer_state import contradiction
+from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
@@ -227,6 +227,7 @@ def check_strategy(
     differing = [groups for one in sampled if (groups := one.differing_groups)]
     of_other_run = bool(sharding.files) and any(min(map(len, groups)) > 1 for groups in differing)
     found: list[Diagnostic] = [*by_design.values()]
+    unlike = _unlike_states(sharding, sources)
     equal: list[tuple[SampledTensor, RankGroups]] = []
     for one in sampled:
         by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
@@ -236,11 +237,14 @@ def check_strategy(
             continue
         elif not one.may_be_equal_by_chance and _has_equal_shards(one.source.slicing, by_rank):
             text = "sharded further in the strategy than in the files"
-            joined = "--optimizer-shard 1 if the optimizer shards were joined before"
-            hint = f"{_OF_THE_RUN}, {joined}, or {_BY_DESIGN}"
-            options: tuple[str, ...] = ("--optimizer-shard", *_TRUST)
+            hints = [_OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
+            options: tuple[str, ...] = ("--optimizer-shard",)
             if place := _place_by_hand(sharding, one.source):
-                hint, options = f"{_correct(place)}, or {_BY_DESIGN}", _TRUST
+                hints, options = [_correct(place)], ()
+            if one.source.meta.name not in unlike:
+                hints, options = [*hints, _REPEATING], (*options, *_TRUST)
+            hint = f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints[1:] else hints[0]
+            hint += f"; {_CONTRADICTED_EXPLAINED}"
             found.append(_too_large_problem(sharding, one, text, hint, options))
         elif groups := _equal_slices(one):
             equal.append((one, groups))
@@ -282,8 +286,26 @@ def _contradict(sharding: Sharding, one: Diagnostic, place: str) -> Diagnostic:
 
 
 _OF_THE_RUN = "the strategy of the run that saved the checkpoint"
-_BY_DESIGN = "--trust-strategy if slices repeat by design; `ckpttool help contradicted` explains"
+_REPEATING = "--trust-strategy if slices repeat by design"
+_CONTRADICTED_EXPLAINED = "`ckpttool help contradicted` explains"
+_BY_DESIGN = f"{_REPEATING}; {_CONTRADICTED_EXPLAINED}"
 _TRUST = ("--trust-strategy",)
+
+
+def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
+    """Return the parameters and states that have other full shapes than each other.
+
+    No slices that repeat by design explain that.
+    """
+    metas = {source.meta.name: source.meta for source in sources}
+    pairs = match_states_by_name(sharding.layouts, metas).items()
+    return {
+        name
+        for pair in pairs
+        if metas.keys() >= {*pair} and reduced_from(pair[0]) is None
+        for name in pair
+        if metas[pair[0]].shape != metas[pair[1]].shape
+    }
 
 
 def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:

@@ -1,7 +1,6 @@
 """Optimizer shards that the strategy hides: found by proof, never by guess."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from ckpttool.model.strategy import join_stages
 from ckpttool.planning import hidden_shards
 from ckpttool.planning.hidden_shards import infer_shard
 from ckpttool.storage.sampling import Sample, digest, sample
-from tests.support.checkpoints import catalog_on_disk, cut, noise
+from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.errors import texts_of
 from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
@@ -621,51 +620,25 @@ def test_replicas_that_differ_under_a_strategy_without_states_are_replicas(tmp_p
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
 
 
-def joined(folder, shard, ranks=range(8)):
-    """Files with an optimizer shard of 1 or 2, and the strategy, which lists 2."""
-    names, full = ("w", "adam_m.w"), Layout((2, 4), ((0,), ()))
-    entries = {name: noise(name, "Float32", (16, 3)) for name in names}
-    held = cut(
-        entries, join_stages({0: dict.fromkeys(names, replace(full, optimizer_shard=shard))})
-    )
-    catalog = catalog_on_disk(folder / "src", {rank: held[rank] for rank in ranks})
-    return (
-        catalog,
-        join_stages({0: dict.fromkeys(names, replace(full, optimizer_shard=2))}),
-        entries,
-    )
-
-
-@pytest.mark.parametrize(
-    ("ranks", "code"),
-    [(range(8), "contradicted"), (range(4), "missing"), ((4, 1, 6, 3), "missing")],
-)
-def test_optimizer_shards_that_were_joined_before_are_read_without_them(tmp_path, ranks, code):
-    catalog, strategy, entries = joined(tmp_path, 1, ranks)
-    place = str(tmp_path / "m.ckpt")
+@pytest.mark.parametrize(("replicas", "shard"), [(2, 2), (4, 4)])
+def test_a_question_about_a_shard_refuses_a_strategy_without_states(tmp_path, replicas, shard):
+    """Of two replicas nothing shows it; of four, a large tensor that is whole speaks against it."""
+    tensors = {name: (noise(name, "Float32", (16, 3)), shard) for name in ("w", "adam_m.w")}
+    tensors["c"] = (noise("c", "Float32", (16, 3)), 1)
+    catalog = checkpoint(tmp_path, replicas, tensors)
+    strategy = join_stages({0: dict.fromkeys("wc", Layout((replicas,), ((), ())))})
     with pytest.raises(ckpttool.PlanError) as caught:
-        ckpttool.plan_merge(catalog, strategy, place)
-    for problem in caught.value.diagnostics:
-        assert problem.code == code
-        assert "--optimizer-shard 1 if the optimizer shards were joined before" in problem.hint
-    options = ckpttool.ResolveOptions(optimizer_shard=1)
-    plan, destination = ckpttool.plan_merge(catalog, strategy, place, options)
-    ckpttool.execute(plan, destination)
-    assert read(tmp_path / "m.ckpt") == entries
-    said = "--optimizer-shard 1: 2 parameters are read without the optimizer shard in the strategy"
-    assert said in [note.message for note in plan.notes]
-
-
-@pytest.mark.parametrize("ranks", [range(8), [0, 1, 2, 3, 4, 5, 6]])
-def test_optimizer_shards_that_were_not_joined_are_not_read_without_them(tmp_path, ranks):
-    catalog, strategy, _ = joined(tmp_path, 2, ranks)
-    options = ckpttool.ResolveOptions(optimizer_shard=1)
-    with pytest.raises(ckpttool.PlanError) as caught:
-        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), options)
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
     (problem,) = caught.value.diagnostics
-    assert problem.message.startswith("--optimizer-shard 1, but files hold slices of the optimizer")
-    assert problem.facts == "w, adam_m.w"
-    if len(ranks) < 8:
-        with pytest.raises(ckpttool.PlanError) as caught:
-            ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
-        assert all("--optimizer-shard" not in one.hint for one in caught.value.diagnostics)
+    assert problem.code == "contradicted"
+    assert problem.message.endswith("and the strategy lists no optimizer state")
+    assert f"w: it may become ({16 // shard}, 3) or (16, 3)" in problem.facts
+    assert "the files hold optimizer state: adam_m.w" in problem.facts
+    assert f"--optimizer-shard {shard} if slices" in problem.hint
+    findings = ckpttool.verify(catalog, strategy, deep=True).findings
+    assert {one.code for one in findings} == {"contradicted", "replica"}
+    assert not any("damaged rank" in one.hint for one in findings)
+    options = ckpttool.ResolveOptions(optimizer_shard=shard)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == {name: full for name, (full, _) in tensors.items()}
