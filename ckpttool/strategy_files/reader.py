@@ -111,7 +111,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         `ckpttool.strategy_files.folders`.  Several files of one stage must agree.  A merged file
         among others of its folder provides the stages that these do not list, with a note.  It is
         ignored, with a note, if it contradicts them or cannot be read.  One file may be
-        hand-written; it adds to the others.  Split information of mindone is a strategy by itself.
+        hand-written; it adds to the others.  Split information of mindone is not beside files of
+        MindSpore.
 
     Raises
     ------
@@ -146,18 +147,15 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         errors[handwritten[1]] = other
     if errors.keys() - spare.keys():
         raise_all(errors.values())
-    if split_infos:
-        if files or handwritten:
-            beside = files[0].path if files else handwritten[0]
-            text = f"split information of mindone, and {beside} is another strategy"
-            raise StrategyError(split_infos[0], text, "one of the two")
-        strategy = read_split_info(split_infos)
+    if split_infos and files:
+        text = f"split information of mindone, and {files[0].path} is a strategy of MindSpore"
+        raise StrategyError(split_infos[0], text, "one of the two")
+    listed = read_split_info(split_infos) if split_infos else None
+    listed = _join_files(files, spare) if files else listed
+    if handwritten:
+        strategy = read_handwritten(handwritten[0], listed)
     else:
-        listed = _join_files(files, spare) if files else None
-        if handwritten:
-            strategy = read_handwritten(handwritten[0], listed)
-        else:
-            strategy = listed or join_stages({})
+        strategy = listed or join_stages({})
     if not skipped:
         return strategy
     note = Diagnostic("strategy_file", "not a strategy, so skipped", where=shorten(skipped, 3))
