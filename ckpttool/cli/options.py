@@ -719,10 +719,10 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
 
 def refuse_hdf5_checksum(output: OutputOptions, file: str = "") -> None:
     """Refuse --crc for HDF5, which cannot store a checksum; ``file`` is the output of merge."""
+    from ckpttool.planning.preflight import format_option
+
     if output.crc and output.format == "hdf5":
         facts = "--crc stores MindSpore's checksum in every output."
-        hint = "--format ckpt, or --format safetensors"
-        if Path(file).suffix:  # it decides
-            hint = f"-o {Path(file).with_suffix('.ckpt')}"
-            hint += f", or -o {Path(file).with_suffix('.safetensors')}"
+        others = ("ckpt", "safetensors")
+        hint = ", or ".join(format_option(file, name) for name in others)
         raise UsageProblem("HDF5 has no place for a checksum", hint, facts)

@@ -593,7 +593,7 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
         tensors = count(len(strategy.layouts), "tensor")
         parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
     if rules is not None:
-        titles.append(count(len(rules.rules), "parameter" if rules.are_recorded else "pattern"))
+        titles.append(count(len(rules.rules), "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
         parts.append(f"{titles[-1]}, all other parameters {rest}")
     texts = list(parallelism_texts(summary.parallelism))

@@ -196,6 +196,7 @@ def read_ranks(
     """
     diagnostics = Diagnostics()
     diagnostics.add(*found.diagnostics)
+    strategy = strategy and strategy.for_ranks(found.saved.ranks)
     try:
         chosen, counted = _choose(found, strategy, diagnostics)
     except StepError as error:

@@ -373,8 +373,9 @@ class Layout:
     def settled_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shapes of all stored slices.
 
-        It is a manual split if the slices differ, and says nothing if it is the shape of every
-        slice, or the full shape.  The result is None if it is neither.
+        It is a manual split if the slices differ.  It says nothing if the slices have these rows,
+        or if it is a shape, of a slice, of the whole or before the optimizer shard: it has a number
+        for each axis.  The result is None if it is neither.
 
         Examples
         --------
@@ -388,23 +389,31 @@ class Layout:
         if len(shapes) > 1:
             return replace(even, rows=split) if self._may_be_rows else even
         (shape,) = shapes
-        has_all_axes = len(shape) == len(self.tensor_map)
-        full_shape = even.implied_shape(shape) if has_all_axes else self.full_shape
-        has_rows = has_all_axes and self._may_be_rows
-        are_rows = has_rows and {*split} == {shape[0] * self.optimizer_shard}
-        return even if split in (shape, full_shape) or are_rows else None
+        are_rows = self._may_be_rows and {*split} == {shape[0] * self.optimizer_shard}
+        return even if are_rows or len(split) in (len(shape), len(self.tensor_map)) else None
 
     def settled_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
         """Return the layout with ``split_shape`` decided by the shape of the full tensor.
 
-        It says nothing if it is that shape, or the shape of a slice.  It is a manual split if its
-        numbers add up to axis 0.  The result is None if it is neither.
+        It says nothing if it is that shape, or the shape of a slice.  Otherwise it is a manual
+        split if its numbers add up to axis 0, and a shape that says nothing if it has a number for
+        each axis.  The result is None if it is neither.
         """
         split, even = self.split_shape, replace(self, split_shape=())
-        slice_shape = shape if even.why_not(shape) else even.slice_shape(self.first_rank, shape)
-        if not split or split in (shape, slice_shape):
+        shapes = (
+            {()}
+            | {shape}
+            | {
+                one.slice_shape(self.first_rank, shape)
+                for one in (even, replace(even, optimizer_shard=1))
+                if not one.why_not(shape)
+            }
+        )
+        if split in shapes:
             return even
-        return replace(even, rows=split) if self._may_be_rows and sum(split) == shape[0] else None
+        if self._may_be_rows and sum(split) == shape[0]:
+            return replace(even, rows=split)
+        return even if len(split) == len(shape) else None
 
     @property
     def _may_be_rows(self) -> bool:

@@ -43,6 +43,9 @@ class Strategy:
         Name to file and line, for parameters with hand-written layouts.
     replicates_rest
         Whether a hand-written file says that all other parameters are replicated.
+    is_of_group
+        Whether the layouts are of one group of ranks in data parallel, and of the sharded axes
+        only.  `for_ranks` repeats the group; the tensors show the other axes.
     """
 
     layouts: Mapping[str, tuple[Layout, ...]]
@@ -53,6 +56,7 @@ class Strategy:
     rules: Rules | None = None
     handwritten: Mapping[str, str] = field(default_factory=dict)
     replicates_rest: bool = False
+    is_of_group: bool = False
 
     @property
     def origin(self) -> str:
@@ -94,6 +98,26 @@ class Strategy:
             for layout in layouts
             if layout.first_rank in first_ranks
         )
+
+    def for_ranks(self, ranks: Iterable[int]) -> Strategy:
+        """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
+
+        A hand-written strategy beside it gives the number of ranks.
+
+        Examples
+        --------
+        >>> group = Strategy({"w": (Layout((2,), ((0,),)),)}, 1, 2, is_of_group=True)
+        >>> group.for_ranks(range(6)).layouts["w"][0].device_matrix
+        (3, 2)
+        """
+        groups = max(ranks, default=0) // self.stage_ranks + 1
+        if not self.is_of_group or self.rules is not None or groups == 1:
+            return self
+        repeated = {
+            name: tuple(replace(one, device_matrix=(groups, *one.device_matrix)) for one in of_name)
+            for name, of_name in self.layouts.items()
+        }
+        return replace(self, layouts=repeated, stage_ranks=groups * self.stage_ranks)
 
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""
@@ -145,8 +169,7 @@ class Strategy:
         matched = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems: list[Diagnostic] = []
         notes = rules.unused_notes(matched)
-        has_rest = rules.replicates_rest or rules.are_recorded
-        is_decided = is_rest_decided or has_rest or self.layouts
+        is_decided = is_rest_decided or rules.replicates_rest or self.layouts
         unmatched = [name for name in metas if name not in matched]
         undecided = [name for name in unmatched if not metas[name].is_single]
         if undecided and not is_decided:
@@ -174,7 +197,7 @@ class Strategy:
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
                 layouts[name] = listed or written
-                handwritten |= {} if rules.are_recorded else {name: rule.place}
+                handwritten[name] = rule.place
         others = shorten([path for path in self.files if path != rules.path], 2)
         for rule, names in contradicted.items():
             text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
@@ -404,31 +427,15 @@ class Rules:
     replicates_rest
         Whether parameters without a rule are replicated.  If not, they are an error, unless another
         strategy lists parameters.
-    are_recorded
-        Whether a program recorded the rules, one for each parameter that it lists.  Then patterns
-        are names, and other parameters are treated as beside a strategy file.
     """
 
     path: str
     rules: tuple[Rule, ...]
     replicates_rest: bool = False
-    are_recorded: bool = False
-    _by_name: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        by_name = {rule.pattern: rule for rule in self.rules} if self.are_recorded else {}
-        object.__setattr__(self, "_by_name", by_name)
 
     def find(self, name: str) -> Rule | None:
         """Return the first rule that matches ``name``, or None."""
-        if self.are_recorded:
-            return self._by_name.get(name)
         return next((rule for rule in self.rules if rule.matches(name)), None)
-
-    def renamed(self, rename: Callable[[str], str]) -> Rules:
-        """Return recorded rules with other names."""
-        rules = tuple(replace(rule, pattern=rename(rule.pattern)) for rule in self.rules)
-        return replace(self, rules=rules)
 
     def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
         """Return a note on the rules that are not among ``matched``, if there are any."""
@@ -436,8 +443,5 @@ class Rules:
         unused = [rule.pattern for rule in self.rules if rule.pattern not in used]
         if not unused:
             return ()
-        if self.are_recorded:
-            text = f"{count(len(unused), 'parameter', 'are')} in it and in no file"
-            return (Diagnostic("absent", text, facts=shorten(unused, 3), where=self.path),)
         text = "no parameter matches, or only ones of earlier patterns"
         return (Diagnostic("absent", f"{', '.join(unused)}: {text}", where=self.path),)

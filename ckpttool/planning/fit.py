@@ -10,6 +10,7 @@ of a hand-written strategy become layouts.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +27,8 @@ from ckpttool.planning.optimizer_state import match_states_by_name
 def fit_to_slices(catalog: Catalog, strategy: Strategy) -> tuple[Strategy, list[Diagnostic]]:
     """Return the strategy of a checkpoint with all that its slices decide, and the problems."""
     strategy = align_names(strategy, catalog.metas, "the files")
+    strategy = strategy.for_ranks([*catalog.files, *catalog.damaged])
+    strategy = _with_all_axes(strategy, catalog.metas)
 
     def shapes(name: str, layout: Layout) -> set[tuple[int, ...]]:
         metas = catalog.metas_of(name) if name in catalog.holders else {}
@@ -66,6 +69,7 @@ def fit_to_full_tensors(
         return layout.settled_by_full_shape(full[name].shape)
 
     strategy = align_names(strategy, full, "SRC")
+    strategy = _with_all_axes(strategy, full)
     strategy, unfit = strategy.settle_splits(settle)
     problems = [_split_problem(name, one, [full[name].shape]) for name, one in unfit.items()]
     strategy, reasons = strategy.resolve(names, is_rest_decided)
@@ -81,16 +85,14 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
     Parameters
     ----------
     strategy
-        Its layouts, and rules of single names, are aligned; patterns are not.
+        Its layouts are aligned; patterns are not.
     metas
         The tensors by name.
     holder
         What holds the tensors, for the note.
     """
-    rules = strategy.rules if strategy.rules and strategy.rules.are_recorded else None
-    listed = [*strategy.layouts, *(rule.pattern for rule in (rules.rules if rules else ()))]
-    parameter_of_state = match_states_by_name(listed, {})
-    parameters = {name for name in listed if name not in parameter_of_state}
+    parameter_of_state = match_states_by_name(strategy.layouts, {})
+    parameters = {name for name in strategy.layouts if name not in parameter_of_state}
     if parameters & metas.keys():
         return strategy
     weights = _weights(metas)
@@ -109,9 +111,35 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
     return replace(
         strategy,
         layouts={rename(name): layouts for name, layouts in strategy.layouts.items()},
-        rules=strategy.rules if rules is None else rules.renamed(rename),
         notes=(note, *strategy.notes),
     )
+
+
+def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strategy:
+    """Return the strategy of a group with the axes that it omits, which are not sharded.
+
+    If states have as many rows as a slice of their parameter would have, they alone are sharded
+    (ZeRO 1 and 2).  Then the parameter is whole on all ranks.
+    """
+    if not strategy.is_of_group:
+        return strategy
+    layouts = dict(strategy.layouts)
+    for state, parameter in match_states_by_name(layouts, metas).items():
+        if state in layouts or parameter not in strategy.layouts or parameter not in metas:
+            continue
+        (layout,) = strategy.layouts[parameter]
+        shard = math.prod(layout.slice_counts)
+        sliced = metas[state].shape
+        if shard > 1 and sliced[:1] and metas[parameter].shape == (sliced[0] * shard, *sliced[1:]):
+            layouts[parameter] = (replace(layout, tensor_map=()),)
+            layouts[state] = (replace(layout, tensor_map=((),), optimizer_shard=shard),)
+    for name in layouts.keys() & metas.keys():
+        ndim = len(metas[name].shape)
+        layouts[name] = tuple(
+            replace(one, tensor_map=(*one.tensor_map, *((),) * (ndim - len(one.tensor_map))))
+            for one in layouts[name]
+        )
+    return replace(strategy, layouts=layouts, is_of_group=False)
 
 
 def _weights(metas: Mapping[str, TensorMeta]) -> set[str]:

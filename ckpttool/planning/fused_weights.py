@@ -10,12 +10,15 @@ Source
 ------
 MindFormers' inference (``w_qkv``, ``w_gate_hidden``), Megatron-LM (``linear_fc1`` with swiglu,
 issue 2769), Megatron-DeepSpeed (``dense_h_to_4h``, issue 338), vLLM (``qkv_proj``,
-``gate_up_proj``).
+``gate_up_proj``, ``w13_weight``), Transformers (Baichuan ``W_pack``, GPT-2 ``c_attn``, Llama 4
+``experts.gate_up_proj``), InternLM ``wqkv``, PyTorch ``in_proj_weight``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
@@ -25,62 +28,68 @@ from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, shorten
 from ckpttool.planning.optimizer_state import lists_states
 
-# Names before ".weight" or ".bias"; these are fused along axis 0.
-_FUSED = frozenset(
-    (
-        *("w_qkv", "w_gate_hidden"),
-        *("linear_qkv", "linear_fc1", "query_key_value", "dense_h_to_4h"),
-        *("qkv_proj", "gate_up_proj"),
-    )
-)
-_FUSED_EXPERTS = "experts.weight1"  # stored transposed, so fused along the last axis
+# Words in a component of a name, by what is fused.  A plain fc1 has no gate.
+_QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")
+_GATE_UP = ("gate_up", "gate_hidden", "linear_fc1", "fc1_weight", "fc1_bias", "w13", "h_to_4h")
+_FUSED = re.compile(rf"(.*_)?({'|'.join(_QKV + _GATE_UP)})(_.*)?", re.IGNORECASE)
+_GROUPED = "experts.weight1"  # Megatron-LM, grouped GEMM: stored transposed
 
 
-def fused_axis(name: str) -> int | None:
-    """Return the axis along which a weight is fused, by its name; None if it is not.
+def fused_axes(name: str, ndim: int) -> tuple[int, ...]:
+    """Return the axes along which a weight may be fused, by its name; none if it is not fused.
+
+    It is axis 0, as PyTorch and MindSpore store linear layers.  Some programs store the weights of
+    experts and ``c_attn`` transposed; of three axes the first counts experts.
 
     Examples
     --------
-    >>> fused_axis("layers.0.attention.w_qkv.weight"), fused_axis("mlp.experts.weight1")
-    (0, -1)
+    >>> fused_axes("layers.0.w_qkv.weight", 2), fused_axes("mlp.experts.w13_weight", 3)
+    ((0,), (1, 2))
+    >>> fused_axes("mlp.fc1.weight", 2)
+    ()
     """
-    if name.endswith(_FUSED_EXPERTS):
-        return -1
-    _, _, ending = name.rpartition(".")
-    component = name.removesuffix(f".{ending}").rpartition(".")[2]
-    return 0 if ending in ("weight", "bias") and component in _FUSED else None
+    if name.endswith(_GROUPED):
+        return (ndim - 1,)
+    components = name.lower().split(".")
+    if not any(map(_FUSED.fullmatch, components)):
+        return ()
+    if ndim > 2:
+        return tuple(range(1, ndim))
+    may_be_transposed = "c_attn" in components or components[-2:-1] == ["experts"]
+    return tuple(range(ndim)) if may_be_transposed else (0,)
 
 
 def fused_notes(
     transfers: Iterable[Transfer], src: Sharding, dst: Strategy | Merged
 ) -> Iterator[Diagnostic]:
-    """Yield a note if fused weights change their number of slices along the fused axis.
+    """Yield a note if fused weights change their number of slices along an axis that may be fused.
 
     A side that a strategy of training shards has slices of a full tensor.
     """
     changed = []
     for transfer in transfers:
         name, slicing = transfer.source.meta.name, transfer.source.slicing
-        axis = fused_axis(name)
-        if axis is None or not transfer.meta.shape or not isinstance(slicing, LayoutSlicing):
+        axes = fused_axes(name, len(transfer.meta.shape)) if transfer.meta.shape else ()
+        if not axes or not isinstance(slicing, LayoutSlicing):
             continue
-        before = _count_cuts(slicing.layout, axis)
-        after = {_count_cuts(layout, axis) for layout in transfer.layouts}
-        may_be_fused_by_rank = (before > 1 and not _is_of_training(src, name)) or (
-            max(after) > 1 and not _is_of_training(dst, name)
+        before = _count_cuts(slicing.layout, axes)
+        after = {_count_cuts(layout, axes) for layout in transfer.layouts}
+        may_be_fused_by_rank = (max(before) > 1 and not _is_of_training(src, name)) or (
+            max(map(max, after)) > 1 and not _is_of_training(dst, name)
         )
         if after != {before} and may_be_fused_by_rank:
             changed.append(name)
     if changed:
-        text = f"{count(len(changed), 'fused weight', 'change')} the number of slices"
+        whose = "its" if len(changed) == 1 else "their"
+        text = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
         yield Diagnostic("doubt", text, "`ckpttool help fused-weights`", facts=facts)
 
 
-def _count_cuts(layout: Layout, axis: int) -> int:
-    """Return the slices along an axis; an optimizer shard cuts and joins the same slice."""
-    along_rows = axis in (0, -len(layout.tensor_map))
-    return layout.slice_counts[axis] // (layout.optimizer_shard if along_rows else 1)
+def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the slices along some axes; an optimizer shard cuts and joins the same slice."""
+    counts = replace(layout, optimizer_shard=1).slice_counts
+    return tuple(counts[axis] for axis in axes)
 
 
 def _is_of_training(sharding: Sharding, name: str) -> bool:

@@ -30,7 +30,7 @@ from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
-from ckpttool.planning.preflight import preflight
+from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
@@ -145,7 +145,7 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
         text = f"the suffix is that of {by_name}, but --format is {format}"
-        hint = f"-o {Path(path).with_suffix(suffix_of(format))}, or no --format"
+        hint = f"{format_option(path, format)}, or no --format"
         raise PlanError([Diagnostic("options", text, hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
@@ -85,19 +86,32 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
+def format_option(path: str, format: str) -> str:
+    """Return the option that writes a file in another format: its suffix decides, or --format.
+
+    Examples
+    --------
+    >>> format_option("out/full.h5", "ckpt"), format_option("llama-3.1", "ckpt")
+    ('-o out/full.ckpt', '--format ckpt')
+    """
+    if format_of_suffix(path) is None:
+        return f"--format {format}"
+    return f"-o {quote(str(Path(path).with_suffix(suffix_of(format))))}"
+
+
 def _other_outputs(plan: Plan) -> str:
     """Return the options that write the same tensors otherwise; "" if no format holds them."""
     target = plan.target
     others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
     if target.is_numbered or not target.is_merged:
         return ", or ".join(f"--format {name}" for name in others)
-    path = Path(next(iter(target.paths.values())))  # the suffix decides
-    words = [f"-o {path.with_suffix(suffix_of(name))}" for name in others]
-    folder = str(path.with_suffix(""))
+    path = next(iter(target.paths.values()))
+    words = [format_option(path, name) for name in others]
+    folder = path if format_of_suffix(path) is None else str(Path(path).with_suffix(""))
     numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES, target.attrs)
     spread = numbered.complete(plan, Diagnostics())
     if spread is not None and _can_hold(target.format, spread):
-        words.insert(0, f"-o {folder} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
+        words.insert(0, f"-o {quote(folder)} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
         words[0] += "" if target.format == "safetensors" else f" --format {target.format}"
     return ", or ".join(words)
 

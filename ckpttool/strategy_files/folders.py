@@ -8,18 +8,20 @@
     FOLDER/{role}/                    else those in one other folder
 
 Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  Hidden
-folders are not searched.  In a folder inside FOLDER only strategies count, and files of other ranks
-with the same name: one rank's file may be damaged.
+folders are not searched.  Files beside strategies are skipped if their content shows that they are
+something else.  One that shows nothing may be a damaged strategy, and counts beside others.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpttool.errors import FormatError
+from ckpttool.formats import format_of_content, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.manifest import MANIFEST
@@ -42,11 +44,14 @@ class StrategyFiles:
         Those whose names, or folders, have the numbers of ranks.
     choices
         Folders of which one has to be chosen.
+    skipped
+        Files beside them that are something else, as a checkpoint or a ``config.json``.
     """
 
     files: tuple[Path, ...] = ()
     of_ranks: frozenset[Path] = frozenset()
     choices: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()
 
 
 def is_merged_name(name: str) -> bool:
@@ -75,7 +80,9 @@ def find_strategy_files(folder: Path) -> StrategyFiles:
     """
     files = files_that_may_be_strategies(folder)
     if select_strategies(files):
-        return StrategyFiles(tuple(files), frozenset(_numbered(files)))
+        others = _select(files, _is_something_else)
+        files = [path for path in files if path not in others]
+        return StrategyFiles(tuple(files), frozenset(_numbered(files)), skipped=tuple(others))
     named = folder / STRATEGY_FOLDER
     if is_folder(named):
         found = find_strategy_files(named)
@@ -106,7 +113,12 @@ def _files_inside(folder: Path) -> list[Path]:
 
 
 def select_strategies(files: Sequence[Path]) -> list[Path]:
-    """Return the strategies among the files of ranks, by name and content.
+    """Return the strategies among the files of ranks, by name and content."""
+    return _select(files, is_strategy)
+
+
+def _select(files: Sequence[Path], is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the wanted files.
 
     The content of one file decides for all whose names differ only in numbers, so that a large
     checkpoint is not read.
@@ -116,7 +128,7 @@ def select_strategies(files: Sequence[Path]) -> list[Path]:
         name = _without_numbers(path.name)
         if name not in first and is_file(path) and stat_file(path).nbytes:
             first[name] = path
-    names = {name for name, path in first.items() if is_strategy(path)}
+    names = {name for name, path in first.items() if is_wanted(path)}
     return [path for path in files if _without_numbers(path.name) in names and is_file(path)]
 
 
@@ -127,6 +139,22 @@ def is_strategy(path: Path) -> bool:
     except OSError:
         return False
     return kind is not None and kind.kind == "strategy"
+
+
+def _is_something_else(path: Path) -> bool:
+    """Return whether a file shows that it is neither a strategy nor a damaged one."""
+    kind = identify_foreign(str(path))
+    if kind is None:
+        return checkpoint_format(str(path)) is not None
+    return kind.kind not in ("strategy", "text")  # the text may be damaged JSON
+
+
+def checkpoint_format(path: str) -> str | None:
+    """Return the format of a file if it is a checkpoint; else None."""
+    try:
+        return read_index(path).format
+    except FormatError:
+        return format_of_content(path)  # damaged, or encrypted
 
 
 def _without_numbers(name: str) -> str:

@@ -146,7 +146,8 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
         mistakes += (StrategyError(f"{one.where}: {pattern}", *one.args[1:]) for one in found)
         rules += [rule] if rule else []
     raise_all(mistakes)
-    strategy = listed or Strategy({}, *(sizes or (1, 1)))
+    sizes = sizes or (1, 1)
+    strategy = (listed or Strategy({}, *sizes)).for_ranks(range(math.prod(sizes)))
     checked = Rules(path, tuple(rules), otherwise is not None)
     return replace(strategy, files=(*strategy.files, path), rules=checked)
 
@@ -180,12 +181,14 @@ def _read_top(path: str) -> Mapping[str, Node]:
 
 def _parse_sizes(path: str, top: Mapping[str, Node], listed: Strategy | None) -> tuple[int, int]:
     """Return the number of stages, and the number of ranks in each."""
-    if listed is None and "ranks" not in top:
+    if (listed is None or listed.is_of_group) and "ranks" not in top:
         raise StrategyError(path, "the key ranks is missing", "a line such as ranks: 8")
     default = Node(listed.stages if listed else 1), Node(len(listed.ranks) if listed else None)
     stages = _parse_number(top.get("stages", default[0]), "stages")
     ranks = _parse_number(top.get("ranks", default[1]), "ranks")
     place = next((top[key].place for key in ("ranks", "stages") if key in top), path)
+    if listed is not None and 0 < ranks <= MAX_RANKS:
+        listed = listed.for_ranks(range(ranks))
     if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
         text = f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
         raise StrategyError(place, f"{text}{len(listed.ranks)} in {listed.stages}")

@@ -67,7 +67,7 @@ from shlex import quote
 from sys import intern
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
-from ckpttool.formats import format_of_content, read_index
+from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
     is_file,
@@ -85,6 +85,7 @@ from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.strategy_files.folders import (
+    checkpoint_format,
     files_that_may_be_strategies,
     find_strategy_files,
     is_merged_name,
@@ -109,7 +110,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         `ckpttool.strategy_files.folders`.  Several files of one stage must agree.  A merged file
         among others of its folder provides the stages that these do not list, with a note.  It is
         ignored, with a note, if it contradicts them or cannot be read.  One file may be
-        hand-written; it adds to the others.  Split information of mindone is a strategy by itself.
+        hand-written; it adds to the others.  Split information of mindone is not beside files of
+        MindSpore.
 
     Raises
     ------
@@ -124,7 +126,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     cache: dict[tuple[bool, bytes], _StrategyFile] = {}
     handwritten: list[str] = []
     split_infos: list[str] = []
-    for path in _list_files([paths] if isinstance(paths, str) else paths):
+    listed_files, skipped = _list_files([paths] if isinstance(paths, str) else paths)
+    for path in listed_files:
         try:
             _check_size(path)
             if is_handwritten(path):
@@ -143,16 +146,19 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
         errors[handwritten[1]] = other
     if errors.keys() - spare.keys():
         raise_all(errors.values())
-    if split_infos:
-        if files or handwritten:
-            beside = files[0].path if files else handwritten[0]
-            text = f"split information of mindone, and {beside} is another strategy"
-            raise StrategyError(split_infos[0], text, "one of the two")
-        return read_split_info(split_infos)
-    listed = _join_files(files, spare) if files else None
+    if split_infos and files:
+        text = f"split information of mindone, and {files[0].path} is a strategy of MindSpore"
+        raise StrategyError(split_infos[0], text, "one of the two")
+    listed = read_split_info(split_infos) if split_infos else None
+    listed = _join_files(files, spare) if files else listed
     if handwritten:
-        return read_handwritten(handwritten[0], listed)
-    return listed or join_stages({})
+        strategy = read_handwritten(handwritten[0], listed)
+    else:
+        strategy = listed or join_stages({})
+    if not skipped:
+        return strategy
+    note = Diagnostic("strategy_file", "not a strategy, so skipped", where=shorten(skipped, 3))
+    return replace(strategy, notes=(*strategy.notes, note))
 
 
 def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
@@ -165,13 +171,15 @@ def _is_spare(path: str, folders: Collection[Path]) -> bool:
     return is_merged_name(Path(path).name) and Path(path).parent in folders
 
 
-def _list_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the files among the paths, and the strategy files of the folders."""
+def _list_files(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files among the paths and those of the folders, and what is skipped there."""
+    listed: list[str] = []
+    skipped: list[str] = []
     for path in paths:
         if (problem := url_problem(path)) is not None:
             raise StrategyError(path, *problem)
         if not is_folder(path):
-            yield path
+            listed.append(path)
             continue
         found = find_strategy_files(Path(path))
         files = found.files or files_that_may_be_strategies(Path(path))  # these say what is wrong
@@ -182,7 +190,9 @@ def _list_files(paths: Sequence[str]) -> Iterator[str]:
             raise StrategyError(path, text, hint, facts)
         if not files:
             raise StrategyError(path, "no strategy file (.ckpt or .json) in it", _RUN_FILE)
-        yield from map(str, files)
+        listed += map(str, files)
+        skipped += map(str, found.skipped)
+    return listed, skipped
 
 
 def _check_size(path: str) -> None:
@@ -299,7 +309,7 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
     if error is None:
         found = "only operators" if other else "nothing"
         return StrategyError(path, f"no parameter layouts in it, {found}", _RUN_FILE)
-    format = _checkpoint_format(path)
+    format = checkpoint_format(path)
     if format is not None:
         return StrategyError(path, f"a checkpoint ({format}), not a strategy file", _RUN_FILE)
     with open_file(path) as file:
@@ -311,14 +321,6 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
         return StrategyError(path, "JSON with another suffix", "a copy whose name ends in .json")
     facts = f"byte {error.offset}: {error.reason}"
     return StrategyError(path, "not a strategy file, or a damaged one", _RUN_FILE, facts)
-
-
-def _checkpoint_format(path: str) -> str | None:
-    """Return the format of a file if it is a checkpoint; else None."""
-    try:
-        return read_index(path).format
-    except FormatError:
-        return format_of_content(path)  # damaged, or encrypted
 
 
 # --------------------------------------------------------------------------------------- one layout

@@ -5,11 +5,14 @@ each rank of the optimizer's group, ``params_info/params_split_info_{rank}.json`
 
     {"blocks.0.weight": {"split": true, "group_size": 4, "rank_id": 1}, ...}
 
-All parameters have the same ``group_size`` and ``rank_id``.  With ``split`` each rank of the group
-holds an equal slice of axis 0, in the order of ``rank_id``; otherwise all hold the full tensor.
-All ranks write the same but for ``rank_id``, so that one file says everything.  The state of the
-optimizer follows its parameter.  Parameters that are not listed are treated as beside a strategy
-file that does not list them.
+All parameters have the same ``group_size`` and ``rank_id``.  Each rank of the group holds an equal
+slice of axis 0, in the order of ``rank_id``, of what is ``split``: with ZeRO 3 of the parameter and
+its states, with ZeRO 1 and 2 of the states only.  Otherwise all hold the full tensor.  All ranks
+write the same but for ``rank_id``, so that one file says everything.  Parameters that are not
+listed are treated as beside a strategy file that does not list them.
+
+The group is the innermost axis of the ranks: ranks 0 to ``group_size - 1`` are one, and there may
+be any number of groups with replicas.  The checkpoint shows how many.
 
 The files of ranks are those of one group, from ``rank_id`` 0.
 
@@ -28,7 +31,7 @@ from ckpttool.formats.foreign import is_split_info
 from ckpttool.formats.local import read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_RANKS, Layout
-from ckpttool.model.strategy import Rule, Rules, Strategy
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.wording import shorten
 
 
@@ -61,12 +64,9 @@ def read_split_info(paths: Sequence[str]) -> Strategy:
             errors.append(StrategyError(other.path, text, hint, shorten(sorted(differing), 3)))
     raise_all(errors)
     ranks = first.group_size
-    layouts = {True: Layout((ranks,), ((0,),)), False: Layout((ranks,), ())}
-    rules = tuple(
-        Rule(name, layouts[is_split], True, (0,), first.path)
-        for name, is_split in first.splits.items()
-    )
-    return Strategy({}, 1, ranks, tuple(paths), rules=Rules(first.path, rules, are_recorded=True))
+    ways = {True: (Layout((ranks,), ((0,),)),), False: (Layout((ranks,), ()),)}
+    layouts = {name: ways[is_split] for name, is_split in first.splits.items()}
+    return Strategy(layouts, 1, ranks, tuple(paths), is_of_group=True)
 
 
 @dataclass(frozen=True, slots=True)

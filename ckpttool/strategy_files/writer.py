@@ -158,6 +158,10 @@ def _refusals(
         hint = "split or reshard with --write-strategy"
         yield StrategyError(strategy.rules.path, text, hint)
         return
+    if strategy.is_of_group:
+        text = "lists the sharded axes only, and MindSpore's files list all axes"
+        yield StrategyError(strategy.origin, text, "split or reshard with --write-strategy")
+        return
     missing = sorted({*range(strategy.stages)} - {stage for stage, _, _ in items})
     if missing:
         text = f"no parameter of {format_ranks(missing, 'stage')}"

@@ -83,21 +83,42 @@ def test_a_split_shape_that_slices_have_as_rows_is_a_manual_split(rows, tmp_path
     assert read_ranks(tmp_path / "new") == cut(full, uneven)
 
 
+@pytest.mark.parametrize("split", [(4, 6), (8, 6), (2, 6), (3, 7)])
+@pytest.mark.parametrize("shard", [2, -1, 0])
+def test_a_shape_before_the_optimizer_shard_or_of_hidden_shards_says_nothing(
+    split, shard, tmp_path
+):
+    cut_by = strategy_of(dict.fromkeys(("t", "adam_m.t"), Layout((2, 2), ((1,), ()), 2)))
+    full = {name: noise(name, "Float32", (8, 6)) for name in cut_by.layouts}
+    items = (layout(name, (2, 2), (1, -1), split=split, size=shard) for name in full)
+    given = tmp_path / "strategy.ckpt"
+    given.write_bytes(strategy(*items))
+    src = write_ranks(tmp_path / "src", cut(full, cut_by), "ckpt")
+    hidden = [] if shard else ["--optimizer-shard", "2"]
+    run_well("merge", src, "-s", given, *hidden, "-o", tmp_path / "full.ckpt")
+    assert read(tmp_path / "full.ckpt") == full
+    if shard:
+        run_well("split", tmp_path / "full.ckpt", "-d", given, "-o", tmp_path / "new")
+        assert read_ranks(tmp_path / "new") == cut(full, cut_by)
+
+
 def test_a_split_shape_that_is_neither_is_an_error_that_shows_it(full, tmp_path):
-    given = dynamic(tmp_path / "s", (7, 4), (8, 3), (6,))
+    given = dynamic(tmp_path / "s", (7, 4, 2), (8, 3), (6,))
     src = write_ranks(tmp_path / "src", cut(full, LAYOUTS), "ckpt")
     out = tmp_path / "full.ckpt"
     for words in (["merge", src, "-s", given], ["verify", src, "-s", given]):
         result = run(*words, *(["-o", out] if words[0] == "merge" else []))
         said = (
             r"table: param_split_shape is neither its shape nor the rows of its slices",
-            r"it is \[7, 4\], and the shape \(6, 4\)",
+            r"it is \[7, 4, 2\], and the shape \(6, 4\)",
             "Try: the strategy of this run",
         )
         assert result.exit_code == 5
         assert not mentions(message(result), *said)
     run_well("merge", src, "-s", dynamic(tmp_path / "s", (6, 4), (8, 3), (6,)), "-o", out)
-    result = run("split", out, "-d", dynamic(tmp_path / "s", (7, 4), (8, 3), (6,)), "-o", src / "n")
+    result = run(
+        "split", out, "-d", dynamic(tmp_path / "s", (7, 4, 2), (8, 3), (6,)), "-o", src / "n"
+    )
     assert result.exit_code == 5
     assert not mentions(message(result), r"table: param_split_shape .* and the shape \(12, 4\)")
 

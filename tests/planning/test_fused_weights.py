@@ -7,6 +7,7 @@ import pytest
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
+from ckpttool.planning.fused_weights import fused_axes
 from tests.support.checkpoints import catalog_of, strategy_of
 from tests.support.in_memory import plan_in_memory
 
@@ -49,8 +50,48 @@ def training(name, ranks, shard=1):
 def test_fused_weights_that_change_their_slices_are_noted_once(name, make):
     for src, dst in ((make(name, 2), None), (None, make(name, 2)), (make(name, 4), make(name, 2))):
         (note,) = notes_of(name, src, dst)
-        assert note.message == "1 fused weight changes the number of slices"
+        assert note.message == "1 fused weight changes its number of slices"
         assert note.facts == f"{name}; wrong if each rank fused its own parts"
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("model.layers.0.attention.wqkv.weight", [0]),
+        ("model.layers.0.self_attn.W_pack.weight", [0]),
+        ("layers.0.w_qkv.weight_scale", [0]),
+        ("layers.0.w_qkv._layer.matmul.weight", [0]),
+        ("adam_v.encoder.self_attn.in_proj_weight", [0]),
+        ("blocks.0.attn.to_qkv.weight", [0]),
+        ("layers.0.mlp.experts.3.linear_fc1.weight", [0]),
+        ("decoder.layernorm_mlp.fc1_weight", [0]),
+        ("transformer.h.0.attn.c_attn.weight", [0, 1]),
+        ("layers.0.mlp.experts.gate_up_proj", [0, 1]),
+        ("layers.0.mlp.experts.w13_weight", [0, 1]),
+        ("layers.0.attention.wo.weight", []),
+        ("layers.0.mlp.fc1.weight", []),
+        ("layers.0.linear_kv_up_proj.weight", []),
+    ],
+)
+def test_a_word_in_any_part_of_a_name_shows_a_fused_weight(name, axes):
+    found = []
+    for axis in range(2):
+        cut = Layout((2,), tuple((0,) if one == axis else () for one in range(2)))
+        found += [axis] * len(notes_of(name, strategy_of({name: cut}), None))
+    assert found == axes
+
+
+def test_experts_may_be_spread_over_another_number_of_ranks():
+    assert fused_axes("layers.0.experts.gate_up_proj", 3) == (1, 2)
+
+
+def test_several_weights_have_their_numbers():
+    names = [FUSED[0], FUSED[1]]
+    src = strategy_of({name: layout_of(name, 2) for name in names})
+    ranks = {rank: dict.fromkeys(names, (24, 24)) for rank in src.ranks}
+    target = Target("ckpt", {0: "out/0"}, 1, Merged())
+    made = plan_in_memory(catalog_of(ranks), src, target, {})
+    assert "2 fused weights change their number of slices" in [one.message for one in made.notes]
 
 
 @pytest.mark.parametrize("name", FUSED)

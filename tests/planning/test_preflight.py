@@ -12,7 +12,7 @@ import pytest
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning import preflight
-from tests.support.checkpoints import create_file
+from tests.support.checkpoints import create_file, noise, write_file
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 
@@ -162,3 +162,14 @@ def test_what_is_new_replaces_nothing(tmp_path, free):
     assert "too little space" in message(result)
     assert "what is replaced" not in message(result)
     assert not files_below(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "my model"])
+def test_another_format_is_proposed_by_suffix_only_if_the_name_has_one(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_file(Path("in.ckpt"), {"w/": noise("w", "Float32", (4,))}, "ckpt")
+    result = run("merge", "in.ckpt", "-o", name, "--format", "hdf5")
+    assert not mentions(message(result), r"Try: --format ckpt, or --format safetensors$")
+    result = run("merge", "in.ckpt", "-o", f"{name}.h5")
+    end = "'" if " " in name else ""
+    assert not mentions(message(result), rf"Try: -o {end}{name}.ckpt{end}, or -o {end}{name}.safet")

@@ -366,6 +366,16 @@ def test_a_checksum_that_cannot_be_computed_leaves_no_output(tmp_path, monkeypat
 # ------------------------------------------------------------------------ what cannot be
 
 
+@pytest.mark.parametrize("name", ["llama-3.1", "v2.0-final"])
+def test_a_dot_in_a_name_is_no_suffix_to_exchange_for_a_checksum(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["merge", SAMPLES / "files" / "crc.ckpt", "-o", name, "--crc"]
+    result = run(*words, "--format", "hdf5")
+    assert told(result).rstrip().endswith("Try: --format ckpt, or --format safetensors")
+    run_well(*words, "--format", "ckpt")
+    assert name in files_below(tmp_path)
+
+
 @pytest.mark.parametrize("words", [["-o", "out.h5"], ["-o", "out", "--format", "hdf5"]])
 def test_hdf5_has_no_place_for_a_checksum(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

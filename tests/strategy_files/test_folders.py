@@ -77,6 +77,29 @@ def test_checkpoints_beside_strategies_of_ranks_are_not_read_as_such(src):
     assert {Path(path).name for path in found.files} == {"strategy.ckpt"}
 
 
+@pytest.mark.parametrize("place", ["given", "src/strategy"])
+def test_what_lies_beside_strategies_and_is_something_else_is_named_and_skipped(place, src):
+    keep(place + "/strategy_{rank}.ckpt")
+    Path(place, "config.json").write_text('{"hidden_size": 3}')
+    shutil.copyfile(src / "rank_2" / "net-1_1.ckpt", Path(place, "net-1_1.ckpt"))
+    printed = merge("-s", place)
+    assert not mentions(
+        printed, f"{place}/config.json, {place}/net-1_1.ckpt: not a strategy, so skipped"
+    )
+    if place.startswith("src"):
+        assert not mentions(merge(), "strategy from .* and 7 more")
+        merge("-s", "src")
+
+
+@pytest.mark.parametrize("damaged", [b"\xff", b"{"])
+def test_what_may_be_a_damaged_strategy_is_not_skipped(damaged, src):
+    keep("given/strategy_{rank}.ckpt")
+    Path("given/more.json").write_bytes(damaged)
+    result = run("merge", "src", "-s", "given", "-o", "full.h5")
+    assert result.exit_code == 4
+    assert not mentions(message(result), "given/more.json")
+
+
 ROLES = ("train_policy_strategy", "infer_ref_strategy")
 
 

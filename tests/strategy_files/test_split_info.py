@@ -10,8 +10,9 @@ import pytest
 from ckpttool.errors import StrategyError
 from ckpttool.model.layout import Layout
 from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
-from tests.support.commands import mentions, message, run, run_well
+from tests.support.commands import mentions, message, run_well
 from tests.support.readers import Entry, read, read_ranks
 
 SHAPES = {"blocks.0.weight": (12, 5), "blocks[1].bias": (6,), "norm.weight": (7,)}
@@ -53,7 +54,7 @@ def test_parameters_and_their_states_are_joined_in_the_order_of_ranks(ranks, nam
     assert run_well("verify", src, *given, "--deep").exit_code == 0
     run_well("split", out, "-d", tmp_path / named, "-o", tmp_path / "new", "--format", "ckpt")
     assert read_ranks(tmp_path / "new") == read_ranks(src)
-    assert "3 parameters" in run_well("inspect", tmp_path / named).stdout
+    assert "3 tensors, 2 sharded parameters" in run_well("inspect", tmp_path / named).stdout
 
 
 def test_a_parameter_that_is_in_no_file_is_named(tmp_path):
@@ -62,7 +63,7 @@ def test_a_parameter_that_is_in_no_file_is_named(tmp_path):
     full = {"w": noise("w", "Float32", (8, 3))}
     src = write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
     printed = message(run_well("merge", src, "-s", info, "-o", tmp_path / "full.h5"))
-    assert not mentions(printed, "1 parameter is in it and in no file gone")
+    assert not mentions(printed, "1 parameter is in the strategy and in no file gone")
 
 
 def test_files_of_two_runs_are_refused(tmp_path):
@@ -91,12 +92,62 @@ def test_impossible_split_information_is_an_error(changed, words, tmp_path):
         read_strategy(str(path))
 
 
-def test_split_information_stands_alone(tmp_path):
+@pytest.mark.parametrize(("group", "ranks"), [(4, 8), (2, 6), (3, 3)])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_the_checkpoint_has_any_number_of_groups_and_zero_1_splits_states_only(
+    group, ranks, zero, tmp_path
+):
+    matrix = (ranks // group, group)
+    whole, rows = Layout(matrix, ((), ())), Layout(matrix, ((0,), ()))
+    layouts = {"w": rows if zero == 3 else whole, "adam_m.w": rows, "n": Layout(matrix, ((),))}
+    full = {name: noise(name, "Int32", (12, 5)) for name in ("w", "adam_m.w", "adam_v.w")}
+    full["n"] = noise("n", "Int32", (7,))
+    strategy = strategy_of({**layouts, "adam_v.w": rows})
+    src = write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+    info = write_info(tmp_path / "info", group, {"w": True, "n": False})
+    printed = message(run_well("merge", src, "-s", info, "-o", tmp_path / "full.ckpt"))
+    assert read(tmp_path / "full.ckpt") == full
+    assert "warning" not in printed
+    assert run_well("verify", src, "-s", info, "--deep").exit_code == 0
+
+
+@pytest.mark.parametrize("stored", ["rows", "whole"])
+def test_a_hand_written_strategy_adds_what_split_information_omits(stored, tmp_path):
+    rows = Layout((2, 2), ((0,), ()))
+    ways = {"rows": rows, "whole": Layout((2, 2), ((), ()))}
+    strategy = strategy_of({"w": rows, "more": ways[stored]})
+    full = {name: noise(name, "Int32", (8, 3)) for name in ("w", "more")}
+    src = write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+    info = write_info(tmp_path / "info", 2, {"w": True})
+    cut_of = {"rows": "{device_matrix: [2, 2], tensor_map: [0, -1]}", "whole": "replicated"}[stored]
     hand = tmp_path / "hand.yaml"
-    hand.write_text("ckpttool_strategy: 1\nranks: 2\nparameters: {x: replicated}\n")
+    hand.write_text(f"ckpttool_strategy: 1\nranks: 4\nparameters: {{more: {cut_of}}}\n")
+    run_well("merge", src, "-s", info, "-s", hand, "-o", tmp_path / "full.ckpt")
+    assert read(tmp_path / "full.ckpt") == full
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("stages: 1", "the key ranks is missing"),
+        ("ranks: 5", r"5 ranks in 1 stage, but .* is for 6 in 1"),
+    ],
+)
+def test_a_hand_written_strategy_beside_split_information_has_the_ranks(line, said, tmp_path):
+    hand = tmp_path / "hand.yaml"
+    hand.write_text(f"ckpttool_strategy: 1\n{line}\nparameters: {{more: replicated}}\n")
+    with pytest.raises(StrategyError, match=said):
+        read_strategy([str(write_info(tmp_path / "info", 2)), str(hand)])
+
+
+def test_split_information_is_not_beside_a_strategy_of_mindspore(tmp_path):
+    layouts = strategy_of({"x": Layout((2,), ((0,), ()))})
+    write_strategy(layouts, str(tmp_path / "s.ckpt"))
     info = write_info(tmp_path / "info", 2)
-    result = run("merge", tmp_path, "-s", info, "-s", hand, "-o", tmp_path / "full.h5")
-    assert not mentions(message(result), "mindone, and .*hand.yaml is another strategy")
+    with pytest.raises(StrategyError, match=r"mindone, and .*s\.ckpt is a strategy of MindSpore"):
+        read_strategy([str(info), str(tmp_path / "s.ckpt")])
+    with pytest.raises(StrategyError, match="lists the sharded axes only"):
+        write_strategy(read_strategy(str(info)), str(tmp_path / "new.ckpt"))
 
 
 def test_a_file_is_of_one_rank(tmp_path):
