@@ -218,7 +218,7 @@ class StepError(PlanError):
 
 
 class UnfinishedError(PlanError):
-    """A folder to which a run of ckpttool has written no complete output yet."""
+    """A folder in which nothing is complete: a run of ckpttool, or all saves, did not finish."""
 
 
 class ExecutionError(CkptToolError):
@@ -296,6 +296,12 @@ class VerifyError(CkptToolError):
 
     def __str__(self) -> str:
         return "\n".join(join_clauses(f"{self.path}: {one}", self.hint) for one in self.problems)
+
+
+class SourceHashError(VerifyError):
+    """A tensor of a source whose hash is not the one that its manifest lists; exit code 7."""
+
+    code = "manifest"
 
 
 class CombinedError(CkptToolError):

@@ -1,12 +1,13 @@
 """Draw the pictures of the documentation.
 
 - ``reshard.svg``: which rows each rank holds, on 8 ranks and on 4;
+- ``fused.svg``: what becomes of weights that each rank fused for itself;
 - ``inspect.svg``: a screen of ``inspect``;
 - ``speed.svg``: times from the table in ``docs/reference/performance.md``.
 
-The first two show what ckpttool finds in a checkpoint that is part of the repository.  ``--check``
-compares the words of the pictures with those in ``docs/pictures``; each version of rich draws them
-in its own way.
+The screen and the ranks are what ckpttool finds in a checkpoint that is part of the repository.
+``--check`` compares the words of the pictures with those in ``docs/pictures``; each version of rich
+draws them in its own way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.text import Text
 
 import ckpttool
+from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 
@@ -140,6 +142,46 @@ def draw_ranks(left: int, regions: Mapping[int, Region], rows: int) -> Iterator[
                 yield draw_text(middle, y + number * band + 13, words, 11, "middle", colour="white")
 
 
+def draw_fused() -> str:
+    """Return a picture: the rows of gate and up that two ranks fused, and four ranks get."""
+    quarters = len(COLOURS)
+    gate, up = ([f"{name} {n}" for n in range(quarters)] for name in ("gate", "up"))
+    fused = {
+        ranks: [
+            [
+                part[n]
+                for part in (gate, up)
+                for n in range(quarters)
+                if n * ranks // quarters == rank
+            ]
+            for rank in range(ranks)
+        ]
+        for ranks in (2, quarters)
+    }
+    joined = [row for held in fused[2] for row in held]
+    new = Layout((quarters,), ((0,),))
+    regions = [new.region(rank, (len(joined),)) for rank in new.ranks]
+    cut = [joined[region.start[0] : region.stop[0]] for region in regions]
+    columns = {"fused by two ranks": fused[2], "joined, cut in four": cut}
+    columns["what four ranks need"] = fused[quarters]
+    parts = []
+    left = 20
+    for title, ranks in columns.items():
+        parts.append(draw_text(left, 24, title, size=14, weight=600))
+        for rank, rows in enumerate(ranks):
+            x = left + rank * 58
+            parts.append(draw_text(x, 48, f"rank {rank}"))
+            for at, row in enumerate(rows):
+                colour = COLOURS[0] if row in gate else COLOURS[1]
+                box = f"x='{x}' y='{54 + 24 * at}' width='52' height='24'"
+                parts.append(f"<rect {box} fill='{colour}' stroke='white'/>")
+                parts.append(draw_text(x + 26, 70 + 24 * at, row, 11, "middle", colour="white"))
+        left += 58 * len(ranks) + 36
+    view = f"viewBox='0 0 {left} 164' color='{GREY}'"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' {view}>"
+    return "\n".join([head, "<title>Weights that each rank fused</title>", *parts, "</svg>\n"])
+
+
 def draw_speed() -> str:
     """Return the picture of the times that the page about performance lists."""
     page = (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
@@ -195,6 +237,7 @@ def main() -> None:
         folder = Path(name)
         prepare(folder)
         pictures = {
+            "fused.svg": draw_fused(),
             "inspect.svg": draw_screen(folder, "ckpttool inspect checkpoint/ -s strategy.ckpt"),
             "reshard.svg": draw_reshard(folder),
             "speed.svg": draw_speed(),

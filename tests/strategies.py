@@ -152,7 +152,7 @@ def table_moves(draw: st.DrawFn) -> Move:
         last = {"moment1.table": layout, "table": layout}
         stages = draw(st.integers(0, 1)) * [{}] if len(layout.ranks) < 9 else []
         strategies.append(join_stages(dict(enumerate([*stages, last]))))
-    names = ["table", "moment1.table", "adam_m.table"]
+    names = ["table", "moment1.table", "accu_grads.table"]
     dtype = draw(st.sampled_from(DTYPES))
     return Move({name: noise(name, dtype, shape) for name in names}, *strategies)
 

@@ -73,7 +73,7 @@ sides = options.OptionGroup(
 )
 @sides()
 @options.resolve_options(
-    *("trust_strategy", "optimizer_shard"),
+    *("trust_strategy", "optimizer_shard", "manifest"),
     replicated=options.option(
         "--replicated",
         is_flag=True,

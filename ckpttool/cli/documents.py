@@ -124,7 +124,8 @@ def describe_report(found: Report, deep: bool, limit: int | None) -> Json:
         "schema": SCHEMA,
         "path": found.path,
         "step": found.step,
-        "ranks": list(found.ranks),
+        "files": found.files,
+        "ranks": list(found.ranks or ()),
         "tensors": found.tensors,
         "nbytes": found.nbytes,
         "deep": deep,
@@ -193,4 +194,4 @@ def _describe_meta(meta: TensorMeta | None) -> Json | None:
     if meta is None:
         return None
     text = {} if meta.text is None else {"text": meta.text}
-    return {"dtype": meta.dtype, "shape": list(meta.shape), **text}
+    return {"dtype": meta.dtype, "shape": list(meta.header_shape), **text}

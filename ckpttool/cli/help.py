@@ -18,7 +18,7 @@ import click
 import ckpttool
 from ckpttool.cli import options
 from ckpttool.cli.params import UsageProblem
-from ckpttool.cli.tables import echo
+from ckpttool.cli.tables import echo, has_utf8
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.wording import nearest
 
@@ -68,7 +68,7 @@ def title_of(page: str) -> str:
 
 def print_markdown(text: str) -> None:
     """Print a page: laid out on a terminal, as it is in a pipe or in a locale without UTF-8."""
-    if not sys.stdout.isatty() or sys.stdout.encoding.lower() != "utf-8":
+    if not sys.stdout.isatty() or not has_utf8(sys.stdout):
         echo(text.rstrip("\n"))
         return
     from rich.console import Console

@@ -9,7 +9,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.catalog import MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostics, severities
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @options.source_options()
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
+@options.ignore_manifest("manifest", options.SAFETY)
 @options.listed_under(
     options.DISPLAY,
     "show_all",
@@ -46,6 +47,7 @@ def inspect(
     source: Side,
     more: tuple[str, ...],
     crc: bool,
+    manifest: str,
     show_all: bool,
     show_ranks: bool,
     report: ReportOptions,
@@ -85,6 +87,16 @@ def inspect(
         return
     found = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
+    if isinstance(catalog, RankCatalog) and catalog.names_of:
+        found.add(*catalog.diagnostics)
+        if report.as_json:
+            tables.print_json(describe.describe_saves(catalog, found))
+        else:
+            if not report.quiet:
+                overview.print_saves(catalog)
+            tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
+        found.raise_if_errors()
+        return
     reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
@@ -93,6 +105,7 @@ def inspect(
             strategy,
             crc=crc,
             every_tensor=show_all,
+            ignore_manifest=manifest == "ignore",
             executor=executor,
             diagnostics=found,
         )

@@ -108,14 +108,16 @@ class CommandGroup(click.Group):
         """
         as_json = "--json" in args
         option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
-        when = re.findall(option, text)[-1:] or ["auto"]
+        when = re.findall(option, text) or ["auto"]
         words = re.sub(option, "", text).split("\0")[1:]
         with _output_errors():
             try:
-                if when[0] not in WHEN and not extra.get("resilient_parsing"):
-                    from ckpttool.cli.params import Choice
+                is_wrong = when[1:] or when[0] not in WHEN
+                if is_wrong and not extra.get("resilient_parsing"):
+                    from ckpttool.cli.params import Choice, refuse_repeated
 
                     with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
+                        refuse_repeated(COLOR, when)
                         Choice(WHEN).convert(when[0], None, None)
                 # Versions of click differ in what they do without arguments.
                 words, color = words or ["--help"], _has_color(when[0])

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="Output file; with --max-shard-size a folder.",
 )
 @options.output_options(
-    *("max_shard_bytes", "crc", "part", "overwrite", "resume"),
+    *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
     format=options.option(
         "--format",
         type=options.FORMAT_CHOICE,
@@ -68,7 +68,7 @@ def merge(
     """Merge the files of all ranks into one."""
     options.refuse_two_strategies(source, resolve)
     output = options.with_format(path, output)
-    options.refuse_hdf5_checksum(output)
+    options.refuse_hdf5_checksum(output, path)
     path = options.absolute_for_cluster(path, run)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated

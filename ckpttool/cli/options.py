@@ -34,6 +34,7 @@ from ckpttool.cli.params import (
     StrategyName,
     UsageProblem,
     WholeNumber,
+    refuse_repeated,
 )
 from ckpttool.errors import PlanError
 from ckpttool.formats.local import url_problem
@@ -137,6 +138,28 @@ class GroupedOption(click.Option):
         self.aliases = aliases
         if aliases:
             self.help = f"{self.help}  Also {', '.join(aliases)}."
+
+    @property
+    def _takes_one_value(self) -> bool:
+        return not (self.is_flag or self.multiple)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser collect all values, so that `consume_value` can count them."""
+        if self._takes_one_value:
+            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
+        else:
+            super().add_to_parser(parser, ctx)
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Return the value; refuse a second one, which would silently replace the first."""
+        name, given = str(self.name), opts.get(str(self.name))
+        if self._takes_one_value and given:
+            if not ctx.resilient_parsing:
+                refuse_repeated(self, given)
+            opts = {**opts, name: given[-1]}
+        return super().consume_value(ctx, opts)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the names and the text of the option."""
@@ -458,6 +481,14 @@ source_options = OptionGroup(
     },
 )
 
+ignore_manifest = option(
+    "--ignore-manifest",
+    heading=SAFETY,
+    flag_value="ignore",
+    default="samples",
+    help="Do not compare the files with the manifest of their set.",
+)
+
 resolve_options = OptionGroup(
     STRATEGY,
     _build_resolve,
@@ -483,7 +514,7 @@ resolve_options = OptionGroup(
             "--optimizer-shard",
             type=WholeNumber(min=1),
             metavar="N",
-            help="Size of an optimizer shard that the strategy hides; 1 for none.",
+            help="Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
         ),
         "strict": option(
             "--strict",
@@ -497,6 +528,7 @@ resolve_options = OptionGroup(
             is_flag=True,
             help="Compare all replicas byte for byte before anything is written.",
         ),
+        "manifest": ignore_manifest,
     },
 )
 
@@ -578,6 +610,12 @@ output_options = OptionGroup(
             heading=SAFETY,
             is_flag=True,
             help="Keep the outputs that this command has completed before; write the rest.",
+        ),
+        "no_locks": option(
+            "--no-locks",
+            heading=SAFETY,
+            is_flag=True,
+            help="On a file system without locks: the run that left its plan has ended.",
         ),
     },
 )
@@ -679,9 +717,12 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 
-def refuse_hdf5_checksum(output: OutputOptions) -> None:
-    """Refuse --crc for HDF5, which cannot store a checksum."""
+def refuse_hdf5_checksum(output: OutputOptions, file: str = "") -> None:
+    """Refuse --crc for HDF5, which cannot store a checksum; ``file`` is the output of merge."""
     if output.crc and output.format == "hdf5":
         facts = "--crc stores MindSpore's checksum in every output."
         hint = "--format ckpt, or --format safetensors"
+        if Path(file).suffix:  # it decides
+            hint = f"-o {Path(file).with_suffix('.ckpt')}"
+            hint += f", or -o {Path(file).with_suffix('.safetensors')}"
         raise UsageProblem("HDF5 has no place for a checksum", hint, facts)

@@ -36,7 +36,7 @@ from ckpttool.model.wording import (
 from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.catalog import Catalog, RankCatalog
     from ckpttool.model.layout import Layout
     from ckpttool.verification.describe import Inspection, Json
     from ckpttool.verification.summary import (
@@ -89,6 +89,14 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
         hints.append("--ranks every file" if hints else "--ranks lists every file")
     if hints and catalog.metas:
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
+
+
+def print_saves(catalog: RankCatalog) -> None:
+    """Print which ranks have which files, where no step was chosen."""
+    ranks = [rank for of_names in catalog.names_of for rank in of_names]
+    print_facts(catalog.root, {"contents": [f"{count(len(ranks), 'rank')}, no step was chosen"]})
+    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in catalog.names_of.items())
+    print_table("files of every step", ("ranks", "names"), rows)
 
 
 def _provenance(catalog: Catalog) -> Iterator[str]:
@@ -585,7 +593,7 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
         tensors = count(len(strategy.layouts), "tensor")
         parts.append(f"{tensors}, {count(sharded, 'sharded parameter')}")
     if rules is not None:
-        titles.append(count(len(rules.rules), "pattern"))
+        titles.append(count(len(rules.rules), "parameter" if rules.are_recorded else "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
         parts.append(f"{titles[-1]}, all other parameters {rest}")
     texts = list(parallelism_texts(summary.parallelism))

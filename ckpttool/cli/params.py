@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.errors import CkptToolError, join_clauses
-from ckpttool.model.wording import nearest, shorten
+from ckpttool.model.wording import nearest, parse_numbers, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
@@ -70,6 +71,16 @@ class UsageProblem(click.BadParameter):
         arguments = [one for one in self.ctx.command.params if one.param_type_name == "argument"]
         before = [one.human_readable_name for one in arguments[: arguments.index(self.param)]]
         return " ".join((self.ctx.command_path, *before, value, "..."))
+
+
+def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
+    """Raise `UsageProblem` if an option of one value has several; none is named, for a key's sake.
+
+    The last one would silently replace the others.
+    """
+    if len(values) > 1:
+        hint = f"the same command with one {option.opts[0]}"
+        raise UsageProblem(f"given {len(values)} times, and takes one value", hint)
 
 
 class Choice(ChoiceType):
@@ -320,14 +331,11 @@ class RankList(RanksType):
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """Return the ranks, ascending and unique."""
-        ranks: set[int] = set()
-        for part in value.split(","):
-            match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)  # no cluster has more
-            if match is None or int(match[2] or match[1]) < int(match[1]):
-                message = f"{part!r} is not a rank or a range of ranks"
-                raise UsageProblem(message, instead="0,3-7")
-            ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-        return tuple(sorted(ranks))
+        try:
+            return parse_numbers(value)
+        except ValueError as error:
+            message = f"{error} is not a rank or a range of ranks"
+            raise UsageProblem(message, instead="0,3-7") from error
 
 
 class Size(SizeType):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 )
 @options.source_options()
 @options.resolve_options(
-    "unlisted", "trust_strategy", "optimizer_shard", "strict", "check_replicas"
+    *("unlisted", "trust_strategy", "optimizer_shard"),
+    *("strict", "check_replicas", "manifest"),
 )
 @options.rank_outputs
 @options.run_options()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     """,
 )
 @options.source_options("src", "step", "pattern", "key")
-@options.resolve_options("replicated", "unlisted", "strict")
+@options.resolve_options("replicated", "unlisted", "strict", "manifest")
 @options.rank_outputs
 @options.run_options()
 @options.report_options(verbose=options.VERBOSE)

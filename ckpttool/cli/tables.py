@@ -125,11 +125,16 @@ def terminal_columns(stream: TextIO) -> int | None:
     return shutil.get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
 
 
+def has_utf8(stream: TextIO) -> bool:
+    """Return whether a stream takes every character, as UTF-8 does, and a text in memory."""
+    encoding: str | None = stream.encoding
+    return encoding is None or "utf" in encoding.lower()
+
+
 def _rule_letter() -> str:
     # In the C locale Python writes UTF-8, whatever the terminal can show.
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
-    has_utf8 = "utf" in sys.stdout.encoding.lower() and locale not in ("C", "POSIX")
-    return "─" if has_utf8 else "-"
+    return "─" if has_utf8(sys.stdout) and locale not in ("C", "POSIX") else "-"
 
 
 LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own
@@ -314,16 +319,20 @@ def _width(text: str) -> int:
 MAX_ROWS = 50  # findings or differences that are shown without --limit
 
 
-def print_report(found: Report, deep: bool, crc: bool, options: ReportOptions) -> None:
-    """Print the result of verify: a verdict, the findings and the notes."""
+def print_report(found: Report, deep: bool, checked: Sequence[str], options: ReportOptions) -> None:
+    """Print the result of verify: a verdict, the findings and the notes.
+
+    ``checked`` is what was checked beside headers and samples.
+    """
     depth = "all data read" if deep else "--deep reads all data"
     of_step = f", step {found.step}" if found.step else ""
-    read = f"{count(len(found.ranks), 'rank')}{of_step}, {count(found.tensors, 'tensor')}, "
+    files = count(found.files, "file" if found.ranks is None else "rank")
+    read = f"{files}{of_step}, {count(found.tensors, 'tensor')}, "
     read += f"{format_bytes(found.nbytes)}; {depth}"
     counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
     verdict = ", ".join(count(counts[severity], severity) for severity in present)
-    parts = ["headers", *["samples"] * found.is_sampled, *["checksums"] * crc]
+    parts = ["headers", *["samples"] * found.is_sampled, *checked]
     read_right = " and ".join(", ".join(parts).rsplit(", ", 1))
     clean = "nothing is wrong" if deep else f"the {read_right} are right"
     clean += "" if found.is_whole else " in each rank by itself"
@@ -341,11 +350,14 @@ def print_comparison(
     size = f"({count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how})"
     facts = [f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items()]
     verdict = f": {', '.join(facts)}" if facts else ""
-    if found.findings:
+    if any(one.code == "replica" for one in found.findings):
         replicas = "replicas differ (the lowest rank's are compared)"
         verdict = f"{verdict}; {replicas}" if facts else f": {replicas}, nothing else does"
+    if not found.tensors:
+        verdict = ": nothing was compared"
     if verdict or not options.quiet:
-        print_text(f"A {a} and B {b}{verdict} {size}", "different" if verdict else "equal")
+        label = "" if not found.tensors else "equal" if found.is_equal else "different"
+        print_text(f"A {a} and B {b}{verdict} {size}", label)
     if found.differences:
         columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
         shown = found.differences[: _max_shown(options.limit)]
@@ -404,4 +416,4 @@ def _difference_row(tensor: TensorDifference) -> Sequence[str]:
 def _show(meta: TensorMeta) -> str:
     if meta.text is not None:
         return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
-    return f"{meta.dtype} {format_shape(meta.shape)}"
+    return f"{meta.dtype} {format_shape(meta.header_shape)}"

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     """,
 )
 @options.source_options()
-@options.resolve_options("replicated")
+@options.resolve_options(
+    "replicated",
+    manifest=options.option(
+        "--check-manifest",
+        heading=options.SAFETY,
+        flag_value="all",
+        default="samples",
+        help="Compare all contents with the manifest; needs no strategy.",
+    ),
+)
 @options.listed_under(
     options.SAFETY,
     "deep",
@@ -76,6 +85,9 @@ def verify(
     if report.as_json:
         tables.print_json(documents.describe_report(found, deep, report.limit))
     else:
-        tables.print_report(found, deep, crc, report)
+        checked = {"checksums": crc, "hashes": resolve.manifest == "all"}
+        tables.print_report(
+            found, deep, [what for what, is_read in checked.items() if is_read], report
+        )
     if found.findings:
         click.get_current_context().exit(1)

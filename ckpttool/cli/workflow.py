@@ -18,6 +18,7 @@ from ckpttool.cli import documents, tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
+from ckpttool.discovery.scan import RankFiles, find, read_ranks
 from ckpttool.errors import CkptToolError, PlanError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
@@ -71,25 +72,33 @@ def load(
     dst_strategy
         Strategy files of the target.
     find_strategy
-        Whether to use the strategy in the output folder of a MindFormers run, with a note, if the
-        source names none.
+        Whether to use the strategy that lies with the checkpoint, with a note, if the source names
+        none.
     command
         What the catalog is for; see `ckpttool.scan`.
     diagnostics
         Gets the errors of strategies, which are then None; without it they are raised.
     """
     src_files = source.strategy_files
-    with show_count("reading headers", report.hides_progress) as on_progress:
-        read = partial(ckpttool.scan, source.path, source.options, command=command)
-        catalog = attempt(partial(read, on_progress=on_progress))
-    if find_strategy and not src_files and not isinstance(catalog, CkptToolError):
-        src_files = catalog.strategy_files
-        found = [_found_strategy_note(src_files)] if src_files else []
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *found))
+    found = attempt(partial(find, source.path, source.options, command=command))
+    used: list[Diagnostic] = []
+    if find_strategy and not src_files and not isinstance(found, CkptToolError):
+        src_files = found.strategy_files
+        used = [_found_strategy_note(src_files)] if src_files else []
     strategies = [
         attempt(partial(ckpttool.read_strategy, paths)) if paths else None
         for paths in (src_files, dst_strategy)
     ]
+    catalog: Catalog | CkptToolError
+    if isinstance(found, RankFiles):
+        known = None if isinstance(strategies[0], CkptToolError) else strategies[0]
+        with show_count("reading headers", report.hides_progress) as on_progress:
+            read = partial(read_ranks, found, known, command=command, on_progress=on_progress)
+            catalog = attempt(read)
+    else:
+        catalog = found
+    if not isinstance(catalog, CkptToolError):
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
     errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
     for option, paths, strategy in zip(
         ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
@@ -199,7 +208,7 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
             except Terminated as stopped:
                 done, outputs = assignment.count_complete(), len(assignment.ranks)
                 stopped.complete = f"{done} of {count(outputs, 'output')} complete"
-                stopped.hint = "the same command with --resume" if done else "the same command"
+                stopped.hint = assignment.resume_hint if done else "the same command"
                 raise
     seconds = time.perf_counter() - started
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))

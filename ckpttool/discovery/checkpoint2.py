@@ -26,12 +26,25 @@ One JSON object in UTF-8; further keys may be there and are not read::
 * ``global_offset`` is not an offset: its one element is the number of the slice, in C order over
   ``axis_fragmentations``.
 * A key of ``storage_data`` is what Python's ``repr`` makes of ``(name, (number,))``.  Its entries
-  are replicas; there is one where redundancy was removed on saving.
+  are replicas; there is one where redundancy was removed on saving.  MindFormers 2.1 then escapes
+  a name with a quote or a backslash twice.
 * ``layout`` is null or absent for a tensor that is not sharded.  Its ``tensor_map`` has a device
   axis (0 is the innermost), a list of them (outermost split first) or -1 for every tensor axis.
   An optimizer shard is a further device axis in it.  ``rank_list`` has the global ranks of the
-  stage in the order of the device matrix.
-* ``replica_id`` and ``rank_group`` repeat the layout, and are not read.
+  stage, or of a part of it, in the order of the device matrix.
+* ``rank_group`` has all ranks with the slice, as MindFormers numbers it; absent before 1.9.
+* ``replica_id`` repeats the layout, and is not read.
+
+Wrong slice numbers
+-------------------
+MindFormers takes rank ``r`` for place ``r % n`` of a ``rank_list`` of ``n`` ranks.  This is the
+rank's place in a block of consecutive ranks that starts at a multiple of ``n``, such as a stage.
+It is then also right for a rank of another stage, which may store a copy of a shared parameter.
+For any other list the numbers are wrong: in PyNative a parameter on the fsdp mesh alone has
+``[0, 2]`` on ranks 0 and 2 and ``[1, 3]`` on ranks 1 and 3, and metadata has one of these lists.
+Then only ranks of the list count, with the slice that the layout gives them.  Where redundancy
+was removed, two stored slices may be the same one and another may be lost.  A tensor of one slice
+has no number that could be wrong.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
 files as well.  So all slices of a parameter seem to be in one file.  Such metadata is detected.
@@ -60,24 +73,25 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
-from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.leftovers import note_leftovers
+from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
-from ckpttool.formats.local import identify_file, is_file, is_folder, list_folder, open_file
+from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import SelfDescribedCatalog
 from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
+from ckpttool.model.optimizer_names import GRADIENTS
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -93,7 +107,7 @@ from ckpttool.model.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
-_ITERATION_FOLDER = re.compile(r"iter(?:ation)?_(\d{1,18})")
+_ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"), _TRACKER)
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
@@ -124,7 +138,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         A folder or a file cannot be read.
     """
     folder, diagnostics = Path(src), Diagnostics()
-    if _has_iterations(folder):
+    if is_file(folder / _TRACKER) or _ITERATIONS.find_folders(folder):
         folder = _find_iteration(folder, step, diagnostics)
         if not _is_iteration(folder):
             text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
@@ -132,9 +146,8 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
             raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
-    elif step is not None and not _is_iteration_wanted(folder, step):
-        hint = f"{folder.absolute().parent} as SRC, or omit --step"
-        raise PlanError([Diagnostic("source", f"not iteration {step}", hint, where=src)])
+    else:
+        _ITERATIONS.require_wanted(folder, step)
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
     errors: list[FormatError] = []
@@ -142,7 +155,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
-    number = _iteration_number(folder)
+    number = _ITERATIONS.number(folder)
     return SelfDescribedCatalog(
         src,
         files,
@@ -184,7 +197,7 @@ def _read_described(
 ) -> tuple[dict[int, FileIndex], Description]:
     """Return the files by rank and the description of a folder with ``metadata.json``."""
     metadata = str(folder / _METADATA)
-    parameters = read_metadata(metadata)
+    parameters = read_metadata(metadata, diagnostics)
     files = read_existing_files(
         folder, _select_files(folder, set(_writers(parameters)), diagnostics), errors
     )
@@ -197,21 +210,46 @@ def _read_described(
             text = "numbers of parameters stand in place of ranks, as an early MindFormers wrote"
             facts = "ranks are taken from layouts and file names"
             diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
-    diagnostics.add(*placement.faults.notes())
-    misnamed = placement.in_other_file
-    if misnamed:
-        text = f"{count(len(misnamed), 'parameter')} listed in the wrong one of a rank's two files"
-        facts = shorten(misnamed, 3)
+    diagnostics.add(*placement.faults.notes(), *_placement_notes(placement, metadata))
+    renumbered = [name for name, one in parameters.items() if one.is_renumbered]
+    if renumbered:
+        text = f"storage_data numbers slices of {count(len(renumbered), 'parameter')} wrongly"
+        facts = f"{shorten(renumbered, 3)}: only ranks of the layouts count"
         diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
-    if placement.unlocated:
-        text = f"{count(len(placement.unlocated), 'parameter')} described, but in no file"
-        facts = shorten(placement.unlocated, 3)
-        diagnostics.add(Diagnostic("absent", text, facts=facts, where=metadata))
+    if placement.unsaved_states:
+        diagnostics.add(_no_optimizer(folder, parameters, placement.unsaved_states))
     by_rank, problems = _by_rank(files, _writers(parameters), parameters)
     problems = [*placement.problems, *problems]
-    broken = frozenset(parameters) - placement.tensors.keys()
+    unsaved = {*placement.unsaved_states, *placement.unsaved_gradients}
+    broken = frozenset(parameters) - placement.tensors.keys() - unsaved
     description = Description((metadata,), placement.tensors, broken, tuple(problems))
     return by_rank, description
+
+
+def _placement_notes(placement: _Placement, metadata: str) -> Iterator[Diagnostic]:
+    """Yield notes on parameters that are not where ``metadata.json`` lists them."""
+    if names := placement.in_other_file:
+        text = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
+        yield Diagnostic("corrected", text, facts=shorten(names, 3), where=metadata)
+    if names := [*placement.unlocated, *placement.unsaved_gradients]:
+        text = f"{count(len(names), 'parameter')} described, but in no file"
+        yield Diagnostic("absent", text, facts=shorten(names, 3), where=metadata)
+    if copies := placement.copies:
+        ranks = sorted(set().union(*copies.values()))
+        text = f"{count(len(copies), 'parameter', 'are')} listed for a stage that saved no copy"
+        facts = f"{shorten(copies, 3)}; not on {format_ranks(ranks)}: another stage has all slices"
+        yield Diagnostic("absent", text, facts=facts, ranks=tuple(ranks), where=metadata)
+
+
+def _no_optimizer(
+    folder: Path, parameters: Mapping[str, _Parameter], states: Sequence[str]
+) -> Diagnostic:
+    """Return the diagnostic of optimizer state that was not saved, or not copied."""
+    files = sorted({location.file for name in states for location in parameters[name].locations})
+    text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
+    facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
+    hint = "copy the opt files again, if the run saved them"
+    return Diagnostic("no_optimizer", text, hint, facts=facts, where=str(folder))
 
 
 def _read_whole(
@@ -263,18 +301,13 @@ def _slices_problem(
 # --------------------------------------------------------------------------------------- iterations
 
 
-def _has_iterations(root: Path) -> bool:
-    """Return whether a folder holds folders of iterations."""
-    return is_file(root / _TRACKER) or bool(_iterations(root))
-
-
 def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) -> Path:
     """Return the folder of one iteration below ``root``.
 
     Parameters
     ----------
     root
-        A folder for which `_has_iterations` holds.
+        A folder with folders of iterations, or the file that names the last complete one.
     wanted
         The iteration to read, as a number or a folder's name; by default the last complete one.
     diagnostics
@@ -287,62 +320,18 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
     FormatError
         The file that names it is damaged.
     """
-    folders = _iterations(root)
-    numbers = [str(number) for number in sorted(set(folders.values()))]
-    facts = f"found {shorten(reversed(numbers), 3) or 'none'}"
-    hint = f"--step {numbers[-1]}" if numbers else ""
-
-    def problem(text: str) -> PlanError:
-        return PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
-
-    last = _last_complete(root)
-    if wanted is None and last is None:
-        raise problem(f"no {_TRACKER}, which names the last complete iteration")
-    chosen = [
-        path
-        for path, number in folders.items()
-        if (number == last if wanted is None else _is_iteration_wanted(path, wanted))
-    ]
-    if not chosen:
-        if wanted is not None or last is None:
-            raise problem(f"no folder of iteration {wanted}")
-        facts, hint = _list_alternatives(folders, last)
-        raise problem(f"no folder of iteration {last}, which {_TRACKER} names")
-    if len(chosen) > 1:
-        facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
-        raise problem(f"{len(chosen)} folders of iteration {folders[chosen[0]]}")
-    _note_choice(folders, folders[chosen[0]], last, diagnostics)
-    return chosen[0]
-
-
-def _iterations(root: Path) -> Mapping[Path, int]:
-    """Return the folders of iterations, and their numbers."""
-    numbers = {path: _iteration_number(path) for path in list_folder(root)}
-    return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
-
-
-def _iteration_number(folder: Path) -> int | None:
-    """Return the iteration in a folder's name, or None."""
-    match = _ITERATION_FOLDER.fullmatch(folder.absolute().name)
-    return None if match is None else int(match[1])
-
-
-def _is_iteration_wanted(folder: Path, wanted: str) -> bool:
-    """Return whether ``--step`` means this folder."""
-    is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == _iteration_number(folder)
-    return is_number or wanted == folder.absolute().name
-
-
-def _last_complete(root: Path) -> int | None:
-    """Return the number of the last complete iteration, or None if it is not recorded."""
-    path = root / _TRACKER
-    if not is_file(path):
-        return None
-    with open_file(path) as file:
-        text = file.read(100).strip()
-    if not text.isdigit():
-        raise FormatError(str(path), None, f"expected the number of an iteration, found {text!r}")
-    return int(text)
+    folders, last = _ITERATIONS.find_folders(root), _ITERATIONS.read_tracker(root)
+    if wanted is None:
+        if last is None:
+            text = f"no {_TRACKER}, which names the last complete iteration"
+            raise _ITERATIONS.problem(root, folders, text)
+        if last not in folders.values():
+            facts, hint = _list_alternatives(folders, last)
+            text = f"no folder of iteration {last}, which {_TRACKER} names"
+            raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+    chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
+    _note_choice(folders, folders[chosen], last, diagnostics)
+    return chosen
 
 
 def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str]:
@@ -370,11 +359,8 @@ def _note_choice(
         text = f"iteration {taken} was perhaps not finished"
         diagnostics.add(Diagnostic("step", text, facts=facts))
         return
-    newer = [path.name for path, number in folders.items() if last is not None and number > last]
-    if len(folders) > 1:
-        text = f"iteration {taken} is read, of {count(len(folders), 'iteration')}"
-        facts = f"not finished: {shorten(newer, 3)}" if newer else ""
-        diagnostics.add(Diagnostic("step", text, facts=facts))
+    newer = [path for path, number in folders.items() if last is not None and number > last]
+    _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
 
 
 # ------------------------------------------------------------------------ the files of an iteration
@@ -486,15 +472,31 @@ class _Parameter:
     slice_counts
         Slices along each axis; slices are numbered in C order.
     number_of
-        For each rank of the stage the number of its slice by the layout; None without a layout.
+        For each rank of ``rank_list`` the number of its slice by the layout; None without a layout.
+    listed
+        Number of a slice to its locations by ``storage_data``; slices without one are left out.
     stored
-        Number of a slice to its locations; slices without a location are left out.
+        The same, with the true numbers; locations whose slice nothing proves are left out.
+    misgrouped
+        Ranks of ``number_of`` that are not in the ``rank_group`` of their slice.
     """
 
     meta: TensorMeta
     slice_counts: tuple[int, ...]
     number_of: Mapping[int, int] | None
+    listed: Mapping[int, tuple[_StorageLocation, ...]]
     stored: Mapping[int, tuple[_StorageLocation, ...]]
+    misgrouped: tuple[int, ...] = ()
+
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether ``storage_data`` numbers slices wrongly, so that only the layout counts."""
+        return self.stored != self.listed
+
+    @property
+    def locations(self) -> tuple[_StorageLocation, ...]:
+        """All locations by ``storage_data``."""
+        return tuple(chain.from_iterable(self.listed.values()))
 
 
 def _is_metadata(path: str) -> bool:
@@ -503,8 +505,8 @@ def _is_metadata(path: str) -> bool:
     return "state_dict_metadata" in document and "storage_data" in document
 
 
-def read_metadata(path: str) -> dict[str, _Parameter]:
-    """Return the tensors of a ``metadata.json`` by name.
+def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
+    """Return the tensors of a ``metadata.json`` by name; note names that are escaped twice.
 
     Raises
     ------
@@ -519,15 +521,33 @@ def read_metadata(path: str) -> dict[str, _Parameter]:
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
         raise FormatError(path, None, "expected the objects state_dict_metadata and storage_data")
     errors: list[FormatError] = []
-    stored: dict[str, dict[int, tuple[_StorageLocation, ...]]] = {name: {} for name in tensors}
+    stored: dict[str, dict[int, _StoredSlice]] = {name: {} for name in tensors}
+    unknown: list[tuple[str, str, int, _StoredSlice]] = []
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
-            if name not in stored:
-                raise ValueError("not in state_dict_metadata")
-            stored[name][number] = _parse_locations(entries)
+            here = _parse_stored_slice(entries)
         except ValueError as error:
             errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
+            continue
+        if name in stored:
+            stored[name][number] = here
+        else:
+            unknown.append((key, name, number, here))
+    escaped_twice: dict[str, None] = {}
+    meant_by = _find_escaped_names(stored) if unknown else {}
+    for key, name, number, here in unknown:
+        meant = meant_by.get(name, ())
+        if len(meant) == 1 and number not in stored[meant[0]]:
+            stored[meant[0]][number] = here
+            escaped_twice[meant[0]] = None
+        else:
+            reason = f"storage_data: {key}: not in state_dict_metadata"
+            errors.append(FormatError(path, None, reason))
+    if escaped_twice:
+        text = f"{count(len(escaped_twice), 'name')} escaped twice in storage_data"
+        facts = shorten(escaped_twice, 3)
+        diagnostics.add(Diagnostic("corrected", text, facts=facts, where=path))
     parameters = {}
     for name, entry in tensors.items():
         try:
@@ -559,6 +579,24 @@ def parse_key(key: str) -> tuple[str, int]:
     return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
 
 
+def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    r"""Return the names by the text that MindFormers 2.1 may take for them.
+
+    It takes a name from a key as it is spelled there, without quotes and blanks at its ends.
+
+    Examples
+    --------
+    >>> _find_escaped_names(["back\\slash"])
+    {'back\\\\slash': ('back\\slash',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        spelled = repr(name)[1:-1]
+        for text in dict.fromkeys((spelled, spelled.strip("'\" "))):
+            found[text] = (*found.get(text, ()), name)
+    return found
+
+
 def _unescape(match: re.Match[str]) -> str:
     """Return the character that an escape sequence stands for."""
     digits = match[1] or match[2] or match[3]
@@ -567,11 +605,19 @@ def _unescape(match: re.Match[str]) -> str:
     return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
-def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
-    """Return the locations of one slice; raise ValueError."""
+class _StoredSlice(NamedTuple):
+    """The locations of one slice, and the ranks that have it by ``rank_group``; None without it."""
+
+    locations: tuple[_StorageLocation, ...]
+    group: frozenset[int] | None
+
+
+def _parse_stored_slice(entries: object) -> _StoredSlice:
+    """Return what ``storage_data`` says of one slice; raise ValueError."""
     if not isinstance(entries, list):
         raise ValueError("not a list")
     locations = []
+    group: frozenset[int] | None = None
     for entry in entries:
         file, rank = _require(entry, "file_name"), _require(entry, "storage_rank")
         if not isinstance(file, str) or BARE_NAME.fullmatch(file) is None:
@@ -579,12 +625,12 @@ def _parse_locations(entries: object) -> tuple[_StorageLocation, ...]:
         if type(rank) is not int or not 0 <= rank < MAX_RANKS:
             raise ValueError(f"storage_rank {short(rank)} is not a rank below {MAX_RANKS}")
         locations.append(_StorageLocation(file, rank))
-    return tuple(locations)
+        if entry.get("rank_group") is not None:
+            group = (group or frozenset()).union(_parse_sizes(entry, "rank_group"))
+    return _StoredSlice(tuple(locations), group)
 
 
-def _parse_parameter(
-    name: str, entry: object, stored: Mapping[int, tuple[_StorageLocation, ...]]
-) -> _Parameter:
+def _parse_parameter(name: str, entry: object, slices: Mapping[int, _StoredSlice]) -> _Parameter:
     """Return one tensor; raise ValueError if its entry is wrong."""
     shape = _parse_sizes(entry, "global_shape")
     counts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
@@ -602,12 +648,49 @@ def _parse_parameter(
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
         raise ValueError(f"chunk: expected the slices 0 to {total - 1}; wrong or missing: {wrong}")
-    beyond = [number for number in stored if number >= total]
+    beyond = [number for number in slices if number >= total]
     if beyond:
         raise ValueError(f"storage_data: slice {beyond[0]}, expected 0 to {total - 1}")
     layout = entry.get("layout") if isinstance(entry, dict) else None
     number_of = None if layout is None else _parse_layout(layout, counts)
-    return _Parameter(TensorMeta(name, dtype.name, shape), counts, number_of, stored)
+    listed = {number: here.locations for number, here in slices.items()}
+    stored: Mapping[int, tuple[_StorageLocation, ...]] = listed
+    misgrouped: tuple[int, ...] = ()
+    if number_of is not None and total > 1:
+        if _is_block(tuple(number_of)):
+            groups = {number: here.group for number, here in slices.items()}
+            misgrouped = tuple(
+                rank
+                for rank, number in number_of.items()
+                if (group := groups.get(number)) is not None and rank not in group
+            )
+        else:
+            stored = _place_by_layout(listed, number_of)
+    meta = TensorMeta(name, dtype.name, shape)
+    return _Parameter(meta, counts, number_of, listed, stored, misgrouped)
+
+
+def _is_block(ranks: Sequence[int]) -> bool:
+    """Return whether ranks are consecutive and begin at a multiple of their number.
+
+    Examples
+    --------
+    >>> _is_block([4, 5, 6, 7]), _is_block([2, 3, 4, 5]), _is_block([0, 3])
+    (True, False, False)
+    """
+    first = ranks[0] // len(ranks)
+    return [divmod(rank, len(ranks)) for rank in ranks] == [(first, n) for n in range(len(ranks))]
+
+
+def _place_by_layout(
+    listed: Mapping[int, Sequence[_StorageLocation]], number_of: Mapping[int, int]
+) -> dict[int, tuple[_StorageLocation, ...]]:
+    """Return the locations of the ranks of a layout, by the slice that it gives them."""
+    stored: dict[int, tuple[_StorageLocation, ...]] = {}
+    for location in chain.from_iterable(listed.values()):
+        if (number := number_of.get(location.rank)) is not None:
+            stored[number] = (*stored.get(number, ()), location)
+    return stored
 
 
 def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
@@ -754,11 +837,15 @@ class _Placement:
     ----------
     tensors
         Parameters whose slices were all found.
-    absent
+    unlocated
         Names of parameters without a location.
+    unsaved_gradients, unsaved_states
+        Names of accumulated gradients, and of optimizer state, that were not saved.
+    copies
+        Names of parameters to the ranks of stages that do not own and did not save them.
     faults
         Problems of files.
-    elsewhere
+    in_other_file
         Names of parameters in the other file of the same rank.
     problems
         All problems, one sentence each.
@@ -766,6 +853,9 @@ class _Placement:
 
     tensors: dict[str, Source] = field(default_factory=dict)
     unlocated: list[str] = field(default_factory=list)
+    unsaved_gradients: list[str] = field(default_factory=list)
+    unsaved_states: list[str] = field(default_factory=list)
+    copies: dict[str, set[int]] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     in_other_file: list[str] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
@@ -788,31 +878,91 @@ def _place_slices(
     """
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
+    lacks_optimizer = written.lacks_optimizer()
+    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
-        if not parameter.stored:
+        if not parameter.listed:
             placement.unlocated.append(name)
             continue
-        boxes: list[Box] = []
-        missing: list[Fault] = []
-        for number in range(math.prod(parameter.slice_counts)):
-            here, faults = _find_boxes(parameter, number, written)
-            boxes += here
-            if here:
-                placement.faults.add_harmless(faults)
-            else:
-                missing += faults
-        if missing:
-            placement.faults.add_missing(missing, name)
-            placement.problems += box_problems(parameter.meta, boxes)
-        else:
+        slices = [
+            _find_slice(parameter, number, written)
+            for number in range(math.prod(parameter.slice_counts))
+        ]
+        boxes = [box for one in slices for box in one.boxes]
+        if not boxes and lacks_optimizer and written.is_unsaved_state(parameter):
+            placement.unsaved_states.append(name)
+        elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
+            _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
+        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+            placement.unsaved_gradients.append(name)
+        else:
+            _add_missing(placement, parameter, slices, written)
+            placement.problems += box_problems(parameter.meta, boxes)
     placement.problems += placement.faults.problems()
     return placement
 
 
+def _note_faults(
+    placement: _Placement,
+    parameter: _Parameter,
+    slices: Iterable[_FoundSlice],
+    written: _WrittenFiles,
+    stage_ranks: int,
+) -> None:
+    """Record the locations of a complete parameter that do not hold it.
+
+    MindSpore leaves a parameter that stages share out of the files of stages that do not own it,
+    and metadata lists it there.  So a whole stage may lack it.
+    """
+    holding = {box.rank // stage_ranks for one in slices for box in one.boxes}
+    for one in slices:
+        placement.faults.add_harmless(one.faults)
+        for location in one.lacking:
+            if location.rank // stage_ranks in holding:
+                placement.faults.add_harmless([written.lacks(location)])
+            else:
+                placement.copies.setdefault(parameter.meta.name, set()).add(location.rank)
+
+
+def _add_missing(
+    placement: _Placement,
+    parameter: _Parameter,
+    slices: Iterable[_FoundSlice],
+    written: _WrittenFiles,
+) -> None:
+    """Record why slices of a parameter are missing."""
+    name = parameter.meta.name
+    for number, one in enumerate(slices):
+        faults = [*one.faults, *map(written.lacks, one.lacking)]
+        if one.boxes:
+            placement.faults.add_harmless(faults)
+        elif faults:
+            placement.faults.add_missing(faults, name)
+        elif parameter.is_renumbered:
+            placement.problems.append(_lost_slice(parameter, number))
+        else:
+            fault = Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices")
+            placement.faults.add_missing([fault], name)
+
+
+def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
+    """Return the problem of a slice that no rank of the layout stored."""
+    numbers = (parameter.number_of or {}).items()
+    owners = tuple(rank for rank, own in numbers if own == number)
+    storing = format_ranks(sorted({location.rank for location in parameter.locations}))
+    text = "ranks that hold a slice by the layout did not save it"
+    facts = f"elements {_region(parameter, number)} belong to {format_ranks(owners)}; {storing} "
+    facts += "saved the tensor, with wrong slice numbers"
+    hint = "`ckpttool help missing` explains"
+    tensor = parameter.meta.name
+    return Diagnostic("missing", text, hint, facts=facts, tensor=tensor, ranks=owners)
+
+
 def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
     """Add a parameter that is stored completely, or its problems."""
-    named = {location.file for locations in parameter.stored.values() for location in locations}
+    named = {location.file for location in parameter.locations}
     if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
         placement.in_other_file.append(parameter.meta.name)
     wrong = list(_layout_problems(parameter, boxes))
@@ -824,41 +974,47 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
 
 
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
-    """Yield a problem for each box that a rank cannot have by its layout."""
+    """Yield a problem for each rank that has another slice by the layout than by the storage."""
+    name, text = parameter.meta.name, f"{_METADATA} contradicts itself"
     number_of = parameter.number_of or {}
-    regions = {number: _region(parameter, number) for number in set(number_of.values())}
+    regions = {number: _region(parameter, number) for number in sorted({*number_of.values()})}
     for box in boxes:
         own = regions[number_of[box.rank]] if box.rank in number_of else box.region
         if own != box.region:
-            name, path = parameter.meta.name, box.tensor.file.path
-            text = f"{_METADATA} contradicts itself"
-            facts = f"rank {box.rank} ({path}): elements {box.region} by storage_data, "
-            facts += f"{own} by the layout"
+            facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
+            facts += f"storage_data, {own} by the layout"
             yield Diagnostic(
                 "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
+    for rank in parameter.misgrouped:
+        facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
+        facts += "and not in the rank_group of that slice"
+        yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
 
 
-def _find_boxes(
-    parameter: _Parameter, number: int, written: _WrittenFiles
-) -> tuple[list[Box], list[Fault]]:
-    """Return the stored boxes of a slice, and its faults."""
+class _FoundSlice(NamedTuple):
+    """What was found of a slice: its boxes, files that lack it, and files that cannot be read."""
+
+    boxes: list[Box]
+    lacking: list[_StorageLocation]
+    faults: list[Fault]
+
+
+def _find_slice(parameter: _Parameter, number: int, written: _WrittenFiles) -> _FoundSlice:
+    """Look for a slice at its locations."""
     region = _region(parameter, number)
-    boxes: list[Box] = []
-    faults: list[Fault] = []
+    found = _FoundSlice([], [], [])
     for location in parameter.stored.get(number, ()):
-        path = f"{written.folder}/{location.file}"
-        if location.file not in written.files:
-            faults.append(Fault(path, "file not found"))
+        tensor = written.find(parameter.meta.name, location)
+        if tensor is not None:
+            found.boxes.append(Box(region, location.rank, tensor))
+        elif location.file not in written.files:
+            found.faults.append(Fault(written.path(location), "file not found"))
         elif written.files[location.file] is None:
-            faults.append(Fault(path))
-        elif (tensor := written.find(parameter.meta.name, location)) is not None:
-            boxes.append(Box(region, location.rank, tensor))
+            found.faults.append(Fault(written.path(location)))
         else:
-            faults.append(Fault(path, f"lacks tensors that {_METADATA} lists"))
-    if not boxes and not faults:
-        faults.append(Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices"))
-    return boxes, faults
+            found.lacking.append(location)
+    return found
 
 
 def _region(parameter: _Parameter, number: int) -> Region:
@@ -883,26 +1039,53 @@ class _WrittenFiles(NamedTuple):
     files: FilesByName
     writers: Mapping[str, set[int]]
 
+    def path(self, location: _StorageLocation) -> str:
+        """Return the path of the file of a location."""
+        return f"{self.folder}/{location.file}"
+
+    def lacks(self, location: _StorageLocation) -> Fault:
+        """Return the fault of a file without a tensor that metadata lists in it."""
+        return Fault(self.path(location), f"lacks tensors that {_METADATA} lists")
+
     def find(self, name: str, location: _StorageLocation) -> StoredTensor | None:
         """Return the tensor in the file of a location, or in the other file of the same rank."""
-        file = self.files[location.file]
+        file = self.files.get(location.file)
         match = MINDFORMERS_FILE.fullmatch(location.file)
-        if file is not None and name not in file.tensors and match is not None:
+        is_damaged = file is None and location.file in self.files
+        if (file is None or name not in file.tensors) and match is not None and not is_damaged:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
             other = location.file[:start] + kind + location.file[stop:]
-            if int(match["number"]) == location.rank and self.writers[other] <= {location.rank}:
+            writers = self.writers.get(other, set())
+            if int(match["number"]) == location.rank and writers <= {location.rank}:
                 file = self.files.get(other)
         return None if file is None else file.tensors.get(name)
+
+    def lacks_optimizer(self) -> bool:
+        """Return whether all model files are there and no file of optimizer state is."""
+        matches = [match for file in self.files if (match := MINDFORMERS_FILE.fullmatch(file))]
+        are_models = {match["kind"] for match in matches} == {"model"}
+        return are_models and not any(_incomplete_sets(Path(self.folder), matches))
+
+    def is_unsaved_state(self, parameter: _Parameter) -> bool:
+        """Return whether metadata lists a tensor as optimizer state only, and no file has it."""
+        named = (MINDFORMERS_FILE.fullmatch(location.file) for location in parameter.locations)
+        return all(match is not None and match["kind"] == "opt" for match in named) and not any(
+            file is not None and parameter.meta.name in file.header for file in self.files.values()
+        )
+
+    def lacks_gradients(self) -> bool:
+        """Return whether no file has an accumulated gradient."""
+        headers = (file.header for file in self.files.values() if file is not None)
+        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
     """Return the ranks that wrote each file, according to metadata."""
     found: dict[str, set[int]] = defaultdict(set)
     for parameter in parameters.values():
-        for locations in parameter.stored.values():
-            for location in locations:
-                found[location.file].add(location.rank)
+        for location in parameter.locations:
+            found[location.file].add(location.rank)
     return found
 
 
@@ -914,7 +1097,7 @@ def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
     """
     most = 0
     for parameter in parameters.values():
-        locations = [one for replicas in parameter.stored.values() for one in replicas]
+        locations = parameter.locations
         match = MINDFORMERS_FILE.fullmatch(locations[0].file) if locations else None
         if len(set(locations)) > 1 or (
             match is not None and int(match["number"]) != locations[0].rank
@@ -958,5 +1141,5 @@ def _place_by_file_numbers(
                 *stored.get(number, ()),
                 *(_StorageLocation(file, rank) for file in found),
             )
-        placed[name] = replace(parameter, stored=stored)
+        placed[name] = replace(parameter, listed=stored, stored=stored)
     return placed

@@ -122,7 +122,8 @@ def read_names(found: Sequence[RankFile]) -> list[SaveName]:
         if times[item.name] < len(ranks) or len(ranks) == 1:  # all ranks' names are of none
             head = RANK_IN_NAME.sub(partial(_with_placeholder, item.rank), head)
         heads.append(head)
-    has_step = [step_of(item.name) is not None for item in found]
+    steps = [step_of(item.name) for item in found]
+    has_step = [step is not None for step in steps]
     places = _rank_places(found, heads, has_step)
     for i, item in enumerate(found):
         matches = () if _RANK in heads[i] else NUMBER.finditer(heads[i])
@@ -132,14 +133,14 @@ def read_names(found: Sequence[RankFile]) -> list[SaveName]:
                 break
     saved = {head for head, is_save in zip(heads, has_step, strict=True) if is_save}
     names = []
-    for item, head in zip(found, heads, strict=True):
-        step = step_of(item.name)
+    for item, head, step in zip(found, heads, steps, strict=True):
+        suffix = item.path.suffix
         counted = _COUNTER.search(head) if step is not None else None
         base = head if counted is None else head[: counted.start()]
         if counted is None or not (base.endswith(_RANK) or base in saved):
-            name = SaveName(head, None, step, Path(item.name).suffix)
+            name = SaveName(head, None, step, suffix)
         else:
-            name = SaveName(base, int(counted[1]), step, Path(item.name).suffix)
+            name = SaveName(base, int(counted[1]), step, suffix)
         names.append(name)
     is_single = len(found) == len({item.path.parent for item in found}) == len(ranks)
     if is_single and len({(name.step, name.suffix) for name in names}) == 1:
@@ -229,13 +230,18 @@ def _may_be_ranks(head: str, numbers: Iterable[int]) -> bool:
 
 def step_of(name: str) -> Step | None:
     """Return the step at the end of a file's name, or None."""
-    match = STEP_IN_NAME.search(Path(name).stem)
+    match = STEP_IN_NAME.search(_stem(name))
     return Step(int(match[1]), int(match[2]), bool(match[3])) if match else None
 
 
 def run_of(name: str) -> str:
     """Return the part of a name before the step, which differs between training runs."""
-    return STEP_IN_NAME.sub("", Path(name).stem)
+    return STEP_IN_NAME.sub("", _stem(name))
+
+
+def _stem(name: str) -> str:
+    """Return a name without its suffix; thousands of names make `Path` too slow."""
+    return name.rpartition(".")[0] or name
 
 
 def label_of(name: str) -> str | None:
@@ -244,12 +250,15 @@ def label_of(name: str) -> str | None:
     return None if step is None else step.label
 
 
-def matches_step(key: str, files: Mapping[int, Path], wanted: str) -> bool:
-    """Return whether ``--step wanted`` means these files, whose common name is ``key``."""
-    step = step_of(key)
-    requested = step_of("-" + wanted)
-    if requested is not None and STEP_IN_NAME.fullmatch("-" + wanted):
-        return step == requested
-    if NUMBER.fullmatch(wanted) and step is not None:
-        return int(wanted) in (step.epoch, step.step)
-    return any(wanted in (path.name, path.stem) for path in files.values())
+def is_step(step: Step | None, wanted: str) -> bool:
+    """Return whether a text means a step: as in names (``10_2``), or by one of its numbers.
+
+    Examples
+    --------
+    >>> step = Step(10, 2, False)
+    >>> is_step(step, "10_2"), is_step(step, "2"), is_step(step, "10_20")
+    (True, True, False)
+    """
+    if step is None or STEP_IN_NAME.fullmatch("-" + wanted):
+        return step is not None and step_of("-" + wanted) == step
+    return NUMBER.fullmatch(wanted) is not None and int(wanted) in (step.epoch, step.step)

@@ -5,6 +5,11 @@ names the file of every box.  If the ranks saved without communicating, each has
 its own, ``.rank3_metadata`` or, later, ``3.metadata``.  Objects that are not tensors lie in
 ``*.bytes``, layouts perhaps in ``*.layout``; neither is read.
 
+The trainer has a folder ``global_step_12`` for every save, and ``latest_checkpoint_iteration.txt``
+beside them with the number of the last complete one.  Metadata is written last, so a folder
+without it was not finished.  To resume, the trainer takes the save that the file names.  Without
+the file, or if that save is not complete, it takes the newest complete one.
+
 Bytes of a metadata file
 ------------------------
 A pickle of protocol 2 to 5 of one object, with these classes of
@@ -36,7 +41,8 @@ Limits: 200 MB a file; 5,000,000 chunks; 32 axes.
 Source
 ------
 hyper-parallel ``hyper_parallel/core/checkpoint/``, revision fdd0a80 of 2026-03 (run with MindSpore
-2.10 and torch 2.13), and ``core/distributed_checkpoint/`` of later in 2026 (read, not run).
+2.10 and torch 2.13), and ``core/distributed_checkpoint/`` of later in 2026 (read, not run).  Its
+issue 646 describes the folders of the trainer.
 """
 
 from __future__ import annotations
@@ -60,7 +66,15 @@ from ckpttool.discovery.checkpoint2 import (
     read_existing_files,
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
-from ckpttool.errors import CkptToolError, FormatError, PlanError, UnsupportedError, raise_all
+from ckpttool.discovery.numbered_saves import NumberedSaves
+from ckpttool.errors import (
+    CkptToolError,
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    raise_all,
+)
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -92,6 +106,9 @@ MAX_CHUNKS = 5_000_000  # of all tensors together
 MAX_AXES = 32
 _VERSIONS = ("1.0", "2.0")
 
+_STEPS = NumberedSaves(
+    "step", re.compile(r"global_step_(\d{1,18})"), "latest_checkpoint_iteration.txt"
+)
 _TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
 _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
@@ -134,11 +151,108 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     return SelfDescribedCatalog(
         src,
         folder.by_rank(tensors),
+        step=None if (number := _STEPS.number(Path(src))) is None else str(number),
         damaged=dict(enumerate(errors)),
         diagnostics=tuple(diagnostics),
         documents=documents,
         description=description,
     )
+
+
+def choose_step_folder(
+    root: Path, wanted: str | None, diagnostics: Diagnostics
+) -> tuple[Path, str | None]:
+    """Return the folder of one step below ``root``, and what is left of ``--step``.
+
+    Any other folder than the root or a step of the trainer is returned as it is.
+
+    Parameters
+    ----------
+    root
+        A folder.
+    wanted
+        The step to read, as a number or a folder's name; by default the last complete one.
+    diagnostics
+        Gets a note on the choice, and on steps that were not finished.
+
+    Raises
+    ------
+    UnfinishedError
+        No step is complete.
+    PlanError
+        The requested step does not exist.
+    """
+    if _STEPS.number(root) is not None and _is_save(root):
+        _STEPS.require_wanted(root, wanted)
+        return root, None
+    folders = _STEPS.find_folders(root)
+    if not any(map(_is_save, folders)):
+        return root, wanted
+    complete = {path: number for path, number in folders.items() if _is_complete(path)}
+    unfinished = [path for path in folders if path not in complete]
+    others = []
+    if wanted is None:
+        if not complete:
+            text = "no step was finished"
+            facts = f"without .metadata: {shorten((path.name for path in unfinished), 3)}"
+            raise UnfinishedError([Diagnostic("unfinished", text, facts=facts, where=str(root))])
+        last, named = max(complete.values()), _read_named_step(root, diagnostics)
+        if named is not None and named in complete.values():
+            last = named
+        elif named is not None:
+            others.append(f"{_STEPS.tracker} names {named}, which is not complete")
+        newer = sorted(number for number in complete.values() if number > last)
+        if newer:
+            others.append(f"newer than {_STEPS.tracker} says: {shorten(map(str, newer), 3)}")
+        wanted = str(last)
+    chosen = _STEPS.choose(root, folders, wanted, complete)
+    _STEPS.note_choice(folders, folders[chosen], unfinished, diagnostics, others)
+    return chosen, None
+
+
+def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:
+    """Return the step that the trainer recorded as the last one; None without a number."""
+    try:
+        return _STEPS.read_tracker(root)
+    except FormatError as error:
+        text = "cannot be read: ignored, as the trainer does"
+        diagnostics.add(Diagnostic("skipped", text, facts=error.reason, where=error.path))
+        return None
+
+
+def find_unfinished(folder: Path) -> Diagnostic | None:
+    """Return the diagnostic of a save without metadata; None if it is complete, or no save."""
+    files = _tensor_files(folder)
+    if not files or _is_complete(folder):
+        return None
+    real_path = folder.absolute()
+    above = folder.parent if folder.name == real_path.name else real_path.parent
+    complete = {path: n for path, n in _STEPS.find_folders(above).items() if _is_complete(path)}
+    is_step = _STEPS.number(folder) is not None and bool(complete)
+    hint = "-s STRATEGY --pattern '_rank{rank}_.safetensors', if all files are there"
+    return Diagnostic(
+        "unfinished",
+        "a save that did not finish: no .metadata, which is written last",
+        f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
+        facts=f"{count(len(files), 'file')} of tensors, which may be missing or cut short",
+        path=str(folder),
+        where=str(folder),
+    )
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """Return the files of tensors in a folder."""
+    return [path for path in list_folder(folder) if _TENSOR_FILE.fullmatch(path.name)]
+
+
+def _is_save(folder: Path) -> bool:
+    """Return whether a folder holds a save, finished or not."""
+    return _is_complete(folder) or bool(_tensor_files(folder))
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether a folder has metadata."""
+    return bool(_metadata_files(folder, Diagnostics()))
 
 
 def _metadata_files(folder: Path, diagnostics: Diagnostics) -> list[Path]:

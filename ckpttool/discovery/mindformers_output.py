@@ -15,7 +15,8 @@
 The three folders of checkpoints hold different things and are never mixed: ``checkpoint`` is read
 if it exists, another if it is the only one.  The strategies of single ranks are read if every rank
 has one; a merged file only stands in for missing ones.  Strategies of other names, and those of a
-conversion, may be of any checkpoint and are read only on request.
+conversion, may be of any checkpoint and are read only on request.  `find_strategies` looks for them
+beside all rank folders.
 
 Source
 ------
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
@@ -37,7 +38,11 @@ from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.wording import shorten
-from ckpttool.strategy_files.reader import FOLDER_SUFFIXES, STRATEGY_OF_RANK, is_merged_name
+from ckpttool.strategy_files.folders import (
+    STRATEGY_FOLDER,
+    find_strategy_files,
+    is_merged_name,
+)
 
 CHECKPOINT_FOLDERS: Mapping[str, str] = {
     "checkpoint": "all that was saved",
@@ -99,56 +104,51 @@ def is_run_output(root: Path) -> bool:
     return is_folder(root / "strategy") or any(find_paths(root, "checkpoint*/rank_*/meta.json"))
 
 
-def find_strategies(
-    folder: Path, ranks: Collection[int], diagnostics: Diagnostics
-) -> tuple[str, ...]:
-    """Return the strategy files of a MindFormers run whose rank folders are in ``folder``.
+def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
+    """Return the strategy files that lie with the rank folders in ``folder``.
+
+    They are in ``strategy``, beside the rank folders or beside the folder of a MindFormers run that
+    contains these, or in the rank folders themselves.
 
     Parameters
     ----------
     folder
         The folder that `find_checkpoint` returns.
-    ranks
-        The ranks that were found there.
     diagnostics
         Gets a note on strategies that may belong to the checkpoint and are not read.
 
     Returns
     -------
     tuple of str
-        Paths for `ckpttool.strategy_files.reader.read_strategy`; empty if ``folder`` is not in such
-        an output, or the output has no strategy.
+        Paths for `ckpttool.strategy_files.reader.read_strategy`: files whose names or folders say
+        that they are of ranks, and merged ones.
     """
     real_path = Path(os.path.abspath(folder))  # noqa: PTH100 (resolve() would follow links)
-    if real_path.name not in CHECKPOINT_FOLDERS:
-        return ()
-    output = folder.parent if folder.name == real_path.name else real_path.parent
-    single: dict[Path, int] = {}
-    merged: list[Path] = []
-    others: list[Path] = []
-    for path in _list_strategies(output / "strategy"):
-        match = STRATEGY_OF_RANK.fullmatch(path.name)
-        if is_merged_name(path.name):
-            merged.append(path)
-        elif match is not None:
-            single[path] = int(match[1])
-        else:
-            others.append(path)
-    if set(ranks) <= set(single.values()):
-        merged = []
-    taken = (*merged[:1], *single)  # the other merged ones say the same, or worse
-    others += _list_strategies(output / _CONVERSION)
-    if others and not taken:
-        text = f"{shorten(map(str, others), 1)}: perhaps of another checkpoint, so ignored"
-        diagnostics.add(Diagnostic("strategy_file", text, f"-s {others[0]}"))
-    return tuple(map(str, taken))
-
-
-def _list_strategies(folder: Path) -> list[Path]:
-    """Return the strategy files in a folder; none if it is absent."""
-    if not is_folder(folder):
-        return []
-    return [p for p in list_folder(folder) if p.suffix in FOLDER_SUFFIXES and is_file(p)]
+    places = [folder / STRATEGY_FOLDER, folder]
+    if real_path.name in CHECKPOINT_FOLDERS:
+        output = folder.parent if folder.name == real_path.name else real_path.parent
+        places += [output / STRATEGY_FOLDER, output / _CONVERSION]
+    notes = []
+    for place in filter(is_folder, places):
+        found = find_strategy_files(place)
+        is_of_checkpoint = place.name == STRATEGY_FOLDER or place == folder
+        taken = [p for p in found.files if p in found.of_ranks or is_merged_name(p.name)]
+        if place == folder and any(path.parent == folder for path in taken):
+            continue  # these are given as a checkpoint
+        if taken and is_of_checkpoint:
+            return tuple(map(str, taken))
+        if found.choices:
+            text = f"strategies in {len(found.choices)} folders of {place}, so none is read"
+            facts = shorten((choice.name for choice in found.choices), 3)
+            notes.append((text, facts, found.choices[0]))
+        elif found.files:
+            text = f"{shorten(map(str, found.files), 1)}: perhaps of another checkpoint, so ignored"
+            notes.append((text, "", found.files[0]))
+    for text, facts, path in notes[:1]:
+        diagnostics.add(
+            Diagnostic("strategy_file", text, f"-s {path}", facts=facts, path=str(path))
+        )
+    return ()
 
 
 def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:

@@ -25,7 +25,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -49,7 +49,8 @@ from ckpttool.discovery.leftovers import (
     note_leftovers,
     note_skipped,
 )
-from ckpttool.discovery.steps import choose_step
+from ckpttool.discovery.saves import read_saved_files
+from ckpttool.discovery.steps import choose_save
 from ckpttool.errors import (
     FormatError,
     PlanError,
@@ -65,11 +66,15 @@ from ckpttool.formats.local import (
     is_file,
     is_folder,
     list_folder,
+    read_file,
     unreadable,
 )
-from ckpttool.formats.weight_index import is_index_name
+from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name
+from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
@@ -78,6 +83,7 @@ _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
+_SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
 _MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
 _MAX_FILES = 10_000  # that are considered to suggest a pattern
 
@@ -99,7 +105,6 @@ def list_rank_files(
     found = []
     places: dict[str, Path] = {}
     indexed = []
-    strategies: list[str] = []
     ambiguous_files: list[str] = []
     for rank, folder in sorted(folders.items()):
         try:
@@ -111,7 +116,6 @@ def list_rank_files(
             continue
         if folders[rank] != folder:
             places.setdefault(_place(folders[rank].relative_to(folder), rank), folders[rank])
-            strategies += [str(path.relative_to(root)) for path in checkpoint_files(folder)]
         if not inside:
             empty_ranks[rank] = None
             ambiguous_files += _files_of_other_ranks(folder, rank)
@@ -147,14 +151,13 @@ def list_rank_files(
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
         problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+    if (misplaced := _misplaced_files(root, found, folders)) is not None:
+        problems.append(misplaced)
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
-    if strategies:
-        text = f"{count(len(strategies), 'strategy file')} among the ranks: ignored"
-        facts = shorten(strategies, 3)
-        diagnostics.add(Diagnostic("skipped", text, "-s FILE", facts=facts, where=str(root)))
-    return found
+    strategies = {*select_strategies([one.path for one in found])}
+    return [one for one in found if one.path not in strategies] or found
 
 
 def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
@@ -428,7 +431,7 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
             for rank, path in files
             if (match := RANK_IN_NAME.search(path.name)) is not None
         )
-        if is_agreed and not all(_is_strategy(path) for _, path in files):
+        if is_agreed and not all(is_strategy(path) for _, path in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
 
@@ -447,7 +450,7 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     inside = (
         [p for p in names if format_of_suffix(p.name) is None and is_folder(p)] if depth else []
     )
-    if not inside or not all(map(_is_strategy, files)):
+    if not inside or not all(map(is_strategy, files)):
         return folder, files
     named = [
         (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(inside)
@@ -480,7 +483,7 @@ def _other_homes(
         if RANK_FOLDER.fullmatch(path.name) or EMERGENCY.fullmatch(path.name):
             continue
         home, files = _find_files(path, rank, depth) if is_folder(path) else (path, [])
-        if not all(map(_is_strategy, files)):
+        if not all(map(is_strategy, files)):
             yield home, files
 
 
@@ -492,10 +495,24 @@ def _place(inside: Path, rank: int) -> str:
     )
 
 
-def _is_strategy(path: Path) -> bool:
-    """Return whether a file is a strategy, by its content."""
-    kind = identify_foreign(str(path))
-    return kind is not None and kind.kind == "strategy"
+def _misplaced_files(
+    root: Path, found: Iterable[RankFile], folders: Mapping[int, Path]
+) -> Diagnostic | None:
+    """Return the problem of files in the folder of another rank than their names say, or None.
+
+    Names say the rank only if most of them say that of their folder.
+    """
+    named = [(one, int(m[1])) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
+    misplaced = [(one.path, rank) for one, rank in named if rank != one.rank]
+    if not 0 < len(misplaced) < len(named) - len(misplaced):
+        return None
+    path, rank = misplaced[0]
+    hint = f"move {'them' if misplaced[1:] else 'it'} away; `ckpttool help source` explains"
+    if rank in folders and not exists(folders[rank] / path.name) and not misplaced[1:]:
+        hint = f"mv {shlex.quote(str(path))} {shlex.quote(str(folders[rank]))}/"
+    text = f"{count(len(misplaced), 'file')} in the folder of another rank than the name says"
+    facts = shorten((str(path.relative_to(root)) for path, _ in misplaced), 3)
+    return Diagnostic("source", text, hint, facts=facts, where=str(root))
 
 
 # --------------------------------------------------------------------- folders without rank folders
@@ -538,7 +555,7 @@ def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
     """Return the files whose names differ in a number that may be the rank's."""
     ranks = ranks_in_names(path.name for path in files)
     found = [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
-    return [] if all(_is_strategy(item.path) for item in found) else found
+    return [] if all(is_strategy(item.path) for item in found) else found
 
 
 def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:
@@ -557,18 +574,54 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
         hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
-    if files and all(map(_is_strategy, files)):
+    if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
         facts = shorten((path.name for path in files), 3)
         return problem("strategy files, not a checkpoint", hint, facts)
     if len(files) == 1:
         return problem("no ranks in it, but one file", f"{files[0]} as SRC")
+    if models := _find_merged(root):
+        text = "not a checkpoint, but a folder that holds one"
+        if len(models) > 1:
+            text = f"not a checkpoint, but a folder of {len(models)} merged checkpoints"
+        facts = shorten((str(path.relative_to(root)) for path in models), 3)
+        return problem(text, f"{shlex.quote(str(models[0]))} as SRC", facts)
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if suggested := _suggest(root):
         return problem(text, suggested[1], suggested[0])
     inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     return problem(text, hint, f"it holds {shorten(inside, 3)}" if inside else "it is empty")
+
+
+def _find_merged(root: Path) -> list[Path]:
+    """Return the folders below a folder that hold a merged checkpoint.
+
+    Such a folder has an index or a ``model.safetensors``, or is a revision in a cache of Hugging
+    Face: ``snapshots/REVISION``, whose files are links to ``blobs``.  The revision that
+    ``refs/main`` names is the first.  The result is empty if other folders have files, too.
+    """
+    files = list(islice(_files_below(root, _MAX_DEPTH, is_any=True), _MAX_FILES))
+    found = {
+        path.parent
+        for path in files
+        if path.parent != root
+        and (
+            path.name == SINGLE_FILE
+            or is_index_name(path.name)
+            or (path.parent.parent.name == _SNAPSHOTS and format_of_suffix(path.name) is not None)
+        )
+    }
+    if any(path.parent not in found and format_of_suffix(path.name) is not None for path in files):
+        return []
+    return sorted(found, key=lambda folder: (not _is_main_revision(folder), folder))
+
+
+def _is_main_revision(folder: Path) -> bool:
+    """Return whether ``refs/main`` of a cache of Hugging Face names a folder."""
+    main = folder.parent.parent / "refs" / "main"
+    is_snapshot = folder.parent.name == _SNAPSHOTS and is_file(main)
+    return is_snapshot and read_file(main).strip() == os.fsencode(folder.name)
 
 
 def _refuse_unfinished(root: Path) -> None:
@@ -696,8 +749,8 @@ def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
             yield pattern, str(files[0])
 
 
-def _files_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the checkpoint files at most ``depth`` folders below a folder."""
+def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
+    """Yield the checkpoint files, or all, at most ``depth`` folders below a folder."""
     try:
         inside = list_folder(folder)
     except OSError:
@@ -705,8 +758,8 @@ def _files_below(folder: Path, depth: int) -> Iterator[Path]:
     for path in inside:
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
-                yield from _files_below(path, depth - 1)
-        elif format_of_suffix(path.name) is not None and is_file(path):
+                yield from _files_below(path, depth - 1, is_any)
+        elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
             yield path
 
 
@@ -748,9 +801,42 @@ def _finds_ranks(root: Path, pattern: str) -> bool:
     """Return whether a pattern finds the files of ranks, one for each rank and step."""
     try:
         found = list(_match_pattern(root, Path(pattern).parts, None, {}))
-        choose_step(str(root), drop_backups(found, Diagnostics()), None, Diagnostics())
+        files = drop_backups(found, Diagnostics())
+        choose_save(read_saved_files(str(root), files, Diagnostics()), None, Diagnostics())
     except StepError:
         return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):
         return False
     return bool(found)
+
+
+def find_manifests(catalog: Catalog) -> list[Path]:
+    """Return the manifests of folders and of single files that may list the scanned files."""
+    paths = [Path(path) for path in list_paths(catalog)]
+    of_files = (path.with_name(f"{path.name}.{MANIFEST}") for path in paths)
+    candidates = dict.fromkeys((*_folder_manifests(catalog), *of_files))
+    return [path for path in candidates if is_file(path)]
+
+
+def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
+    """Yield the manifest paths of the scanned folder, and of the folders above the files."""
+    if is_folder(catalog.root):
+        yield Path(catalog.root, MANIFEST)
+    for folder in dict.fromkeys(Path(path).parent for path in list_paths(catalog)):
+        is_of_rank = RANK_FOLDER.fullmatch(folder.absolute().name)
+        if is_single_file(catalog) or not is_of_rank:
+            yield folder / MANIFEST
+        if is_of_rank:
+            yield (folder if folder.name else folder.absolute()).parent / MANIFEST
+
+
+def is_single_file(catalog: Catalog) -> bool:
+    """Return whether the catalog is that of one file, not of a folder or an index."""
+    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    return is_merged and not is_folder(catalog.root)
+
+
+def list_paths(catalog: Catalog) -> list[str]:
+    """Return the paths of all scanned files, also of damaged ones."""
+    paths = [path for file in catalog.files.values() for path in file.paths]
+    return paths + [error.path for error in catalog.damaged.values()]

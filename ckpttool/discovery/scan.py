@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
-from ckpttool.discovery.file_names import RANK_IN_NAME, label_of, matches_step
-from ckpttool.discovery.hyper_parallel import scan_hyper_parallel
+from ckpttool.discovery.file_names import RANK_IN_NAME, RankFile, is_step, label_of, step_of
+from ckpttool.discovery.hyper_parallel import (
+    choose_step_folder,
+    find_unfinished,
+    scan_hyper_parallel,
+)
 from ckpttool.discovery.leftovers import (
     describe_unfinished_save,
     drop_backups,
@@ -27,8 +33,10 @@ from ckpttool.discovery.rank_folders import (
     note_rank_folders,
     sibling_rank_folders,
 )
+from ckpttool.discovery.runs import drop_unfit_runs, parameters_of
+from ckpttool.discovery.saves import SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
-from ckpttool.discovery.steps import choose_step
+from ckpttool.discovery.steps import Chosen, choose_save
 from ckpttool.errors import (
     ForeignError,
     FormatError,
@@ -43,9 +51,11 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
@@ -68,6 +78,7 @@ class SourceOptions:
     step
         The step to read, as in the names (``10_1``), or a file name without its suffix.  The
         default is the newest that every rank has; steps are compared as numbers.
+        ``RANKS:NAME/RANKS:NAME`` gives ranks files of several names.
     key
         The key of encrypted files, as given to MindSpore (``enc_key``).
 
@@ -85,6 +96,7 @@ class SourceOptions:
 def scan(
     src: str,
     options: SourceOptions = SourceOptions(),
+    strategy: Strategy | None = None,
     *,
     command: Command = "convert",
     on_progress: OnScan = lambda done, total: None,
@@ -99,10 +111,13 @@ def scan(
         files.
     options
         Which files of the folder are read, and the key of encrypted ones.
+    strategy
+        The strategy of the checkpoint, if it is known.  Then only its ranks count when a step is
+        chosen, and files that do not fit it are of other runs.
     command
         What the catalog is for.  ``"inspect"`` and ``"verify"`` get one whose files contradict each
-        other, with the errors in ``Catalog.diagnostics``.  ``"verify"`` also gets one of a single
-        damaged file, or of ranks without a common step.
+        other, with the errors in ``Catalog.diagnostics``, or one of ranks without a common step.
+        ``"verify"`` also gets one of a single damaged file.
     on_progress
         Called with the number of rank files whose headers were read, and with their total.
 
@@ -117,21 +132,99 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
+    found = find(src, options, command=command)
+    if isinstance(found, Catalog):
+        return found
+    return read_ranks(found, strategy, command=command, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """The files of ranks, by their names; which of them are read depends on the strategy.
+
+    Attributes
+    ----------
+    root
+        The folder of the ranks.
+    step, key
+        The requested step, and the key of encrypted files.
+    saved
+        The files of every step.
+    empty_ranks
+        Ranks whose folder has no file, with the error if it cannot be read.
+    strategy_files
+        The default strategy files: those in the output folder of the same MindFormers run.
+    diagnostics
+        What was found beside the files.
+    """
+
+    root: str
+    step: str | None
+    key: Secret | None
+    saved: SavedFiles
+    empty_ranks: EmptyRanks
+    strategy_files: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def find(
+    src: str, options: SourceOptions = SourceOptions(), *, command: Command = "convert"
+) -> Catalog | RankFiles:
+    """Return the files of ranks, or the catalog of any other checkpoint.
+
+    The parameters and errors are those of `scan`.
+    """
     try:
-        catalog = _scan(src, options, on_progress)
-    except (StepError, FormatError) as error:
+        found = _find(src, options)
+    except FormatError as error:
         if command != "verify":
             raise
-        if isinstance(error, FormatError):
-            return MergedCatalog(src, {}, damaged={0: error})
-        return RankCatalog(src, {}, diagnostics=diagnose(error))
+        return MergedCatalog(src, {}, damaged={0: error})
+    return _checked(found, command) if isinstance(found, Catalog) else found
+
+
+def read_ranks(
+    found: RankFiles,
+    strategy: Strategy | None = None,
+    *,
+    command: Command = "convert",
+    on_progress: OnScan = lambda done, total: None,
+) -> Catalog:
+    """Choose one save of the ranks, and return the catalog of its files.
+
+    The parameters and errors are those of `scan`.
+    """
+    diagnostics = Diagnostics()
+    diagnostics.add(*found.diagnostics)
+    try:
+        chosen, counted = _choose(found, strategy, diagnostics)
+    except StepError as error:
+        explained = [*diagnose(error), *explain_missing_files(diagnostics)]
+        if command not in ("inspect", "verify"):
+            raise StepError(explained) from error
+        return RankCatalog(
+            found.root,
+            {},
+            diagnostics=tuple(explained),
+            strategy_files=found.strategy_files,
+            names_of=_names_of(found.saved),
+        )
+    catalog = _read_chosen(found, strategy, chosen, counted, diagnostics, on_progress)
+    return _checked(catalog, command)
+
+
+def _checked(catalog: Catalog, command: Command) -> Catalog:
+    """Return a catalog with notes on its types.
+
+    What is an error even for ``inspect`` is raised, unless the command shows it itself.
+    """
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
-    return catalog
+    return replace(catalog, diagnostics=(*catalog.diagnostics, *_foreign_types(catalog)))
 
 
-def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
-    """Return the catalog, with what is wrong with its files in ``Catalog.diagnostics``."""
+def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
+    """Return what a path is, with what is wrong with it in its diagnostics."""
     if (problem := url_problem(src)) is not None:
         raise PlanError([Diagnostic("source", *problem, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
@@ -143,43 +236,133 @@ def _scan(src: str, options: SourceOptions, on_progress: OnScan) -> Catalog:
         return _scan_file(root, key, step)
     diagnostics = Diagnostics()
     empty_ranks: EmptyRanks = {}
-    if pattern is None:
-        root = find_checkpoint(root, diagnostics)
-        described = _scan_self_described(root, step, key, diagnostics)
-        if described is not None:
-            return described
     try:
-        chosen, label = _choose_files(root, pattern, step, diagnostics, empty_ranks)
+        if pattern is None:
+            root = find_checkpoint(root, diagnostics)
+            root, step = choose_step_folder(root, step, diagnostics)
+            described = _scan_self_described(root, step, key, diagnostics)
+            if described is not None:
+                return described
+            if (unfinished := find_unfinished(root)) is not None:
+                diagnostics.add(unfinished)
+        files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
         diagnostics.add(*diagnose(error), *describe_record(root))
         return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
-    indexes = read_indexes((str(chosen[rank]) for rank in sorted(chosen)), key, on_progress)
-    found_in = dict(zip(sorted(chosen), indexes, strict=True))
+    if step is None:
+        files = drop_backups(files, diagnostics)
+    saved = read_saved_files(str(root), files, diagnostics)
+    strategy_files = find_strategies(root, diagnostics)
+    return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
+
+
+def _list_files(
+    root: Path, pattern: str | None, diagnostics: Diagnostics, empty_ranks: EmptyRanks
+) -> list[RankFile]:
+    """Return the files of ranks, of every step; ``empty_ranks`` gets the ranks without a file."""
+    if pattern is None:
+        return list_rank_files(root, diagnostics, empty_ranks)
+    files = list_by_pattern(root, pattern, empty_ranks)
+    raise_all(error for item in files for error in _refusals(item.path))
+    return files
+
+
+def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:
+    """Return the names of files by the ranks that have them, numbers of ranks apart."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for file in saved.files:
+        names[file.rank].append(file.name.key)
+    ranks_with: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank in sorted(names):
+        ranks_with[tuple(names[rank])].append(rank)
+    return {tuple(ranks): of_ranks for of_ranks, ranks in ranks_with.items()}
+
+
+def _choose(
+    found: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
+) -> tuple[Chosen, Collection[int] | None]:
+    """Return the files of one save, and the ranks that count; None for all.
+
+    With a strategy for fewer ranks, the others are left out if they hold no parameter of their own
+    and have only older steps of these names, or nothing of a step that was requested.
+    """
+    saved, wanted = found.saved, found.step
+    if strategy is None:
+        return choose_save(saved, wanted, diagnostics), None
+    saved = replace(drop_unfit_runs(saved, strategy, found.key), covers=strategy.is_covered_by)
+    others = [rank for rank in saved.ranks if rank not in strategy.ranks]
+    if not others or len(others) == len(saved.ranks):
+        return choose_save(saved, wanted, diagnostics), None
+    counted = saved.limited_to(strategy.ranks)
+    chosen = choose_save(counted, wanted, diagnostics)
+    of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
+    runs = {(file.rank, file.run) for file in of_chosen}
+    save = of_chosen[0].save
+    of_others = saved.limited_to(others).files
+    alike = [file.save.order for file in of_others if file.series == of_chosen[0].series]
+    have_step = save.step is None or save.order in alike
+    have_parameters = not parameters_of(of_others, found.key) <= parameters_of(
+        (file for file in counted.files if (file.rank, file.run) in runs), found.key
+    )
+    if have_step or have_parameters:  # they belong to the checkpoint, and the strategy does not
+        newest = {file.rank: file.path for file in of_others}
+        return replace(chosen, files={**chosen.files, **newest}), None
+    steps = shorten(dict.fromkeys(file.save.text for file in of_others), 3)
+    facts = f"{strategy.origin} is for {format_ranks(strategy.ranks)}; the others have {steps}"
+    if wanted is None and max(alike, default=save.order) > save.order:
+        text = f"{format_ranks(others)}: not in the strategy, and with later steps"
+        hint = f"--step {chosen.label}, if the run of the strategy is meant"
+        raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])
+    text = f"{format_ranks(others)}: of another run, on more ranks: ignored"
+    one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
+    diagnostics.add(one)
+    return chosen, strategy.ranks
+
+
+def _read_chosen(
+    found: RankFiles,
+    strategy: Strategy | None,
+    chosen: Chosen,
+    counted: Collection[int] | None,
+    diagnostics: Diagnostics,
+    on_progress: OnScan,
+) -> RankCatalog:
+    """Return the catalog of the files of one save; only the ranks that count are missed."""
+    root, paths = Path(found.root), chosen.files
+    empty_ranks = {
+        rank: error
+        for rank, error in found.empty_ranks.items()
+        if counted is None or rank in counted
+    }
+    indexes = read_indexes((str(paths[rank]) for rank in sorted(paths)), found.key, on_progress)
+    found_in = dict(zip(sorted(paths), indexes, strict=True))
     files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
     damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
     unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
-    missing = tuple(
-        sorted({*_gaps({*chosen, *unreadable}), *(empty_ranks.keys() - unreadable.keys())})
-    )
+    empty = empty_ranks.keys() - unreadable.keys()
+    missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
     if missing:
         text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
+        if chosen.absent:
+            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
         diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
-    diagnostics.add(*_encryption_notes(files, key))
-    strategy_files = find_strategies(root, chosen, diagnostics)
-    problems = tuple(_problems(root, chosen.values()))
+    diagnostics.add(*_encryption_notes(files, found.key))
+    problems = tuple(_problems(root, paths.values()))
     reported = {one.path for one in problems}
     return RankCatalog(
         str(root),
         files,
-        step=label,
+        step=chosen.label,
         damaged=dict(sorted({**damaged, **unreadable}.items())),
-        strategy_files=strategy_files,
+        strategy_files=found.strategy_files,
         diagnostics=(
             *problems,
             *(one for one in diagnostics if one.path is None or one.path not in reported),
         ),
         missing_ranks=missing,
-        one_of_several=_single_rank_evidence(chosen, missing, files, key),
+        one_of_several=_single_rank_evidence(paths, missing, files, found.key),
+        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
+        steps_of_other_runs=chosen.of_other_runs,
     )
 
 
@@ -229,25 +412,18 @@ def _scan_self_described(
     return replace(described, diagnostics=tuple(diagnostics))
 
 
-def _choose_files(
-    root: Path,
-    pattern: str | None,
-    step: str | None,
-    diagnostics: Diagnostics,
-    empty_ranks: EmptyRanks,
-) -> tuple[Mapping[int, Path], str | None]:
-    """Return the file of each rank, and the step; ``empty_ranks`` gets the ranks without a file."""
-    if pattern is None:
-        found = list_rank_files(root, diagnostics, empty_ranks)
-    else:
-        found = list_by_pattern(root, pattern, empty_ranks)
-        raise_all(error for item in found for error in _refusals(item.path))
-    if step is None:
-        found = drop_backups(found, diagnostics)
-    try:
-        return choose_step(str(root), found, step, diagnostics)
-    except PlanError as error:
-        raise type(error)([*error.diagnostics, *explain_missing_files(diagnostics)]) from error
+def _find_complete_step(found: RankFiles, strategy: Strategy | None, names: Sequence[str]) -> str:
+    """Return the first of some steps whose headers are right on all ranks, or ""."""
+    for name in names:
+        try:
+            chosen, _ = _choose(replace(found, step=name), strategy, Diagnostics())
+        except PlanError:
+            continue  # it is not complete
+        headers = read_indexes(map(str, chosen.files.values()), found.key)
+        are_right = all(isinstance(one, FileIndex) and one.nbytes for one in headers)
+        if are_right and (strategy is None or strategy.is_covered_by(chosen.files)):
+            return name
+    return ""
 
 
 def _gaps(ranks: Collection[int]) -> Iterator[int]:
@@ -261,7 +437,8 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     if exists(path) and not is_file(path):
         raise PlanError([Diagnostic("source", "neither a file nor a folder", where=str(path))])
     label = label_of(path.name)
-    if step is not None and label is not None and not matches_step(path.name, {0: path}, step):
+    is_other = step is not None and not is_step(step_of(path.name), step)
+    if label is not None and is_other and step not in (path.name, path.stem):
         text = f"a file of step {label} by its name, not of step {step}"
         raise PlanError([Diagnostic("source", text, "omit --step", where=str(path))])
     raise_all(_refusals(path))
@@ -344,6 +521,20 @@ def _problems(whole: Path, files: Iterable[Path] = ()) -> Iterator[Diagnostic]:
     if unfinished := find_unfinished_run(whole):
         yield unfinished
     yield from describe_record(whole)
+
+
+def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield a note for each element type that MindSpore lacks."""
+    names_of: dict[str, list[str]] = {}
+    for meta in catalog.metas.values():
+        if meta.dtype in SAFETENSORS_DTYPES:
+            names_of.setdefault(meta.dtype, []).append(meta.name)
+    for dtype, names in names_of.items():
+        text = f"safetensors' {dtype} has no counterpart in MindSpore"
+        facts = (
+            f"{count(len(names), 'tensor')} ({shorten(names, 3)}); unsupported in .ckpt and HDF5"
+        )
+        yield Diagnostic("unsupported_type", text, facts=facts, where=catalog.root)
 
 
 def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
@@ -18,6 +19,7 @@ from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
     MAP_NAME,
+    SINGLE_FILE,
     WeightIndex,
     is_index_name,
     is_inside,
@@ -25,11 +27,10 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.tensors import FileIndex
+from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.model.wording import count, shorten
 from ckpttool.secret import Secret
 
-_SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file
 _SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
 
@@ -66,7 +67,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
-        if [path.name for path in files] == [_SINGLE_FILE] and not ranks:
+        if [path.name for path in files] == [SINGLE_FILE] and not ranks:
             return MergedCatalog(src, {0: read_index(str(files[0]), key)})
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
@@ -130,7 +131,15 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         findings.append(_of_file(root / file, "missing", "the file is missing", facts))
     files, damaged = _read_headers([str(root / file) for file in there], key)
     by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
-    findings += _contradictions(index, named, by_name)
+    copies = _copies(index, by_name)
+    findings += _contradictions(index, named, by_name, copies)
+    files = {
+        number: replace(
+            file, tensors={n: t for n, t in file.tensors.items() if t not in copies.get(n, ())}
+        )
+        for number, file in files.items()
+    }
+    by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
     rest = next((file for at, file in by_name.items() if Path(at).stem == COMMON_STEM), None)
     is_partial = bool(damaged or findings)
     return MergedCatalog(
@@ -141,6 +150,7 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         common_tensors=(
             {} if rest is None else {name: name in index.files for name in rest.tensors}
         ),
+        copies=copies,
         diagnostics=(
             *findings,
             *_index_notes(root, indexes, named, files.values(), is_partial),
@@ -166,25 +176,42 @@ def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:
 
 
 def _contradictions(
-    index: WeightIndex, named: Mapping[str, list[str]], by_name: Mapping[str, FileIndex]
+    index: WeightIndex,
+    named: Mapping[str, list[str]],
+    by_name: Mapping[str, FileIndex],
+    copies: Collection[str],
 ) -> Iterator[Diagnostic]:
-    """Yield the contradictions between the index and the files."""
+    """Yield the contradictions between the index and the files; ``copies`` are none."""
     for at, file in by_name.items():
         lost = [name for name in named[at] if name not in file.tensors]
         if lost:
             facts = f"{_format_tensors(lost)}; listed in {index.path}"
             yield _of_file(file.path, "missing", "the file lacks tensors", facts)
-        twice = [name for name in file.tensors if index.files.get(name, at) != at]
-        if twice:
-            there = shorten(sorted({index.files[name] for name in twice}), 3)
+        moved = [name for name in file.tensors if index.files.get(name, at) != at]
+        moved = [name for name in moved if name not in copies]
+        if moved:
+            there = shorten(sorted({index.files[name] for name in moved}), 3)
             text = "the file holds tensors that the index lists in other files"
-            facts = f"{_format_tensors(twice)}; by {index.path} in {there}"
+            facts = f"{_format_tensors(moved)}; by {index.path} in {there}"
             yield _of_file(file.path, "damaged", text, facts)
         unknown = [name for name in file.tensors if name not in index.files]
         if unknown and Path(at).stem != COMMON_STEM:
             text = "the file holds tensors that are not in the index"
             facts = f"{_format_tensors(unknown)}; the index is {index.path}"
             yield _of_file(file.path, "damaged", text, facts)
+
+
+def _copies(
+    index: WeightIndex, by_name: Mapping[str, FileIndex]
+) -> dict[str, tuple[StoredTensor, ...]]:
+    """Return the copies of tensors that the index names in another file, which holds them."""
+    copies: dict[str, tuple[StoredTensor, ...]] = {}
+    for at, file in by_name.items():
+        for name, tensor in file.tensors.items():
+            named = index.files.get(name, at)
+            if named != at and named in by_name and name in by_name[named].header:
+                copies[name] = (*copies.get(name, ()), tensor)
+    return copies
 
 
 def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:

@@ -1,253 +1,553 @@
-"""The choice of one step of a checkpoint: a file for each rank, all saved together.
+"""The choice of one save of a checkpoint: a file for each rank, all of one run and of one step.
 
-MindFormers records the last save of a rank in ``meta.json`` in the rank's folder: an object with
-``last_epoch`` and ``last_step`` (numbers) and ``last_ckpt_file`` (a name that ends in the same
-step).  It is replaced when a save is complete.  So a step is recorded if no rank's record is older.
+Names and records choose:
 
-Source
-------
-MindFormers ``core/callback/callback.py`` (``record_last_ckpt_to_json``), ``tools/resume_ckpt.py``.
+* Where all ranks have a record and all records name one step, the files that they name are the
+  checkpoint.  Where they name several steps, it is the newest step that no record is older than, of
+  the runs that the records name.
+* Without records it is the newest step that every rank has.  If every rank has equally many files
+  of this step, the highest counter is the newest.
+* Equal names do not prove one run.  The choice is refused if a rank has a file of a later run than
+  its record, if only some ranks have records, or if counters or numbers of files differ between
+  ranks.  ``--step`` then names the step, or the file of each rank.
+* ``--step`` is refused if it contradicts a record of the same step, or if only some ranks have
+  several files of it: the files of the others may be of any of these runs.
+
+Times choose nothing, since a copy has other times.  They order what is proposed, and they warn.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
+from shlex import quote
 
-from ckpttool.discovery.file_names import (
-    RankFile,
-    Step,
-    label_of,
-    matches_step,
-    read_names,
-    run_of,
-    step_of,
-)
+from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
-from ckpttool.errors import FormatError, PlanError, StepError
-from ckpttool.formats.local import is_file
-from ckpttool.formats.strict_json import read_json_object
+from ckpttool.discovery.saves import Save, SavedFile, SavedFiles
+from ckpttool.errors import PlanError, StepError
+from ckpttool.formats.local import stat_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.model.wording import format_ranks, parse_numbers, shorten
 
-MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
-
-Groups = Mapping[str, Mapping[int, Path]]  # common part of the names -> rank -> file
-
-
-def choose_step(
-    src: str, found: list[RankFile], wanted: str | None, diagnostics: Diagnostics
-) -> tuple[Mapping[int, Path], str | None]:
-    """Return one file for each rank, all of one step, and the step's label.
-
-    The step is ``wanted``, or else the newest that every rank has.  If MindFormers has recorded
-    steps, it is the newest recorded one.
-    """
-    ranks = sorted({item.rank for item in found})
-    groups = _group_by_name(found)
-    keys = [key for key in groups if wanted is None or matches_step(key, groups[key], wanted)]
-    if not keys or (wanted is not None and wanted.isdecimal() and len(keys) > 1):
-        shown = _by_step(keys or groups)
-        names = list(dict.fromkeys(_display_name(key, groups[key]) for key in shown))
-        facts = f"found {shorten(names, 3)}"
-        text = f"--step {wanted} is ambiguous" if keys else f"no file of step {wanted}"
-        hint = f"--step {names[-1]}"
-        if not any(map(step_of, groups)):
-            facts, hint = f"{facts}; these names have no step", "omit --step"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=src)])
-    complete = [key for key in keys if len(groups[key]) == len(ranks)]
-    if not complete:
-        raise StepError([_incomplete_problem(src, groups, keys, ranks)])
-    chosen = {key: groups[key] for key in keys}
-    records = _read_last_saves(found, diagnostics) if wanted is None else {}
-    recorded = [key for key in complete if _is_recorded(groups[key], records)]
-    best = max(recorded or complete, key=_step_order)
-    if recorded:
-        diagnostics.add(*_record_notes(chosen, best, records))
-    else:
-        _check_rivals(src, chosen, best)
-        diagnostics.add(*_choice_notes(src, chosen, best, ranks, records))
-    note_special_save(best, diagnostics)
-    return groups[best], label_of(best)
-
-
-def _display_name(key: str, files: Mapping[int, Path]) -> str:
-    """Return the step in a name, or else the name of the lowest rank's file."""
-    return label_of(key) or files[min(files)].name
-
-
-def _step_order(key: str) -> Step:
-    """Return the step in a name for comparison; names without a step come first."""
-    return step_of(key) or Step(-1, -1, False)
-
-
-def _by_step(keys: Iterable[str]) -> list[str]:
-    """Return the keys of groups in the order of their steps, which are compared as numbers."""
-    return sorted(keys, key=lambda key: (_step_order(key), key))
-
-
-def _incomplete_problem(
-    src: str, groups: Groups, keys: Sequence[str], ranks: Sequence[int]
-) -> Diagnostic:
-    """Return the problem that no wanted step is on every rank."""
-    steps = _by_step(keys)
-    absent = [
-        f"{'step ' if step_of(key) else ''}{_display_name(key, groups[key])} is not on "
-        f"{format_ranks([rank for rank in ranks if rank not in groups[key]])}"
-        for key in reversed(steps)
-    ]
-    text, facts = absent[0], ""
-    if len(absent) > 1:
-        text, facts = "no step is on every rank", shorten(absent, 3)
-    everywhere = [key for key in _by_step(groups) if len(groups[key]) == len(ranks)]
-    hint = "copy the missing files; `ckpttool help mixed_steps` explains"
-    if everywhere:
-        hint = f"--step {_display_name(everywhere[-1], groups[everywhere[-1]])}"
-    return Diagnostic("mixed_steps", text, hint, facts=facts, where=src)
-
-
-def _is_recorded(files: Mapping[int, Path], records: Mapping[int, _LastSave]) -> bool:
-    """Return whether every rank with a record recorded these files, or later ones of the run."""
-    return bool(records) and all(
-        record.is_of_run(files[rank]) and _step_order(files[rank].name) <= record.step
-        for rank, record in records.items()
-    )
-
-
-def _record_notes(
-    chosen: Groups, best: str, records: Mapping[int, _LastSave]
-) -> Iterator[Diagnostic]:
-    """Yield notes on the choice by records, and on skipped files."""
-    last = min(record.step for record in records.values())
-    if len(chosen) > 1:
-        facts = f"the newest of {len(chosen)} steps that meta.json records and every rank has"
-        if _step_order(best) != last:
-            facts += f"; meta.json records {last.label}"
-        yield Diagnostic("step", f"step {label_of(best)} is read", facts=facts)
-    series = {rank: (run_of(path.name), path.suffix) for rank, path in chosen[best].items()}
-    newer = []
-    others = []
-    for key in _by_step(chosen):
-        files = chosen[key]
-        if any((run_of(path.name), path.suffix) != series[rank] for rank, path in files.items()):
-            others.append(files[min(files)].name)
-        elif _step_order(key) > last:
-            newer.append(str(label_of(key)))
-    if newer:
-        text = f"step {shorten(newer, 3)} is newer than meta.json records: ignored"
-        yield Diagnostic("leftover", text, f"--step {newer[-1]}", facts="perhaps unfinished")
-    if others:
-        text = f"{shorten(others, 3)}: of another run than meta.json records: ignored"
-        yield Diagnostic("skipped", text, f"--step {others[-1]}")
-
-
-def _check_rivals(src: str, chosen: Groups, best: str) -> None:
-    """Raise PlanError if files of several runs or of equal steps are candidates."""
-    has_nameless = any(step_of(key) is None for key in chosen)
-    rivals = [
-        key
-        for key in chosen
-        if key != best
-        and (has_nameless or _step_order(key) == _step_order(best) or run_of(key) != run_of(best))
-    ]
-    if rivals:
-        first = min(chosen[rivals[0]])  # other rivals may lack this rank
-        files = (
-            chosen[key].get(first, next(iter(chosen[key].values()))) for key in (best, *rivals)
-        )
-        names = [path.name for path in files]
-        ranks = tuple(sorted(chosen[rivals[0]]))
-        folders = "folder" if len(ranks) == 1 else "folders"
-        text = f"several checkpoints in the {folders} of {format_ranks(ranks)}"
-        hint = f"--step {names[0]}, or another of these names"
-        facts = shorten(names, 3)
-        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks, where=src)])
-
-
-def _choice_notes(
-    src: str, chosen: Groups, best: str, ranks: Sequence[int], records: Mapping[int, _LastSave]
-) -> Iterator[Diagnostic]:
-    """Yield notes on the choice among several steps, and on records that contradict it."""
-    newest = max(chosen, key=_step_order)
-    if newest != best:
-        without = tuple(rank for rank in ranks if rank not in chosen[newest])
-        step, incomplete = label_of(best), label_of(newest)
-        text = f"step {step} is read, because step {incomplete} is incomplete"
-        hint = f"copy the missing files, or --step {step} if this step is meant"
-        facts = f"step {incomplete} is not on {format_ranks(without)}"
-        yield Diagnostic("older_step", text, hint, facts=facts, ranks=without, where=src)
-    elif len(chosen) > 1:
-        yield Diagnostic("step", f"step {label_of(best)} is read, the newest of {len(chosen)}")
-    if records:
-        last = min(record.step for record in records.values()).label
-        text = f"not every rank has step {last}, which meta.json records"
-        yield Diagnostic("leftover", text, facts=f"step {label_of(best)} is read")
-
-
-def _group_by_name(found: list[RankFile]) -> Groups:
-    """Group the files of all ranks that were saved together, by their common name."""
-    groups: dict[str, dict[int, Path]] = {}
-    twice: dict[int, str] = {}
-    for item, name in zip(found, read_names(found), strict=True):
-        group = groups.setdefault(name.key, {})
-        if item.rank in group:
-            twice.setdefault(item.rank, f"{group[item.rank]} and {item.path}")
-        group[item.rank] = item.path
-    if twice:
-        ranks, facts = tuple(sorted(twice)), twice[min(twice)]
-        text = f"two files of one step for {format_ranks(ranks)}"
-        hint = "a --pattern that matches one file of each rank"
-        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
-    return groups
+_BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
 
 
 @dataclass(frozen=True, slots=True)
-class _LastSave:
-    """The last save of one rank: its step and the name of its file."""
+class Chosen:
+    """A file of one save for each rank.
 
-    step: Step
-    name: str
+    Attributes
+    ----------
+    files
+        Rank to file.
+    label
+        The step, None if the names have none.
+    absent
+        Ranks that have files, and none of this save.
+    of_run, of_other_runs
+        Other steps that ``--step`` takes: of the same run, and of other runs; the newest first.
+    """
 
-    def is_of_run(self, path: Path) -> bool:
-        """Return whether the same training run saved a file of this rank, in the same format."""
-        return (run_of(path.name), path.suffix) == (
-            run_of(self.name),
-            Path(self.name).suffix,
+    files: Mapping[int, Path]
+    label: str | None
+    absent: tuple[int, ...] = ()
+    of_run: tuple[str, ...] = ()
+    of_other_runs: tuple[str, ...] = ()
+
+
+def choose_save(found: SavedFiles, wanted: str | None, diagnostics: Diagnostics) -> Chosen:
+    """Return one file for each rank, all of one save.
+
+    Parameters
+    ----------
+    found
+        The files of the ranks that count.
+    wanted
+        The step; None for the newest.
+    diagnostics
+        Gets notes and warnings on the choice.
+
+    Raises
+    ------
+    StepError
+        No step is on every rank, or nothing shows which files are of one run.
+    PlanError
+        No file is of the wanted step, or files of several steps are.
+    """
+    if wanted is None:
+        files = _choose_newest(found, diagnostics)
+    elif _BY_RANK.fullmatch(wanted):
+        files = _choose_by_rank(found, wanted)
+    else:
+        files = _choose_named(found, wanted)
+    save = files[0].save
+    note_special_save(files[0].path.name, diagnostics)
+    by_rank = {file.rank: file.path for file in files}
+    others = [(name, _runs_of(other)) for name, other in _proposals(found) if other != files]
+    runs = _runs_of(files)
+    return Chosen(
+        by_rank,
+        save.step.label if save.step else None,
+        tuple(rank for rank in found.ranks if rank not in by_rank),
+        of_run=tuple(name for name, of in others if of <= runs),
+        of_other_runs=tuple(name for name, of in others if not of <= runs),
+    )
+
+
+def _runs_of(files: Iterable[SavedFile]) -> set[tuple[int, tuple[str, str, int]]]:
+    """Return the runs of some files, with their ranks."""
+    return {(file.rank, file.run) for file in files}
+
+
+# --------------------------------------------------------------------------------- the newest step
+
+
+def _choose_newest(found: SavedFiles, diagnostics: Diagnostics) -> list[SavedFile]:
+    """Return the files of the newest step that every rank has."""
+    picked = {save: _pick_recorded_runs(found, save) for save in found.saves}
+    complete = [save for save in picked if len(picked[save]) == len(found.ranks)]
+    if not complete:
+        raise StepError([_incomplete_problem(found, found.saves)])
+    recorded = [save for save in complete if _is_recorded(found, picked[save])]
+    best = max(recorded or complete, key=lambda save: (save.order, save.prefix, save.suffix))
+    files = picked[best]
+    if problem := _mixed_runs(found, files, is_recorded=bool(recorded)):
+        raise StepError([_with_proposal(found, problem)])
+    diagnostics.add(*(_record_notes if recorded else _choice_notes)(found, files))
+    diagnostics.add(*_warn_of_times(found, files))
+    return files
+
+
+def _pick_recorded_runs(found: SavedFiles, save: Save) -> list[SavedFile]:
+    """Return a file of each rank: of the run that is recorded, or else of the highest counter."""
+    files = []
+    for rank, of_rank in found.saves[save].items():
+        record = found.records.get(rank)
+        files += [file for file in of_rank if record is None or file.run == record.run][:1]
+    return files
+
+
+def _is_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> bool:
+    """Return whether there are records, and none is older than the file of its rank."""
+    return bool(found.records) and all(
+        file.save.order <= found.records[file.rank].save.order
+        for file in files
+        if file.rank in found.records
+    )
+
+
+def _mixed_runs(
+    found: SavedFiles, files: Sequence[SavedFile], *, is_recorded: bool
+) -> Diagnostic | None:
+    """Return why files of one step may be of several runs, or None.
+
+    If they are recorded, files of other names are of other runs, and no rivals.
+    """
+    save = files[0].save
+    later = [
+        file
+        for file in found.files
+        if (record := found.records.get(file.rank)) is not None
+        and file.series == record.series
+        and file.counter > record.counter
+    ]
+    if later:
+        first, ranks = later[0], sorted({file.rank for file in later})
+        text = f"{format_ranks(ranks)}: files of a later run than meta.json records"
+        facts = f"{first.path.name}; meta.json names {found.records[first.rank].path.name}"
+        return _problem(found, text, facts, ranks)
+    if all(map(found.is_recorded, files)):
+        return None
+    without = [rank for rank in found.ranks if rank not in found.records]
+    if found.records and without:
+        text = f"{format_ranks(without)}: no meta.json says which run saved {save.text}"
+        return _problem(found, text, "the other ranks have one", without)
+    if not is_recorded and (rivals := _rivals(found, files)):
+        ranks = sorted({file.rank for file in rivals})
+        of_rank = next(file for file in files if file.rank == rivals[0].rank)
+        names = dict.fromkeys(
+            file.path.name for file in (of_rank, *rivals) if file.rank == of_rank.rank
         )
+        folders = "folder" if len(ranks) == 1 else "folders"
+        text = f"several checkpoints in the {folders} of {format_ranks(ranks)}"
+        return _problem(found, text, shorten(names, 3), ranks)
+    return _uneven_numbers(found, save) or _unlike_counters(found, files)
 
 
-def _read_last_saves(
-    found: Iterable[RankFile], diagnostics: Diagnostics
-) -> Mapping[int, _LastSave]:
-    """Return rank to record; broken records are left out, with a note."""
-    records = {}
-    broken: dict[int, FormatError] = {}
-    for rank, folder in sorted({(item.rank, item.path.parent) for item in found}):
-        path = folder / "meta.json"
-        if not is_file(path):
+def _rivals(found: SavedFiles, files: Sequence[SavedFile]) -> list[SavedFile]:
+    """Return the files that may be newer than some of one step, though their steps are not.
+
+    They have another prefix or suffix, no step, or a higher counter.
+    """
+    save, counters = files[0].save, {file.rank: file.counter for file in files}
+    return [
+        file
+        for file in found.files
+        if file.series != files[0].series
+        or (file.save != save and (not file.save.step or file.counter > counters[file.rank]))
+    ]
+
+
+def _ambiguity(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
+    """Return why the files of a step that was named may be of several runs, or None.
+
+    If all ranks have one, the name is an answer to the question whether counters may differ.
+    """
+    is_complete = len(files) == len(found.ranks)
+    if is_complete and all(map(found.is_recorded, files)):
+        return None
+    uneven = _uneven_numbers(found, files[0].save)
+    return uneven or (None if is_complete else _unlike_counters(found, files))
+
+
+def _unlike_counters(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
+    """Return the problem that files of a step, unfinished ones too, differ in counters, or None."""
+    save = files[0].save
+    begun = (file for file in found.begun if file.save._replace(suffix=save.suffix) == save)
+    lowest = min(files, key=lambda file: file.counter)
+    highest = max((*files, *begun), key=lambda file: file.counter)
+    if highest.counter == lowest.counter:
+        return None
+    text = f"files of {save.text} may be of two runs"
+    facts = "; ".join(f"rank {file.rank}: {file.path.name}" for file in (highest, lowest))
+    return _problem(found, text, facts, sorted({highest.rank, lowest.rank}))
+
+
+def _uneven_numbers(found: SavedFiles, save: Save) -> Diagnostic | None:
+    """Return the problem that some ranks have more files of a step than others, or None."""
+    folders = found.saves[save]
+    most = max(len(files) for files in folders.values())
+    fewer = [rank for rank, files in folders.items() if len(files) < most]
+    if not fewer:
+        return None
+    several = next(files for files in folders.values() if len(files) == most)
+    text = f"{format_ranks(fewer)}: nothing shows which run saved {save.text}"
+    names = shorten((file.path.name for file in several), 3)
+    return _problem(found, text, f"rank {several[0].rank} has {names}", fewer)
+
+
+def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
+    """Return a problem of files that may be of several runs."""
+    return Diagnostic("mixed_runs", text, facts=facts, ranks=tuple(ranks), where=found.src)
+
+
+def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
+    """Return the problem that no wanted step is on every rank."""
+    holding: dict[Step, set[int]] = defaultdict(set)
+    for save in found.saves:
+        holding[save.order].update(found.saves[save])
+    texts = [
+        f"{save.text} is not on {format_ranks(absent)}"
+        for save in sorted(saves, key=lambda save: (save.order, save), reverse=True)
+        if (absent := [rank for rank in found.ranks if rank not in holding[save.order]])
+    ]
+    if not texts:  # each rank has files of a step, but not of one name, or of the recorded run
+        names = {file.rank: file.path.name for file in found.files}
+        texts = [f"the files of all ranks are not of one run: {shorten(names.values(), 3)}"]
+    text, facts = texts[0], ""
+    if len(texts) > 1:
+        text, facts = "no step is on every rank", shorten(dict.fromkeys(texts), 3)
+    return _with_proposal(found, Diagnostic("mixed_steps", text, facts=facts, where=found.src))
+
+
+# ---------------------------------------------------------------------------------- a step by name
+
+
+def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
+    """Return the files that a step or the name of a file means."""
+    saves = [save for save in found.saves if _matches(found, save, name)]
+    if not saves or (NUMBER.fullmatch(name) and len({save.step for save in saves}) > 1):
+        raise PlanError([_no_such_step(found, name, saves)])
+    if len(saves) > 1:
+        files = [min(found.saves[save].items())[1][0] for save in saves]
+        text = f"several checkpoints of {saves[0].text}"
+        names = shorten(dict.fromkeys(file.path.name for file in files), 3)
+        raise StepError([_with_proposal(found, _problem(found, text, names, ()))])
+    picked = _pick_named(found, saves[0], name)
+    if problem := _contradiction(found, picked) or _ambiguity(found, picked):
+        raise StepError([_with_proposal(found, problem)])
+    if len(picked) < len(found.ranks) and not found.covers({file.rank for file in picked}):
+        raise StepError([_incomplete_problem(found, saves)])
+    return picked
+
+
+def _matches(found: SavedFiles, save: Save, name: str) -> bool:
+    """Return whether ``--step name`` means a save, by its step or by the name of a file."""
+    files = (file for of_rank in found.saves[save].values() for file in of_rank)
+    return is_step(save.step, name) or any(file.is_called(name) for file in files)
+
+
+def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagnostic:
+    """Return the problem of a step that no save has, or of a number that several have."""
+    shown = [
+        save.step.label if save.step else min(found.saves[save].items())[1][0].path.name
+        for save in sorted(saves or found.saves, key=lambda save: (save.order, save))
+    ]
+    facts = f"found {shorten(dict.fromkeys(shown), 3)}"
+    text = f"--step {name} is ambiguous" if saves else f"no file of step {name}"
+    proposed = (one for one, _ in _proposals(found) if one in shown)
+    hint = f"--step {next(proposed, shown[-1])}"
+    if not any(save.step for save in found.saves):
+        facts, hint = f"{facts}; these names have no step", "omit --step"
+    return Diagnostic("source", text, hint, facts=facts, where=found.src)
+
+
+def _pick_named(found: SavedFiles, save: Save, name: str) -> list[SavedFile]:
+    """Return the file of each rank that ``--step name`` means.
+
+    Of several files of a rank a step means the one that is recorded, else the highest counter.  The
+    name of a file means that one, and on other ranks the one at the same place among its counters.
+    """
+    picked: list[SavedFile] = []
+    places = (
+        len(files) - i
+        for files in found.saves[save].values()
+        for i, file in enumerate(files)
+        if file.is_called(name)
+    )
+    place = next(places, None)
+    for rank, files in found.saves[save].items():
+        record = found.records.get(rank)
+        if place is None and record is not None and record.save == save:
+            files = [file for file in files if file == record]  # another run's, if it is lost
+        elif place is None and record is not None:
+            files = [*(file for file in files if file.run == record.run), *files]
+        elif place is not None and not any(file.is_called(name) for file in files):
+            files = files[-place:]
+        elif place is not None:
+            files = [file for file in files if file.is_called(name)]
+        picked += files[:1]
+    return picked
+
+
+def _contradiction(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
+    """Return the problem that records name other files of the same step, or None."""
+    wrong = [
+        file
+        for file in files
+        if (record := found.records.get(file.rank)) is not None
+        and record.save == file.save
+        and record != file
+    ]
+    if not wrong:
+        return None
+    first, ranks = wrong[0], [file.rank for file in wrong]
+    text = f"{format_ranks(ranks)}: meta.json names another file of {first.save.text}"
+    facts = f"it names {found.records[first.rank].path.name}, and --step {first.path.name}"
+    return _problem(found, text, facts, ranks)
+
+
+def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
+    """Return the files that ``RANKS:NAME/RANKS:NAME`` gives to the ranks, all of one step."""
+    of_ranks: dict[int, list[SavedFile]] = defaultdict(list)
+    for file in found.files:
+        of_ranks[file.rank].append(file)
+    chosen: dict[int, SavedFile] = {}
+    problems = []
+    for part in wanted.split("/"):
+        numbers, name = part.split(":", 1)
+        # The name of one rank's file means the files of equal names on the others.
+        equal = {file.name for file in found.files if file.is_called(name)}
+        for rank in parse_numbers(numbers):
+            named = [
+                file
+                for file in of_ranks[rank]
+                if file.name in equal or is_step(file.save.step, name)
+            ]
+            if len(named) == 1 and rank not in chosen:
+                chosen[rank] = named[0]
+            else:
+                number = "no file" if not named else "several files"
+                text = f"--step {part}: {number} of rank {rank}"
+                has = shorten((file.path.name for file in of_ranks[rank]), 3) or "none"
+                hint = "the name of one file for each rank"
+                problems.append(Diagnostic("source", text, hint, facts=f"its files: {has}"))
+    files = [chosen[rank] for rank in sorted(chosen)]
+    if problems:
+        raise PlanError(problems)
+    if len({file.save for file in files}) > 1:
+        names = shorten(dict.fromkeys(file.path.name for file in files), 3)
+        text = "--step names files of several steps"
+        raise StepError([Diagnostic("mixed_steps", text, facts=names, where=found.src)])
+    if problem := _contradiction(found, files):
+        raise StepError([problem])
+    others = [rank for rank in found.ranks if rank not in chosen]
+    if others and not found.covers(chosen.keys()):
+        text = f"--step names no file of {format_ranks(others)}"
+        facts = "no strategy says that the others hold all slices"
+        raise StepError([Diagnostic("mixed_steps", text, facts=facts, where=found.src)])
+    return files
+
+
+# ----------------------------------------------------------------------------- proposals and notes
+
+
+def _proposals(found: SavedFiles) -> list[tuple[str, list[SavedFile]]]:
+    """Return what ``--step`` takes, and its files: the newest step of the last run first.
+
+    The last run has the highest counter; of several prefixes, the files that were written last.
+    If its files are in doubt, no step of an earlier run is proposed, unless it is recorded.
+    """
+    times: dict[tuple[str, str], int] = {}
+    if len({file.series for file in found.files}) > 1:
+        for file in found.files:
+            times[file.series] = max(times.get(file.series, 0), _time_of(file))
+    labels = Counter(save.step for save in found.saves)
+    candidates = []
+    for save, folders in found.saves.items():
+        name = min(folders.items())[1][0].path.name
+        if save.step is not None and labels[save.step] == 1:
+            name = save.step.label
+        picked = _pick_named(found, save, name)
+        if len(picked) == len(found.ranks) or found.covers({file.rank for file in picked}):
+            run = times.get((save.prefix, save.suffix), 0), max(one.counter for one in picked)
+            candidates.append((run, save.order, name, picked))
+    candidates.sort(key=lambda one: one[:2], reverse=True)
+    proposals: list[tuple[str, list[SavedFile]]] = []
+    for run, _, name, picked in candidates:
+        is_earlier = run != candidates[0][0] and not all(map(found.is_recorded, picked))
+        if _contradiction(found, picked) or (is_earlier and not proposals):
             continue
-        try:
-            records[rank] = _read_last_save(path)
-        except FormatError as error:
-            broken[rank] = error
-    if broken:
-        ranks, (first, *_) = tuple(broken), broken.values()
-        text = f"{format_ranks(ranks)}: meta.json does not say which step was saved last"
-        facts = f"{first.path}: {first.reason}"
-        diagnostics.add(Diagnostic("doubt", text, facts=facts, ranks=ranks, path=first.path))
-    return records
+        if not _ambiguity(found, picked):
+            proposals.append((name, picked))
+        elif by_rank := _pick_recorded(found, picked) or _pick_by_times(found, picked[0].save):
+            proposals.append((_name_by_rank(by_rank), by_rank))
+    return proposals
 
 
-def _read_last_save(path: Path) -> _LastSave:
-    """Return the record in a ``meta.json``; raise FormatError if it is broken."""
-    entries = read_json_object(str(path), MAX_BYTES)
-    epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
-    name = entries.get("last_ckpt_file")
-    if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:
-        reason = "expected the numbers last_epoch, last_step and the name last_ckpt_file"
-        raise FormatError(str(path), None, reason)
-    recorded = step_of(name)
-    if recorded is None or recorded[:2] != (epoch, step):
-        raise FormatError(str(path), None, f"lists step {epoch}_{step} and the file {name}")
-    return _LastSave(recorded, name)
+def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedFile]:
+    """Return the files that records name, if they are of one run and hold all slices, or []."""
+    recorded = [file for file in files if found.is_recorded(file)]
+    is_one_run = len({file.counter for file in recorded}) == 1
+    return recorded if is_one_run and found.covers({file.rank for file in recorded}) else []
+
+
+def _pick_by_times(found: SavedFiles, save: Save) -> list[SavedFile]:
+    """Return the files of a save that were written last, if their times set them apart, or [].
+
+    The files of one save are written at about the same time.  So the longest gap must be before
+    them, and longer than from the first of them to the last.
+    """
+    files = [file for of_rank in found.saves[save].values() for file in of_rank]
+    times = sorted(((_time_of(file), file) for file in files), key=itemgetter(0))
+    gaps = [(later[0] - one[0], i) for i, (one, later) in enumerate(pairwise(times), 1)]
+    gap, first = max(gaps, default=(0, 0))
+    picked = sorted((file for _, file in times[first:]), key=lambda file: file.rank)
+    ranks = {file.rank for file in picked}
+    is_one_save = len(ranks) == len(picked) and gap > times[-1][0] - times[first][0]
+    is_enough = len(ranks) == len(found.ranks) or found.covers(ranks)
+    return picked if is_one_save and is_enough and not _contradiction(found, picked) else []
+
+
+def _time_of(file: SavedFile) -> int:
+    """Return when a file was written, in nanoseconds."""
+    return stat_file(file.path).mtime_ns
+
+
+def _name_by_rank(files: Sequence[SavedFile]) -> str:
+    """Return what ``--step`` takes for some files: ``RANKS:NAME/RANKS:NAME``."""
+    runs: list[list[SavedFile]] = []
+    for file in files:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.name, last.rank + 1) == (file.name, file.rank):
+            runs[-1].append(file)
+        else:
+            runs.append([file])
+    return "/".join(
+        f"{equal[0].rank}{f'-{equal[-1].rank}' if equal[1:] else ''}:{equal[0].path.stem}"
+        for equal in runs
+    )
+
+
+def _with_proposal(found: SavedFiles, problem: Diagnostic) -> Diagnostic:
+    """Return a problem with the first proposals as its hint, or else the page of its code."""
+    hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
+    if problem.code == "mixed_runs":
+        hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
+    if names := [f"--step {quote(name)}" for name, _ in _proposals(found)[:2]]:
+        hint = ", or ".join(names)
+        if ":" in names[0]:
+            hint = f"{names[0]}, if records and dates are right"
+    return replace(problem, hint=hint)
+
+
+def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
+    """Yield notes on a choice by records, and on skipped files."""
+    best = files[0].save
+    last = min(record.save.order for record in found.records.values())
+    if len(found.saves) > 1:
+        facts = f"the newest of {len(found.saves)} steps that meta.json records and every rank has"
+        if best.order != last:
+            facts += f"; meta.json records {last.label}"
+        yield Diagnostic("step", f"{best.text} is read", facts=facts)
+    runs = {file.rank: file.run for file in files}
+    newer = set()
+    others: dict[SaveName, str] = {}
+    for file in found.files:
+        if file.run != runs.get(file.rank):
+            others.setdefault(file.name, file.path.name)
+        elif file.save.order > last:
+            newer.add(file.save.order)
+    if newer:
+        labels = [step.label for step in sorted(newer)]
+        text = f"step {shorten(labels, 3)} is newer than meta.json records: ignored"
+        yield Diagnostic("leftover", text, f"--step {labels[-1]}", facts="perhaps unfinished")
+    if others:
+        text = f"{shorten(others.values(), 3)}: of another run than meta.json records: ignored"
+        hint = next((f"--step {name}" for name, of in _proposals(found) if of != files), "")
+        yield Diagnostic("skipped", text, hint)
+
+
+def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
+    """Yield notes on the choice among several steps, and on records that contradict it."""
+    best, newest = files[0].save, max(found.saves, key=lambda save: save.order)
+    if newest.order > best.order:
+        without = tuple(rank for rank in found.ranks if rank not in found.saves[newest])
+        text = f"{best.text} is read, because {newest.text} is incomplete"
+        hint = f"copy the missing files, or --step {best.order.label} if this step is meant"
+        facts = f"{newest.text} is not on {format_ranks(without)}"
+        if newest.order.label in (name for name, _ in _proposals(found)):
+            facts += ", and other ranks hold all slices"
+            hint = f"--step {newest.order.label}, to read it from replicas"
+        yield Diagnostic("older_step", text, hint, facts=facts, ranks=without, where=found.src)
+    elif len(found.saves) > 1:
+        yield Diagnostic("step", f"{best.text} is read, the newest of {len(found.saves)}")
+    chosen = {file.name for file in files}
+    others = {
+        file.name: file.path.name
+        for file in reversed(found.files)
+        if file.save == best and file.name not in chosen
+    }
+    if earlier := [*others.values()]:
+        text = f"{shorten(earlier, 3)}: of an earlier run, by their counters: ignored"
+        yield Diagnostic("skipped", text, f"--step {earlier[-1]}")
+    if found.records:
+        last = min(record.save.order for record in found.records.values()).label
+        text = f"not every rank has step {last}, which meta.json records"
+        yield Diagnostic("leftover", text, facts=f"{best.text} is read")
+
+
+def _warn_of_times(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
+    """Yield a warning if an older step was written after a later step of another rank."""
+    save = files[0].save
+    later = [
+        file
+        for file in found.files
+        if file.series == files[0].series and file.save.order > save.order
+    ]
+    if not later:
+        return
+    first = min(later, key=_time_of)
+    after = [file for file in files if file.rank != first.rank and _time_of(file) > _time_of(first)]
+    if after:
+        ranks = tuple(file.rank for file in after)
+        text = f"{format_ranks(ranks)}: {save.text} was written after a later step"
+        facts = f"rank {first.rank} wrote {first.path.name} before"
+        hint = "compare the dates; `ckpttool help mixed_times` explains"
+        yield Diagnostic("mixed_times", text, hint, facts=facts, ranks=ranks, where=found.src)

@@ -40,7 +40,7 @@ from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import count, shorten
-from ckpttool.storage.checksums import CrcExtent, compute_checksum
+from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
     claim,
@@ -272,6 +272,8 @@ class FileTask:
         What to write, with only the slices that it needs.  The worker computes the pieces.
     band_bytes, task_bytes, task_pieces
         See `CopyOptions`.
+    wants_read
+        See `FillTask`.
     """
 
     claim: str
@@ -279,6 +281,7 @@ class FileTask:
     band_bytes: int
     task_bytes: int
     task_pieces: int
+    wants_read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,13 +321,20 @@ class RemoteFile:
         self._fd = claim(self._path)
         self.attempt: Attempt | None = None
 
-    def task(self, band_bytes: int, task_bytes: int, task_pieces: int = TASK_PIECES) -> FileTask:
-        """Return the task of a worker; see `CopyOptions`."""
+    def task(
+        self,
+        band_bytes: int,
+        task_bytes: int,
+        task_pieces: int = TASK_PIECES,
+        wants_read: bool = False,
+    ) -> FileTask:
+        """Return the task of a worker; see `FileTask`."""
         tensors = (
             tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
         )
         output = replace(self._output, tensors=tuple(tensors))
-        return FileTask(str(self._path), output, band_bytes, task_bytes, task_pieces)
+        sizes = band_bytes, task_bytes, task_pieces
+        return FileTask(str(self._path), output, *sizes, wants_read)
 
     def seal(self, crc: int | None = None) -> int:
         """Read the header of the attempt back, and return its size in bytes.
@@ -395,17 +405,19 @@ def _write(task: FileTask, path: str) -> Attempt:
         nbytes = 0
         hashes: list[UnitHash] = []
         crcs: list[CrcExtent] = []
+        read: list[ReadUnit] = []
         sizes = task.band_bytes, task.task_bytes, task.task_pieces
-        for fill_task in cut_into_tasks([(output, index)], *sizes):
+        for fill_task in cut_into_tasks([(output, index)], *sizes, task.wants_read):
             _require_claim(task.claim)
             filled = fill(fill_task)
             nbytes += filled.nbytes
             hashes += filled.hashes
             crcs += filled.crcs
+            read += filled.read
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
         format.seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
-        return Attempt(path, Filled(nbytes, tuple(hashes)))
+        return Attempt(path, Filled(nbytes, tuple(hashes), (), tuple(read)))
     finally:
         os.close(fd)
 

@@ -20,7 +20,7 @@ from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputFile, OutputTensor, Piece
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.storage.checksums import CrcExtent, RunningCrc
+from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
 from ckpttool.storage.numbers import Bytes
 from ckpttool.storage.region_io import FlatFiles, find_runs, read_band
@@ -78,11 +78,15 @@ class UnitHash(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested."""
+    """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
+
+    ``read`` has the hashes of source units that it read as a whole, if these are requested.
+    """
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
     crcs: tuple[CrcExtent, ...] = ()
+    read: tuple[ReadUnit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,14 @@ class FillTask:
         Bytes that are assembled at a time; a scratch buffer has the same size.
     wants_crc
         Whether to compute the CRC-32 of the written bytes.
+    wants_read
+        Whether to hash the units of sources that are read as a whole.
     """
 
     units: tuple[TensorUnit, ...]
     band_bytes: int
     wants_crc: bool = False
+    wants_read: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +121,7 @@ def cut_into_tasks(
     band_bytes: int,
     task_bytes: int,
     task_pieces: int = TASK_PIECES,
+    wants_read: bool = False,
 ) -> Iterator[FillTask]:
     """Split the filling of output files into tasks: large tensors are divided, small ones grouped.
 
@@ -131,6 +139,8 @@ def cut_into_tasks(
         that reads the same rows.
     task_pieces
         A task with this many pieces gets no further unit, even if it reads the same rows.
+    wants_read
+        See `FillTask`.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
@@ -149,7 +159,7 @@ def cut_into_tasks(
             shares_rows = last is not None and within.start <= last
             most_bytes = task_bytes + len(slices) * size if shares_rows else task_bytes
             if batch and (nbytes >= most_bytes or pieces >= task_pieces):
-                yield FillTask(tuple(batch), band_bytes, wants_crc)
+                yield FillTask(tuple(batch), band_bytes, wants_crc, wants_read)
                 batch, nbytes, pieces, last = [], 0, 0, None
             batch.append(unit)
             nbytes += size
@@ -157,7 +167,7 @@ def cut_into_tasks(
             end = tuple(stop - 1 for stop in within.stop)
             last = end if last is None else max(last, end)
     if batch:
-        yield FillTask(tuple(batch), band_bytes, wants_crc)
+        yield FillTask(tuple(batch), band_bytes, wants_crc, wants_read)
 
 
 def _units_in_source_order(
@@ -208,10 +218,16 @@ def fill(task: FillTask) -> Filled:
     buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
     crc = RunningCrc() if task.wants_crc else None
-    with FlatFiles(task.band_bytes, crc) as files:
+    read = RunningHashes() if task.wants_read else None
+    with FlatFiles(task.band_bytes, crc, read) as files:
         for _, units_of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
             hashes += _fill_tensor(files, tuple(units_of_tensor), buffer, task.band_bytes)
-    return Filled(task.nbytes, tuple(hashes), () if crc is None else tuple(crc.extents()))
+    return Filled(
+        task.nbytes,
+        tuple(hashes),
+        () if crc is None else tuple(crc.extents()),
+        () if read is None else tuple(read.found()),
+    )
 
 
 def _fill_tensor(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from ckpttool.errors import (
     CkptToolError,
     ExecutionError,
     PlanError,
+    SourceHashError,
     VerifyError,
     join_clauses,
     notes_of,
@@ -34,8 +35,9 @@ from ckpttool.execution.cluster import (
 from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
-from ckpttool.formats.local import describe_os_error
+from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.diagnostics import Diagnostic, diagnose, join_first
+from ckpttool.model.manifest import ListedOutput
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
@@ -50,13 +52,14 @@ def _failure(
     error: CkptToolError | OSError | BrokenExecutor,
     done: Sequence[str] = (),
     changes: str = "",
+    resume: str = "",
 ) -> ExecutionError:
     """Return the error of a run that could not write ``path``.
 
     Outputs that are ``done`` are of no use if there are ``changes`` of source files.  The message
     of libhdf5 would hide that of the system.
     """
-    again = "the same command with --resume" if done else "the same command"
+    again = resume if done else "the same command"
     notes = notes_of(error)
     cause, details, hint = WORKER_DIED, WHY_DEAD, FEWER
     if isinstance(error, TakenError):
@@ -69,7 +72,8 @@ def _failure(
         cause = describe_os_error(error)
         details = "" if name == path else f"the file is {name}"
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = f"free some space, then {again}" if is_full else again
+        first = "free some space" if is_full else more_files_hint(error)
+        hint = f"{first}, then {again}" if first else again
     elif isinstance(error, CkptToolError):
         one, *others = diagnose(error)
         cause, hint = one.fact, one.hint or again
@@ -144,13 +148,13 @@ class CopyOptions:
 
 
 def _calls(
-    jobs: Sequence[Job], options: CopyOptions
+    jobs: Sequence[Job], options: CopyOptions, wants_read: bool
 ) -> Iterator[tuple[Callable[[], CallResult], tuple[Job, ...]]]:
     """Yield the calls for workers, each with its jobs.
 
     A call fills units on this host, or writes a whole file on another host.
     """
-    sizes = options.band_bytes, options.task_bytes, options.task_pieces
+    sizes = options.band_bytes, options.task_bytes, options.task_pieces, wants_read
     local: dict[str, tuple[Job, FileIndex]] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):
@@ -203,13 +207,15 @@ def execute(
     EngineError
         The workers of a cluster do not answer; nothing was written.
     VerifyError
-        The header of an output does not describe its tensors.
+        The header of an output does not describe its tensors, or a tensor of the source has not the
+        hash that its manifest lists.
     ExecutionError
         An output could not be written, or a source file has changed since.  Unless the source has
         changed, the error names the complete outputs, which a resumed run keeps.  Unfinished
         outputs are removed.
     """
-    run = _Run(executor or InlineExecutor(), options or CopyOptions(), on_progress, check)
+    options = options or CopyOptions()
+    run = _Run(executor or InlineExecutor(), options, on_progress, check, plan.listed)
     mine = plan.limited_to(assignment.ranks)
     if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
@@ -237,7 +243,8 @@ def execute(
         if isinstance(error, FAILURES) and not isinstance(error, VerifyError | ExecutionError):
             done = [written.path for written in run.written_by_rank()]
             changes = transaction.describe_source_changes()
-            raise _failure(transaction.writing or run.current, error, done, changes) from error
+            path, again = transaction.writing or run.current, assignment.resume_hint
+            raise _failure(path, error, done, changes, again) from error
         raise
     return run.written_by_rank()
 
@@ -250,6 +257,7 @@ class _Run:
     options: CopyOptions
     on_progress: Callable[[int], None] | None
     check: Callable[[], None]
+    listed: Mapping[str, ListedOutput]  # source files
     current: str = ""  # path of the output in work, for the error
     pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
@@ -286,7 +294,7 @@ class _Run:
             job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))
             self.jobs.append(job)
             jobs.append(job)
-        for call, jobs_of_call in _calls(jobs, self.options):
+        for call, jobs_of_call in _calls(jobs, self.options, bool(self.listed)):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()
             for job in jobs_of_call:
@@ -315,12 +323,26 @@ class _Run:
             if isinstance(result, int):
                 self._commit(jobs[0], result)
                 continue
+            self._check_read(result.filled if isinstance(result, Attempt) else result)
             if self.on_progress is not None:
                 self.on_progress(result.nbytes)
             for job in jobs:
                 job.accept(result)
                 job.open_tasks -= 1
                 self._commit_if_done(job)
+
+    def _check_read(self, filled: Filled) -> None:
+        """Raise `SourceHashError` if a unit that was read has not the hash that is listed."""
+        for path, name, number, digest in filled.read:
+            listed, unit = self.listed.get(path), (name, number)
+            if listed is None or listed.digest(unit) == digest:
+                continue
+            text = f"{name}: changed since the file was written"
+            facts = f"expected SHA-256 {listed.digest(unit).hex()}, found {digest.hex()}"
+            if holder := next(listed.alike.find_holders({unit: digest}), None):
+                facts += f", which is that of {holder.entry.path}"
+            hint = "put the file back, or --ignore-manifest to read it as it is"
+            raise SourceHashError(path, [f"{text}; {facts}"], hint)
 
     def _max_in_flight(self) -> int:
         """Return the limit of pending tasks, which is at least two for each worker of a cluster."""

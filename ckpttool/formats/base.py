@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from ckpttool.model.diagnostics import Diagnostic
@@ -25,6 +25,8 @@ class Format(Protocol):
     ----------
     name
         The name in ``--format``, in reports and in ``FileIndex.format``.
+    max_header_bytes
+        The largest header that is read and written; None without a limit.
     """
 
     @property
@@ -32,10 +34,18 @@ class Format(Protocol):
         """Name of the format."""
         ...
 
+    @property
+    def max_header_bytes(self) -> int | None:
+        """Largest header."""
+        ...
+
     def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for each reason why tensors and attributes cannot be written."""
+        """Yield a diagnostic for each reason why tensors and attributes cannot be written.
+
+        The caller adds the hint: it knows which other format holds them, and where it is named.
+        """
         ...
 
     def read_index(self, file: StoredFile) -> FileIndex:
@@ -56,6 +66,10 @@ class Format(Protocol):
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the size in bytes of the file that `create` makes, or somewhat less."""
+        ...
+
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the most bytes of a header: a sum over the tensors, and what every file has."""
         ...
 
     def create(

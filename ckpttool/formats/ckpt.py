@@ -100,6 +100,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
     find_maps,
+    foreign_type_problems,
     map_component_names,
     map_of,
     map_problems,
@@ -132,6 +133,7 @@ class Ckpt:
     """
 
     name = "ckpt"
+    max_header_bytes: int | None = None
 
     def __init__(self, cache: HeaderCache | None = None) -> None:
         self._cache = cache
@@ -139,8 +141,9 @@ class Ckpt:
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for each incomplete map parameter; the rest is allowed."""
+        """Yield a diagnostic for incomplete map parameters, and for what MindSpore lacks."""
         yield from map_problems(tensors)
+        yield from foreign_type_problems(tensors, ".ckpt")
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
@@ -156,8 +159,8 @@ class Ckpt:
             cipher = read_ciphertext(file, stop, end, key)
             file = replace(file, cipher=cipher)
             hidden = _read_encrypted(file, cipher)
-            for name in hidden.keys() & tensors.keys():
-                raise FormatError(file.path, stop, f"{name}: stored twice, plain and encrypted")
+            if twice := [name for name in hidden if name in tensors]:
+                raise FormatError(file.path, stop, f"{twice[0]}: stored twice, plain and encrypted")
             tensors = {**tensors, **hidden}
         return FileIndex((file,), self.name, nbytes, tensors, attrs)
 
@@ -175,6 +178,10 @@ class Ckpt:
         """Return the size of the file that `create` makes of these tensors."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
+
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the bytes of all records without their contents, and of a trailer."""
+        return self.file_bytes(tensors, attrs) - sum(step.nbytes for step in _steps(tensors))
 
     def create(
         self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
@@ -434,8 +441,8 @@ def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _Rec
     if dtype is None:
         raise FormatError(reader.path, start, f"{name}: the record has no tensor_type")
     if len(dims) > MAX_AXES:
-        reason = f"{name}: expected at most {MAX_AXES} axes, found {len(dims)}"
-        raise FormatError(reader.path, start, reason)
+        reason = f"{name}: more than {MAX_AXES} axes"
+        raise UnsupportedError(reader.path, start, reason, facts=f"{len(dims)} axes")
     if any(size < 0 for size in dims):
         raise FormatError(reader.path, start, f"{name}: a size in dims {dims} is negative")
     tensor = _RecordTensor(name, start, dtype, dims)

@@ -100,6 +100,7 @@ _JSON_KEYS: Mapping[str, frozenset[str]] = {  # kind of a JSON document -> it ha
     "strategy": frozenset(("parallel_layout_item", "parallel_strategy_item", "ckpttool_strategy")),
     "index": frozenset(("weight_map",)),
 }
+_SPLIT_KEYS = {"split", "group_size", "rank_id"}  # of every parameter
 
 
 # -------------------------------------------------------------------------------------------- kinds
@@ -214,12 +215,25 @@ def _text_kind(head: bytes) -> str:
     return "python" if _PYTHON.search(text) else "text"
 
 
+def is_split_info(document: object) -> bool:
+    """Return whether a JSON document is split information of mindone, which is a strategy."""
+    return (
+        bool(document)
+        and isinstance(document, dict)
+        and all(
+            isinstance(entry, dict) and entry.keys() >= _SPLIT_KEYS for entry in document.values()
+        )
+    )
+
+
 def _json_kind(data: bytes) -> str:
     """Return the kind of a JSON document, from its keys; "" for what is not JSON."""
     try:
         document = parse_json(data)
     except ValueError:
         return ""
+    if is_split_info(document):
+        return "strategy"
     keys = set(document) if isinstance(document, dict) else set()
     return next((kind for kind, marks in _JSON_KEYS.items() if keys & marks), "json")
 

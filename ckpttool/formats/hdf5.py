@@ -31,8 +31,8 @@ libhdf5 reads the headers; only strings are read from the contents.
 
 Source
 ------
-The HDF5 file format specification (datatype message) and reference manual (H5P, H5T, H5D); h5py's
-"Special types" for bool, complex and strings.
+The HDF5 file format specification (superblock, datatype message) and reference manual (H5P, H5T,
+H5D); h5py's "Special types" for bool, complex and strings.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from shlex import quote
 from sys import intern
 
 import h5py
@@ -49,7 +50,7 @@ from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
-from ckpttool.formats.local import demand_same
+from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -58,15 +59,23 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
+    foreign_type_problems,
     refuse_shared_bytes,
 )
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
+# Of a file, of a dataset and of each group above it; the names count several times.  Files of 1 to
+# 1,000 datasets, with names of 2 to 3,000 characters, stay below (measured with libhdf5 1.14).
+_MOST_FILE_BYTES = 4096
+_MOST_LINK_BYTES = 512
+_MOST_NAMES = 3
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SIGNATURE_BYTES = 8
+_FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
+_WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _DTYPE_ATTRIBUTE = "dtype"
-_OTHER_FORMAT = "--format ckpt, or --format safetensors"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again, or leave it out"
 _NEVER_WRITTEN = ("the dataset was never written", _WRITE_AGAIN, "no storage is allocated")
@@ -84,6 +93,7 @@ class Hdf5:
     """
 
     name = "hdf5"
+    max_header_bytes: int | None = None
 
     def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
         self._on_object = on_object
@@ -94,8 +104,9 @@ class Hdf5:
         """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
         if "crc_num" in attrs:
             reason = "HDF5 has no place for MindSpore's checksum"
-            yield Diagnostic("destination", reason, _OTHER_FORMAT)
+            yield Diagnostic("destination", reason)
         yield from _refusals(tensors)
+        yield from foreign_type_problems(tensors, "HDF5")
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -104,6 +115,15 @@ class Hdf5:
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the least size of the file that `create` makes, in bytes."""
         return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
+
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the most bytes that libhdf5 takes for superblock, groups and dataset headers."""
+        texts = sum(len(name) + len(text.encode()) for name, text in attrs.items())
+        links = sum(
+            _MOST_LINK_BYTES * len(meta.name.split("/")) + _MOST_NAMES * len(meta.name.encode())
+            for meta in tensors
+        )
+        return _MOST_FILE_BYTES + 2 * texts + links
 
     def create(
         self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
@@ -140,13 +160,13 @@ def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
         elif "\0" in meta.name or not all(map(_is_component, parts)):
             yield _refusal(meta, "HDF5 cannot keep this name exactly")
         if meta.text is not None and "\0" in meta.text:
-            yield _refusal(meta, "an HDF5 string cannot hold NUL", "--format ckpt")
+            yield _refusal(meta, "an HDF5 string cannot hold NUL")
         if len(meta.shape) > MAX_AXES:
             yield _refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
 
 
-def _refusal(meta: TensorMeta, reason: str, hint: str = _OTHER_FORMAT) -> Diagnostic:
-    return Diagnostic("destination", reason, hint, tensor=meta.name)
+def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
+    return Diagnostic("destination", reason, tensor=meta.name)
 
 
 def _is_component(part: str) -> bool:
@@ -489,9 +509,21 @@ def _as_format_error(path: str) -> Iterator[None]:
         number = _find_errno(error)
         if number is not None:
             raise OSError(number, os.strerror(number), path) from error
+        if _is_open_for_write(path):
+            reason = "a program writes this HDF5 file, or ended without closing it"
+            hint = f"cp {quote(path)} COPY.h5 && h5clear -s COPY.h5"
+            raise UnsupportedError(path, _FLAGS_AT, reason, hint, f"libhdf5: {error}") from error
         raise FormatError(
             path, None, "not a readable HDF5 file", facts=f"libhdf5: {error}"
         ) from error
+
+
+def _is_open_for_write(path: str) -> bool:
+    """Return whether the superblock is marked: by a writer, or by one that readers may follow."""
+    with open_file(path) as file:
+        head = file.read(_FLAGS_AT + 1)
+    is_new = head[:_SIGNATURE_BYTES] == _SIGNATURE and head[_SIGNATURE_BYTES:][:1] == b"\x03"
+    return is_new and len(head) > _FLAGS_AT and bool(head[_FLAGS_AT] & _WRITE_FLAGS)
 
 
 @contextmanager

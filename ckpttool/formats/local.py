@@ -26,6 +26,7 @@ import errno
 import io
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -269,10 +270,19 @@ MEANINGS = {  # of system errors whose message says too little
 def unreadable(path: str, error: OSError) -> UnreadableError:
     """Return the error of a file or a folder that the system cannot open or read."""
     hint = "chmod +rX as the owner, or run as the owner"
-    hint = hint if isinstance(error, PermissionError) else ""
+    hint = hint if isinstance(error, PermissionError) else more_files_hint(error)
     found = UnreadableError(path, None, describe_os_error(error), hint)
     found.__cause__ = error
     return found
+
+
+def more_files_hint(error: OSError) -> str:
+    """Return the command that lets a process open more files; "" for other errors."""
+    if error.errno != errno.EMFILE:
+        return ""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    more = max(1024, 4 * soft)
+    return f"ulimit -n {min(more, hard) if hard > soft else more}"
 
 
 def describe_os_error(error: OSError) -> str:
@@ -285,7 +295,7 @@ def describe_os_error(error: OSError) -> str:
     """
     meaning = MEANINGS.get(error.errno or 0, "")
     if isinstance(error, PermissionError) and error.filename is not None:
-        meaning = _describe_owner(error.filename)
+        meaning = _describe_owner(os.fsdecode(error.filename))  # it may be a Path, or bytes
     return (error.strerror or str(error)) + (f" ({meaning})" if meaning else "")
 
 
@@ -307,6 +317,9 @@ def _describe_owner(path: str) -> str:
         except OSError:
             if place == "/":
                 return ""
+            if os.path.islink(place):  # noqa: PTH114 - what it leads to is closed, not its folder
+                path = place = os.path.realpath(place)
+                continue
             place = os.path.dirname(place)  # noqa: PTH120
             where = f"{os.path.relpath(place)}: " if path[:1] != "/" else f"{place}: "
     mode = f"{found.st_mode & 0o7777:03o}"

@@ -28,12 +28,15 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
   count.
 * ``attrs`` of a file that is read is its metadata without the entries of tensors.
 * F8_E4M3, F8_E5M2 and C64 are read and written; MindSpore 2.10 does neither.
+* The types of `SAFETENSORS_DTYPES` are read and written, too.  Elements of F4 have 4 bits and those
+  of F6 have 6; all elements of a tensor MUST fill whole bytes.
+* ``"__metadata__": null`` is read as no metadata, as the library does.
 
-Limits: a header of at most 100,000,000 bytes, as in the safetensors library; names are unique.
+Limits: a header of at most `MAX_HEADER_BYTES`, as in the safetensors library; names are unique.
 
 Source
 ------
-The safetensors README, section "Format", and its ``tensor.rs`` (``prepare``, ``validate``);
+The safetensors README, section "Format", and ``tensor.rs`` of 0.8 (``prepare``, ``validate``);
 MindSpore 2.10 ``train/serialization.py`` (``_exec_save``, ``_load_into_param_dict``).
 """
 
@@ -46,26 +49,31 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.errors import FormatError, UnsupportedError
+from ckpttool.errors import FormatError
 from ckpttool.formats.base import ChecksumInput
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"
 _NO_HEADER = "not a safetensors file: it has no valid header"
+_MOST = 10**15  # an offset of more digits than files have
 _MAX_CRC = str(2**32 - 1)  # the longest; reserves the place of the checksum
 
 # The order of contents in a file: the library sorts by its enumeration of types (tensor.rs, Dtype),
 # the last type first.
-_ORDER = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()  # noqa: SIM905
+_ORDER = (
+    *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8"),
+    *("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+    *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+)
 
 _BY_WORD = {
     dtype.safetensors: dtype
-    for dtype in DTYPES.values()
+    for dtype in ALL_DTYPES.values()
     if dtype.safetensors is not None and dtype.name != "Int4"
 }
 
@@ -75,15 +83,23 @@ class Safetensors:
 
     name = "safetensors"
 
+    @property
+    def max_header_bytes(self) -> int:
+        """Largest header, as of the safetensors library."""
+        return MAX_HEADER_BYTES
+
     def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic for tensors that the format cannot hold."""
-        for meta in tensors:
-            if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
-                yield _refusal(meta, "safetensors reserves this name")
-            elif meta.dtype == TEXT or DTYPES[meta.dtype].safetensors is None:
-                yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
+        """Yield a diagnostic for tensors that the format cannot hold, or a header too large."""
+        refused = [*_refusals(tensors, attrs)]
+        yield from refused
+        if not refused and self.header_bytes(tensors, attrs) > MAX_HEADER_BYTES:
+            nbytes = len(_make_header(_ordered(tensors), attrs))
+            if nbytes > MAX_HEADER_BYTES:
+                text = "too many tensors for one safetensors file"
+                facts = f"a header of {nbytes} bytes; at most {MAX_HEADER_BYTES} are read"
+                yield Diagnostic("destination", text, facts=facts)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -98,7 +114,7 @@ class Safetensors:
                 facts = f"header of {nbytes} bytes, file of {size} bytes"
                 raise FormatError(path, 0, reason, facts=facts)
             header = _parse_header(path, opened.read(nbytes))
-        attrs = _parse_metadata(path, header.pop(METADATA, {}))
+        attrs = _parse_metadata(path, header.pop(METADATA, None))
         tensors = {
             name: _parse_entry(file, name, entry, 8 + nbytes, attrs)
             for name, entry in header.items()
@@ -113,17 +129,17 @@ class Safetensors:
             8 + len(_make_header(_ordered(tensors), attrs)) + sum(meta.nbytes for meta in tensors)
         )
 
+    def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
+        """Return the bytes of the length and of the JSON, for offsets of any number of digits."""
+        return 15 + len(_make_header((), attrs)) + sum(map(_entry_bytes, tensors))
+
     def create(
         self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
     ) -> FileIndex:
         """Write a file with its header and its full size; contents are filled in later."""
         ordered = _ordered(tensors)
         text = _make_header(ordered, attrs)
-        if len(text) > MAX_HEADER_BYTES:
-            facts = f"{len(text)} bytes; a safetensors header has at most {MAX_HEADER_BYTES}"
-            raise UnsupportedError(
-                file.path, None, "too many tensors for one file", "--max-shard-size 10G", facts
-            )
+        assert len(text) <= MAX_HEADER_BYTES, "the caller has called refusals()"
         with os.fdopen(fd, "wb", closefd=False) as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
             opened.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
@@ -160,9 +176,17 @@ class Safetensors:
             file.write(_to_json(header).ljust(nbytes))
 
 
+def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each tensor whose name or type the format cannot hold."""
+    for meta in tensors:
+        if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
+            yield _refusal(meta, "safetensors reserves this name")
+        elif meta.dtype == TEXT or ALL_DTYPES[meta.dtype].safetensors is None:
+            yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
+
+
 def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
-    hint = "--format ckpt, or --format hdf5"
-    return Diagnostic("destination", reason, hint, tensor=meta.name)
+    return Diagnostic("destination", reason, tensor=meta.name)
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:
@@ -182,12 +206,19 @@ def _make_header(ordered: Sequence[TensorMeta], attrs: Mapping[str, str]) -> byt
     for meta in ordered:
         header[meta.name] = {
             "dtype": _type_name(meta),
-            "shape": list(meta.shape),
+            "shape": list(meta.header_shape),
             "data_offsets": [at, at + meta.nbytes],
         }
         at += meta.nbytes
     text = _to_json(header)
     return text + b" " * (-len(text) % 8)
+
+
+def _entry_bytes(meta: TensorMeta) -> int:
+    """Return the most bytes of a tensor's entry in a header; MindSpore's words are the longest."""
+    entry = {"dtype": meta.dtype, "shape": list(meta.header_shape), "data_offsets": [_MOST] * 2}
+    note = {meta.name: meta.dtype} if meta.dtype == "Int4" else {}
+    return len(_to_json({meta.name: entry})) + (len(_to_json(note)) if note else 0)
 
 
 def _to_json(header: Mapping[str, object]) -> bytes:
@@ -207,7 +238,7 @@ def _unsigned_scalar(file: FileIO, tensor: StoredTensor) -> int | None:
 
 def _type_name(meta: TensorMeta) -> str:
     """Return the name of a tensor's element type in safetensors."""
-    word = DTYPES[meta.dtype].safetensors
+    word = ALL_DTYPES[meta.dtype].safetensors
     assert word is not None, "the caller has called refusals()"
     return word
 
@@ -225,6 +256,8 @@ def _parse_header(path: str, text: bytes) -> dict[str, object]:
 
 def _parse_metadata(path: str, metadata: object) -> dict[str, str]:
     """Return the strings in ``__metadata__``."""
+    if metadata is None:
+        return {}
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
@@ -251,18 +284,22 @@ def _parse_entry(
     shape, span = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
     if shape is None or any(size >> 63 for size in shape):
         raise bad("shape is not a list of sizes", f"{entry.get('shape')!r:.80}")
-    if len(shape) > MAX_AXES:
-        raise bad(f"expected at most {MAX_AXES} axes, found {len(shape)}")
     if span is None or len(span) != 2 or span[0] > span[1]:
         raise bad("data_offsets are not a begin and an end", f"{entry.get('data_offsets')!r:.80}")
-    need = math.prod(shape) * dtype.itemsize
+    nbits = math.prod(shape) * (dtype.packed_bits or 8 * dtype.itemsize)
+    listed = f"{list(shape)!s:.80} of {word}"
+    if nbits % 8:
+        raise bad("its elements do not fill whole bytes", listed)
+    need = nbits // 8
     if span[1] - span[0] != need:
-        raise bad(
-            "its shape does not fit its data_offsets",
-            f"{list(shape)} of {word} needs {need} bytes, data_offsets are {list(span)}",
-        )
+        needed = "more than 2**63" if need >> 63 else need
+        facts = f"{listed} needs {needed} bytes, data_offsets are {list(span)}"
+        raise bad("its shape does not fit its data_offsets", facts)
     extents = (Extent(data_start + span[0], need),) if need else ()
-    return StoredTensor(TensorMeta(intern(name), dtype.name, shape), file, extents)
+    whole = shape if dtype.packed_bits is not None or len(shape) > MAX_AXES else None
+    flat = shape if whole is None else (need // dtype.itemsize,)
+    meta = TensorMeta(intern(name), dtype.name, flat, whole_shape=whole)
+    return StoredTensor(meta, file, extents)
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:

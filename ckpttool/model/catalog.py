@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -56,7 +56,7 @@ class Catalog:
     documents
         The files that list where slices or tensors are stored: index files, or metadata.
     strategy_files
-        The default strategy files: those in the output folder of the same MindFormers run.
+        The default strategy files: those that lie with the rank folders.
     one_of_several
         Evidence that the only file is one rank's of several, so that tensors may be slices; empty
         if there is none.
@@ -151,10 +151,19 @@ class RankCatalog(Catalog):
         Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
     expected_ranks
         The ranks that the manifest of a verified set lists; None for all.
+    find_complete_step
+        Returns the newest other step of the same run whose headers are right on all ranks; or "".
+    steps_of_other_runs
+        Steps of other runs in the folder, as ``--step`` takes them, the newest first.
+    names_of
+        Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
     """
 
     missing_ranks: tuple[int, ...] = ()
     expected_ranks: frozenset[int] | None = None
+    find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
+    steps_of_other_runs: tuple[str, ...] = ()
+    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,9 +186,13 @@ class MergedCatalog(Catalog):
     common_tensors
         The tensors of the common file, which loaders give to every rank.  True if an index lists
         the tensor; other tensors may be slices of one rank.
+    copies
+        The stored copies of a tensor in other files than the index names.  They are not read, and
+        ``files`` does not have them.
     """
 
     common_tensors: Mapping[str, bool] = field(default_factory=dict)
+    copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
 
     @property
     def indexes(self) -> tuple[str, ...]:

@@ -63,9 +63,12 @@ CODES: Mapping[str, Code] = {
     ),
     "unreadable": Code("the system cannot read a file", "error"),
     "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
+    "unsupported_type": Code(
+        "element types of safetensors that MindSpore lacks", "note", {"verify": "warning"}
+    ),
     "no_library": Code("a package that a file needs is not installed", "error"),
     "checksum": Code("a checksum or an authentication tag is wrong", "error"),
-    "verified": Code("checksums or tags were verified and are right", "note"),
+    "verified": Code("checksums, tags or hashes were verified and are right", "note"),
     "no_checksum": Code("files were saved without a checksum", "note"),
     "unverified": Code(
         "there is a checksum, and it was not verified", "warning", {"verify": "note"}
@@ -98,17 +101,27 @@ CODES: Mapping[str, Code] = {
     "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
     "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
     "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
-    "absent": Code("listed or described, and in no file", "note"),
-    "renamed": Code(
-        "parameters of the strategy are in no file, and others are in no strategy",
+    "absent": Code("listed or described, and in no file, or not in all that are listed", "note"),
+    "no_optimizer": Code(
+        "optimizer state is described, and no file of it is there: not saved, or not copied",
         "warning",
-        {"verify": "note"},
+    ),
+    "unsaved": Code("weights are in the strategy and in no file", "warning"),
+    "nothing": Code("there is no tensor to examine or to write", "error", {"inspect": "warning"}),
+    "no_elements": Code("there are tensors, and none of them has an element", "warning"),
+    "renamed": Code(
+        "parameters of the strategy are in no file, and others are in no strategy", "warning"
     ),
     "part": Code("only some ranks or outputs are meant", "note"),
     # steps and saves
     "step": Code("which step is read", "note"),
     "older_step": Code("not all ranks have the newest step", "warning"),
-    "mixed_steps": Code("ranks are not of one step, by names or by step counters", "error"),
+    "older_ranks": Code("ranks that the strategy lacks, with older steps", "warning"),
+    "mixed_steps": Code(
+        "ranks are not of one step, by names or by step counters", "error", {"inspect": "warning"}
+    ),
+    "mixed_runs": Code("nothing shows which files are of one run", "error", {"inspect": "warning"}),
+    "mixed_times": Code("an older step was written after a later one", "warning"),
     "unfinished": Code(
         "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
     ),
@@ -116,6 +129,9 @@ CODES: Mapping[str, Code] = {
     "leftover": Code("traces of a save or a run that did not finish", "note"),
     "resumed": Code("what an earlier run left, and what becomes of it", "note"),
     "skipped": Code("files that are not read or not written", "note"),
+    "overlay": Code(
+        "files hold other copies of tensors than those that the index names", "warning"
+    ),
     "no_locks": Code(
         "the file system has no locks, which keep two runs apart",
         "warning",
@@ -149,13 +165,16 @@ CODES: Mapping[str, Code] = {
         "the manifest names another strategy, or cannot name it", "warning", {"verify": "note"}
     ),
     "corrected": Code("read otherwise than it is described", "note"),
-    "inferred": Code("contents decided an optimizer shard", "warning", {"verify": "note"}),
+    "inferred": Code("contents decided an optimizer shard", "warning"),
     "follows": Code("optimizer state takes the layout of its parameter", "note"),
     "guessed": Code(
         "only names and shapes show that a tensor is optimizer state", "warning", {"verify": "note"}
     ),
     "doubt": Code("what is not certain", "note"),
     "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
+    "own_values": Code(
+        "a described statistic that every rank has for itself", "warning", {"verify": "note"}
+    ),
     # parameters without a layout
     "unlisted": Code(
         "parameters that are not in the strategy and differ between ranks",
@@ -215,6 +234,7 @@ OPTIONS: Mapping[str, Collection[Command]] = {
     "--trust-strategy": ("convert", "diff"),
     "--optimizer-shard": ("convert", "diff"),
     "--unlisted": ("convert", "diff"),
+    "--ignore-manifest": ("convert", "diff", "inspect"),
 }
 
 
@@ -596,8 +616,10 @@ class Report:
         ``root`` and ``step`` of the `Catalog`.
     severity_of
         The severity of each code, edited by ``ignore``.
+    files
+        Number of files that were read.
     ranks
-        Ranks whose file was read.
+        Ranks whose file was read; None for a merged checkpoint, whose files have none.
     tensors
         Number of parameters.
     nbytes
@@ -615,7 +637,8 @@ class Report:
     path: str
     severity_of: SeverityOf
     step: str | None = None
-    ranks: tuple[int, ...] = ()
+    files: int = 0
+    ranks: tuple[int, ...] | None = None
     tensors: int = 0
     nbytes: int = 0
     findings: tuple[Diagnostic, ...] = ()

@@ -6,7 +6,8 @@ The name of a type is the one that MindSpore writes into ``tensor_type`` of a ``
 Source
 ------
 MindSpore 2.10 ``train/serialization.py`` (``tensor_to_ms_type``, ``_save_graph``); the
-safetensors README, section "Format"; the HDF5 reference manual, "Predefined Datatypes".
+safetensors README, section "Format", and ``tensor.rs`` of its 0.8 (``Dtype``); the HDF5 reference
+manual, "Predefined Datatypes".
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ class DType:
     Attributes
     ----------
     name
-        MindSpore's name, as in the ``tensor_type`` of a ``.ckpt``.
+        MindSpore's name, as in the ``tensor_type`` of a ``.ckpt``; safetensors' word if MindSpore
+        lacks the type.
     itemsize
-        Bytes per element.
+        Bytes per element.  1 where several elements share a byte: a shape then counts bytes.
     safetensors
         Its word in a safetensors header, or None if that format has none.
     hdf5
         Its HDF5 type as `ckpttool.formats.hdf5` names it.  ``"bytes"`` is an unsigned byte with
         an attribute that names the type, for types that HDF5 lacks.
+    packed_bits
+        Bits per element where several elements share a byte; None for other types.
     """
 
     name: str
     itemsize: int
     safetensors: str | None
     hdf5: str
+    packed_bits: int | None = None
 
 
 TEXT = "str"  # a string of append_dict: a value in a header, never a tensor (see TensorMeta.text)
@@ -67,6 +72,22 @@ DTYPES: dict[str, DType] = {
         DType("random_op", 1, None, "bytes"),
     )
 }
+
+# Types of safetensors 0.8 that MindSpore lacks.  Their values are not read; their bytes are copied
+# from safetensors to safetensors.
+SAFETENSORS_DTYPES: dict[str, DType] = {
+    word: DType(word, 1, word, "bytes", bits)
+    for word, bits in (
+        ("F4", 4),
+        ("F6_E2M3", 6),
+        ("F6_E3M2", 6),
+        ("F8_E8M0", None),
+        ("F8_E4M3FNUZ", None),
+        ("F8_E5M2FNUZ", None),
+    )
+}
+
+ALL_DTYPES = DTYPES | SAFETENSORS_DTYPES
 
 # MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.
 ALIASES = {"Uint8": "UInt8"}

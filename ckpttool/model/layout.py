@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, islice, pairwise, product
@@ -146,6 +146,9 @@ class Layout:
         Rows of each slice along axis 0, before an optimizer shard, if they are not equal.
     fields
         Fields of a field-sliced embedding; 1 for every other tensor.
+    split_shape
+        Numbers in a strategy file that are the rows of a manual split, or a shape that says
+        nothing; `settled_by_slices` and `settled_by_full_shape` decide.
 
     Raises
     ------
@@ -160,6 +163,7 @@ class Layout:
     full_shape: tuple[int, ...] | None = field(default=None, compare=False)
     rows: tuple[int, ...] = ()
     fields: int = 1
+    split_shape: tuple[int, ...] = field(default=(), repr=False)  # never in the digest of a plan
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.device_matrix):
@@ -365,6 +369,48 @@ class Layout:
     def fills(self, slice_shape: tuple[int, ...]) -> bool:
         """Return whether slices of ``slice_shape`` form the full shape that the strategy gives."""
         return self.implied_shape(slice_shape) == self.full_shape
+
+    def settled_by_slices(self, shapes: Collection[tuple[int, ...]]) -> Layout | None:
+        """Return the layout with ``split_shape`` decided by the shapes of all stored slices.
+
+        It is a manual split if the slices differ, and says nothing if it is the shape of every
+        slice, or the full shape.  The result is None if it is neither.
+
+        Examples
+        --------
+        >>> layout = Layout((2,), ((0,), ()), split_shape=(6, 4))
+        >>> layout.settled_by_slices([(6, 4)]).rows, layout.settled_by_slices([(6, 3), (4, 3)]).rows
+        ((), (6, 4))
+        """
+        split, even = self.split_shape, replace(self, split_shape=())
+        if not split or not shapes:
+            return even
+        if len(shapes) > 1:
+            return replace(even, rows=split) if self._may_be_rows else even
+        (shape,) = shapes
+        has_all_axes = len(shape) == len(self.tensor_map)
+        full_shape = even.implied_shape(shape) if has_all_axes else self.full_shape
+        has_rows = has_all_axes and self._may_be_rows
+        are_rows = has_rows and {*split} == {shape[0] * self.optimizer_shard}
+        return even if split in (shape, full_shape) or are_rows else None
+
+    def settled_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
+        """Return the layout with ``split_shape`` decided by the shape of the full tensor.
+
+        It says nothing if it is that shape, or the shape of a slice.  It is a manual split if its
+        numbers add up to axis 0.  The result is None if it is neither.
+        """
+        split, even = self.split_shape, replace(self, split_shape=())
+        slice_shape = shape if even.why_not(shape) else even.slice_shape(self.first_rank, shape)
+        if not split or split in (shape, slice_shape):
+            return even
+        return replace(even, rows=split) if self._may_be_rows and sum(split) == shape[0] else None
+
+    @property
+    def _may_be_rows(self) -> bool:
+        """Whether ``split_shape`` has a number for each slice of axis 0."""
+        slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
+        return len(self.split_shape) == slices and self.has_boxes
 
     def why_not(self, shape: tuple[int, ...]) -> str | None:
         """Return why a full tensor of ``shape`` cannot be sharded like this, or None.

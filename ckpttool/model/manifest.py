@@ -37,10 +37,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, islice, pairwise, takewhile
+from typing import TypeAlias
 
+from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
 from ckpttool.model.wording import shorten
@@ -48,21 +50,28 @@ from ckpttool.model.wording import shorten
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
 RECORD = ".ckpttool"  # the folder that tells of a run; also the suffix for a single file
+DIGEST_BYTES = 32  # of SHA-256
 UNIT_BYTES = 8 << 20  # a task holds whole units of all outputs that it writes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of the source, with its size, and its stamp unless a manifest lists it."""
+    """A file of the source, with its size, and its stamp unless a manifest lists it.
+
+    If the system could not read it, replicas were read in place of it, and no manifest lists it.  A
+    run that can read the same file is nevertheless the same run.
+    """
 
     path: str
     nbytes: int
     stamp: FileStamp | None = None
+    is_read: bool = field(default=True, compare=False)
 
     def entry(self) -> Mapping[str, object]:
         """Return the entry of the record of a run, which has the stamp."""
         stamp = {} if self.stamp is None else self.stamp._asdict()
-        return {"path": self.path, "nbytes": self.nbytes, **stamp}
+        unread = {} if self.is_read else {"unread": True}
+        return {"path": self.path, "nbytes": self.nbytes, **stamp, **unread}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +131,12 @@ class Provenance:
             (run.version, run.step, run.source, {*run.strategies}, dict(run.options))
             for run in (self, other)
         )
-        return self.inputs != other.inputs and ours == theirs
+        return {*self.inputs} != {*other.inputs} and ours == theirs
 
     @property
     def digest(self) -> str:
         """SHA-256 of what decides the outputs; `differences` finds none between equal ones."""
-        inputs = [file.entry() for file in self.inputs]
+        inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
         strategies = sorted({(file.path, file.sha256) for file in self.strategies})
         text = json.dumps([self.version, self.plan, inputs, strategies])
         return hashlib.sha256(text.encode()).hexdigest()
@@ -140,7 +149,9 @@ class Provenance:
             "ckpttool": self.version,
             "plan": self.plan,
             "step": self.step,
-            "inputs": [{"path": file.path, "nbytes": file.nbytes} for file in self.inputs],
+            "inputs": [
+                {"path": file.path, "nbytes": file.nbytes} for file in self.inputs if file.is_read
+            ],
             "strategies": [asdict(file) for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
         }
@@ -180,6 +191,142 @@ class OutputEntry:
     tensors: tuple[TensorEntry, ...]
 
 
+Unit: TypeAlias = "tuple[str, int]"  # name of a tensor, and the number of a unit of it
+
+
+@dataclass(slots=True, eq=False)
+class AlikeOutputs:
+    """The outputs of a manifest whose tensors have the same names, element types and shapes.
+
+    Attributes
+    ----------
+    tensors
+        The tensors, without hashes.
+    numbers
+        The units of each tensor, as numbers of hashes in `ListedOutput.digests`.
+    outputs
+        The outputs, in the order of the manifest.
+    """
+
+    tensors: tuple[TensorEntry, ...]
+    numbers: Mapping[str, range]
+    outputs: list[ListedOutput] = field(default_factory=list)
+    _telling: dict[bytes, dict[Unit, int]] = field(default_factory=dict)  # by digests
+
+    def telling_units(self, output: ListedOutput) -> Mapping[Unit, int]:
+        """Return units that together tell an output from all others alike, with their bytes.
+
+        The smallest unit that differs between the outputs is mostly enough.  If all outputs are
+        equal, it is the largest unit, which says most of the file.
+        """
+        if not self._telling:
+            nbytes = {
+                (one.name, number): size
+                for one in self.tensors
+                for number, size in enumerate(islice(_sizes(one), len(self.numbers[one.name])))
+            }
+            in_order = sorted(nbytes, key=lambda unit: nbytes[unit])
+            distinct = {one.digests: one for one in self.outputs}
+            self._telling = {digests: {} for digests in distinct}
+            for unit, one in _tell_apart(list(distinct.values()), in_order):
+                self._telling[one.digests][unit] = nbytes[unit]
+            if len(distinct) == 1:
+                self._telling = {output.digests: {unit: nbytes[unit] for unit in in_order[-1:]}}
+        return self._telling[output.digests]
+
+    def find_holders(self, found: Mapping[Unit, bytes]) -> Iterator[ListedOutput]:
+        """Yield the outputs that list all these hashes."""
+        for one in self.outputs:
+            if all(one.digest(unit) == digest for unit, digest in found.items()):
+                yield one
+
+
+def _tell_apart(
+    outputs: list[ListedOutput], in_order: Iterable[Unit]
+) -> Iterator[tuple[Unit, ListedOutput]]:
+    """Yield the units that split outputs into ever smaller groups, until each is by itself."""
+    groups = [outputs]
+    for unit in in_order:
+        left = []
+        for group in groups:
+            by_digest: dict[bytes, list[ListedOutput]] = {}
+            for one in group:
+                by_digest.setdefault(one.digest(unit), []).append(one)
+            if len(by_digest) > 1:
+                yield from ((unit, one) for one in group)
+            left += [alike for alike in by_digest.values() if len(alike) > 1]
+        groups = left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedOutput:
+    """A complete output as a manifest lists it, with its hashes in few bytes.
+
+    Attributes
+    ----------
+    entry
+        Its entry, without hashes.
+    alike
+        The outputs with the same tensors, this one among them.
+    digests
+        The SHA-256 of all units, 32 bytes each.
+    """
+
+    entry: OutputEntry
+    alike: AlikeOutputs
+    digests: bytes
+
+    def digest(self, unit: Unit) -> bytes:
+        """Return the SHA-256 of a unit; empty if it is not listed."""
+        name, number = unit
+        numbers = self.alike.numbers.get(name, range(0))
+        at = DIGEST_BYTES * numbers[number] if number < len(numbers) else len(self.digests)
+        return self.digests[at : at + DIGEST_BYTES]
+
+    def sha256(self, name: str) -> tuple[str, ...]:
+        """Return the hashes of a tensor in hexadecimal digits."""
+        of_tensor = range(len(self.alike.numbers[name]))
+        return tuple(self.digest((name, number)).hex() for number in of_tensor)
+
+
+def list_outputs(entries: Iterable[OutputEntry]) -> list[ListedOutput]:
+    """Return the outputs of a manifest.
+
+    Raises
+    ------
+    ValueError
+        A hash does not have 64 hexadecimal digits.
+    """
+    listed: list[ListedOutput] = []
+    groups: dict[object, AlikeOutputs] = {}
+    for entry in entries:
+        key = tuple((one.name, one.dtype, one.shape, len(one.sha256)) for one in entry.tensors)
+        if key not in groups:
+            tensors = tuple(replace(one, sha256=()) for one in entry.tensors)
+            ends = accumulate((len(one.sha256) for one in entry.tensors), initial=0)
+            ranges = (range(*pair) for pair in pairwise(ends))
+            names = (one.name for one in entry.tensors)
+            groups[key] = AlikeOutputs(tensors, dict(zip(names, ranges, strict=True)))
+        hashes = [sha256 for one in entry.tensors for sha256 in one.sha256]
+        digests = bytes.fromhex("".join(hashes))
+        if any(len(one) != 2 * DIGEST_BYTES for one in hashes):
+            raise ValueError("a hash does not have 64 digits")
+        alike = groups[key]
+        output = ListedOutput(replace(entry, tensors=alike.tensors), alike, digests)
+        alike.outputs.append(output)
+        listed.append(output)
+    return listed
+
+
+def _sizes(tensor: TensorEntry) -> Iterator[int]:
+    """Yield the bytes of each unit of a tensor; a string is a unit without bytes to read."""
+    if tensor.dtype == TEXT:
+        yield 0
+        return
+    meta = TensorMeta(tensor.name, tensor.dtype, tensor.shape)
+    yield from (unit.size * meta.itemsize for unit in units(meta))
+
+
 def units(meta: TensorMeta) -> Iterator[Region]:
     """Yield the regions of a tensor that are hashed separately, in C order.
 
@@ -207,6 +354,7 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     if mine.version != other.version:
         yield f"ckpttool {mine.version} in place of {other.version}"
     now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
+    has_same_source = now == was
     if mine.source != other.source:
         yield f"source {mine.source} in place of {other.source}"
         now = was = {}
@@ -233,9 +381,17 @@ def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
     if used != before:
         added, left = (shorten(sorted(one), 3) or "none" for one in (used - before, before - used))
         yield f"strategy {added} in place of {left}"
-    if mine.plan != other.plan and (mine.inputs, ours) == (other.inputs, known):
+    if mine.plan != other.plan and has_same_source and ours == known:
         given, old = dict(mine.options), dict(other.options)
         names = [name for name in given if old.get(name, given[name]) != given[name]]
         rest = "--unlisted, --not-in-target or --optimizer-shard"
         changes = ", ".join(f"{given[name]} in place of {old[name]}" for name in names)
         yield changes or f"another {rest}"
+
+
+def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:
+    """Yield the files of the source that only one of two runs could read, with which it was."""
+    was_read = {file.path: file.is_read for file in other.inputs}
+    for file in mine.inputs:
+        if was_read.get(file.path, file.is_read) != file.is_read:
+            yield f"{file.path} could {'not be read before' if file.is_read else 'be read before'}"

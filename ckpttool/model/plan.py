@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
-from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
 from ckpttool.model.strategy import Merged, Strategy
@@ -304,6 +304,8 @@ class Plan:
         The files that the strategies were read from.
     provenance
         The attributes that say how the outputs were made.
+    listed
+        The source files that a manifest lists, by path.
     """
 
     catalog: Catalog
@@ -314,6 +316,7 @@ class Plan:
     documents: tuple[Document, ...] = field(default=())
     strategies: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    listed: Mapping[str, ListedOutput] = field(default_factory=dict)
 
     @property
     def attrs(self) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from typing import Protocol
 
 from ckpttool.model.diagnostics import Diagnostic
@@ -201,6 +201,11 @@ class Source:
         """The layout of a tensor that a strategy shards, or that one file holds in full."""
         assert isinstance(self.slicing, LayoutSlicing), f"{self.meta.name}: described, no layout"
         return self.slicing.layout
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether there are several slices."""
+        return len([*islice(self.slicing.owners(), 2)]) > 1
 
     @property
     def is_listed(self) -> bool:
@@ -437,6 +442,13 @@ def _box_problem(meta: TensorMeta, box: Box) -> Diagnostic | None:
         facts = f"{where} has {found.dtype} {found.shape}, expected {meta.dtype} {shape}"
         return _problem(meta, "a slice has another type or shape", facts)
     return None
+
+
+def why_not_sliced(meta: TensorMeta, layout: Layout) -> str | None:
+    """Return why a layout cannot shard a tensor that is only copied whole; None if it can."""
+    if meta.whole_shape is None or math.prod(layout.slice_counts) == 1:
+        return None
+    return f"{meta.dtype} {meta.whole_shape} is only copied whole"
 
 
 def _problem(meta: TensorMeta, text: str, facts: str) -> Diagnostic:

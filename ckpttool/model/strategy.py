@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
@@ -64,10 +64,64 @@ class Strategy:
         """All ranks of all stages."""
         return range(self.stages * self.stage_ranks)
 
+    def ranks_of(self, stage: int) -> range:
+        """Return the ranks of a stage."""
+        return range(stage * self.stage_ranks, (stage + 1) * self.stage_ranks)
+
+    def is_covered_by(self, ranks: Collection[int], stage: int | None = None) -> bool:
+        """Return whether some ranks hold all slices of all layouts, or of those of a stage.
+
+        Examples
+        --------
+        >>> strategy = Strategy({"w": (Layout((2, 2), ((0,),)),)}, 1, 4)
+        >>> strategy.is_covered_by({2, 3}), strategy.is_covered_by({0, 2})
+        (True, False)
+        """
+        stages = range(self.stages) if stage is None else [stage]
+        first_ranks = {self.ranks_of(one)[0] for one in stages}
+        layouts = {layout for of_name in self.layouts.values() for layout in of_name}
+        layouts |= {
+            layout
+            for rule in (self.rules.rules if self.rules else ())
+            for layout in rule.layouts(len(rule.layout.tensor_map))
+        }
+        held = {
+            first: tuple(sorted(set(ranks) & {*range(first, first + self.stage_ranks)}))
+            for first in first_ranks
+        }
+        return all(held.values()) and not any(
+            layout.gaps(held[layout.first_rank])
+            for layout in layouts
+            if layout.first_rank in first_ranks
+        )
+
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""
         layouts = self.layouts.get(name, ())
         return tuple(layout.first_rank // self.stage_ranks for layout in layouts)
+
+    def settle_splits(
+        self, settle: Callable[[str, Layout], Layout | None]
+    ) -> tuple[Strategy, Mapping[str, Layout]]:
+        """Return the strategy with every ``split_shape`` decided, and the layouts that do not fit.
+
+        Parameters
+        ----------
+        settle
+            Returns the decided layout of a parameter in a stage; None if it does not fit.
+        """
+        decided: dict[str, tuple[Layout, ...]] = {}
+        unfit: dict[str, Layout] = {}
+        for name, layouts in self.layouts.items():
+            if any(layout.split_shape for layout in layouts):
+                settled = [(layout, settle(name, layout)) for layout in layouts]
+                refused = [layout for layout, found in settled if found is None]
+                if refused:
+                    unfit[name] = refused[0]
+                decided[name] = tuple(
+                    found or replace(layout, split_shape=()) for layout, found in settled
+                )
+        return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
@@ -91,7 +145,8 @@ class Strategy:
         matched = {name: rule for name in metas if (rule := rules.find(name)) is not None}
         problems: list[Diagnostic] = []
         notes = rules.unused_notes(matched)
-        is_decided = is_rest_decided or rules.replicates_rest or self.layouts
+        has_rest = rules.replicates_rest or rules.are_recorded
+        is_decided = is_rest_decided or has_rest or self.layouts
         unmatched = [name for name in metas if name not in matched]
         undecided = [name for name in unmatched if not metas[name].is_single]
         if undecided and not is_decided:
@@ -118,7 +173,8 @@ class Strategy:
             if listed is not None and not _shard_equally(listed, written):
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
-                layouts[name], handwritten[name] = listed or written, rule.place
+                layouts[name] = listed or written
+                handwritten |= {} if rules.are_recorded else {name: rule.place}
         others = shorten([path for path in self.files if path != rules.path], 2)
         for rule, names in contradicted.items():
             text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
@@ -348,15 +404,31 @@ class Rules:
     replicates_rest
         Whether parameters without a rule are replicated.  If not, they are an error, unless another
         strategy lists parameters.
+    are_recorded
+        Whether a program recorded the rules, one for each parameter that it lists.  Then patterns
+        are names, and other parameters are treated as beside a strategy file.
     """
 
     path: str
     rules: tuple[Rule, ...]
     replicates_rest: bool = False
+    are_recorded: bool = False
+    _by_name: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name = {rule.pattern: rule for rule in self.rules} if self.are_recorded else {}
+        object.__setattr__(self, "_by_name", by_name)
 
     def find(self, name: str) -> Rule | None:
         """Return the first rule that matches ``name``, or None."""
+        if self.are_recorded:
+            return self._by_name.get(name)
         return next((rule for rule in self.rules if rule.matches(name)), None)
+
+    def renamed(self, rename: Callable[[str], str]) -> Rules:
+        """Return recorded rules with other names."""
+        rules = tuple(replace(rule, pattern=rename(rule.pattern)) for rule in self.rules)
+        return replace(self, rules=rules)
 
     def unused_notes(self, matched: Mapping[str, Rule]) -> tuple[Diagnostic, ...]:
         """Return a note on the rules that are not among ``matched``, if there are any."""
@@ -364,5 +436,8 @@ class Rules:
         unused = [rule.pattern for rule in self.rules if rule.pattern not in used]
         if not unused:
             return ()
+        if self.are_recorded:
+            text = f"{count(len(unused), 'parameter', 'are')} in it and in no file"
+            return (Diagnostic("absent", text, facts=shorten(unused, 3), where=self.path),)
         text = "no parameter matches, or only ones of earlier patterns"
         return (Diagnostic("absent", f"{', '.join(unused)}: {text}", where=self.path),)

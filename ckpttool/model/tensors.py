@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from ckpttool.errors import FormatError
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.dtypes import DTYPES, TEXT
+from ckpttool.model.dtypes import ALL_DTYPES, SAFETENSORS_DTYPES, TEXT
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -31,12 +31,16 @@ class TensorMeta:
     name
         Parameter name, exact.
     dtype
-        MindSpore's name of the element type (a key of `DTYPES`), or ``"str"``.
+        Name of the element type (a key of `ALL_DTYPES`), or ``"str"``.
     shape
         Elements along each axis; ``()`` for a scalar and for a string.
     text
         The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
         read with the index, compared as values and written by `Format.create`.
+    whole_shape
+        The shape in the header of a tensor that is only copied whole; None for all others.  Several
+        of its elements share a byte, or it has more than `MAX_AXES` axes.  Its ``shape`` has one
+        axis.
     nbytes
         Bytes of all elements; of a string, bytes in UTF-8.
 
@@ -50,6 +54,7 @@ class TensorMeta:
     dtype: str
     shape: tuple[int, ...]
     text: str | None = None
+    whole_shape: tuple[int, ...] | None = None
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +66,8 @@ class TensorMeta:
             raise ValueError(f"{self.name}: a string entry has a text, and no shape")
         if self.text is not None:
             nbytes = len(self.text.encode())
-        elif self.dtype in DTYPES:
-            nbytes = math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        elif self.dtype in ALL_DTYPES:
+            nbytes = math.prod(self.shape) * ALL_DTYPES[self.dtype].itemsize
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
         object.__setattr__(self, "nbytes", nbytes)  # computed once, as it is needed often
@@ -72,6 +77,11 @@ class TensorMeta:
         return self if shape == self.shape else replace(self, shape=shape)
 
     @property
+    def header_shape(self) -> tuple[int, ...]:
+        """Elements along each axis, as a header lists them."""
+        return self.shape if self.whole_shape is None else self.whole_shape
+
+    @property
     def is_single(self) -> bool:
         """Whether it is a single value: one element, or a text."""
         return self.text is not None or math.prod(self.shape) == 1
@@ -79,7 +89,7 @@ class TensorMeta:
     @property
     def itemsize(self) -> int:
         """Bytes per element; 1 for a string."""
-        return 1 if self.text is not None else DTYPES[self.dtype].itemsize
+        return 1 if self.text is not None else ALL_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +285,17 @@ def refuse_shared_extents(index: FileIndex) -> None:
                 places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
     for (path, _), places in known.items():
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
+
+
+def foreign_type_problems(tensors: Iterable[TensorMeta], format: str) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each tensor that only safetensors can hold."""
+    for meta in tensors:
+        if meta.dtype in SAFETENSORS_DTYPES:
+            text = f"safetensors' {meta.dtype} has no counterpart in {format}"
+            yield Diagnostic("destination", text, tensor=meta.name)
+        elif meta.whole_shape is not None:
+            text = f"{len(meta.whole_shape)} axes; only safetensors keeps more than {MAX_AXES}"
+            yield Diagnostic("destination", text, tensor=meta.name)
 
 
 _PART_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")

@@ -43,6 +43,28 @@ def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | Non
     return separator.join(texts) + (f" and {more} more" if more else "")
 
 
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers that a text lists, ascending and unique, as `format_numbers` writes them.
+
+    Raises
+    ------
+    ValueError
+        A part of the text is neither a number of up to 7 digits nor a range; the error quotes it.
+
+    Examples
+    --------
+    >>> parse_numbers("7,0-2")
+    (0, 1, 2, 7)
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(repr(part))
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(numbers))
+
+
 def format_groups(groups: Sequence[Sequence[int]], most: int = 4) -> str:
     """Format groups of ranks: the first ``most``, and the number of the others.
 

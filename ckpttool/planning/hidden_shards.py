@@ -14,11 +14,15 @@ evidence of divergence:
   does not shard small tensors (``parallel_optimizer_threshold``), tensors that stages share,
   indivisible tensors, and parameters with ``parallel_optimizer=False``.
 - Most numbers of two slices are nearly equal.
+
+Nor does a strategy without optimizer state hide a shard.  Every strategy that is compiled for
+training lists optimizer state, also with ``only_trainable_params``.  One that lists weights only is
+of a network without an optimizer, such as inference, and may shard these weights in other ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -30,7 +34,12 @@ from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import match_states_by_shape
+from ckpttool.planning.optimizer_state import (
+    contradiction,
+    lists_states,
+    match_states_by_name,
+    match_states_by_shape,
+)
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
 
 
@@ -310,6 +319,8 @@ def infer_strategy(
 ) -> InferredStrategy | None:
     """Return the strategy with the optimizer shards that replicas show; None if no shard does.
 
+    Unless ``requested``, it is a problem if a strategy that lists no optimizer state hides a shard.
+
     Parameters
     ----------
     strategy
@@ -325,7 +336,24 @@ def infer_strategy(
     by_samples
         Whether to read samples only.
     """
+    sources = list(sources)
     listed = _candidates(strategy, sources)
+    if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
+        return None  # the sources have it
+    inferred = _infer_from(strategy, listed, executor, requested, by_samples)
+    if requested is not None or lists_states(strategy):
+        return inferred
+    return _refuse_untrained(strategy, sources, inferred)
+
+
+def _infer_from(
+    strategy: Strategy,
+    listed: Sequence[Source],
+    executor: Executor,
+    requested: int | None,
+    by_samples: bool,
+) -> InferredStrategy | None:
+    """Infer the strategy from the contents of ``listed``, its candidates."""
     if requested is not None:
         problem = _indivisible_problem(listed, requested, len(strategy.ranks))
         if problem is not None:
@@ -341,9 +369,79 @@ def infer_strategy(
     return _infer(strategy, listed, contents, executor, requested)
 
 
-def has_proven_shard(strategy: Strategy, sources: Iterable[Source]) -> bool:
+def without_listed_shards(
+    strategy: Strategy, holders: Collection[str]
+) -> tuple[Strategy, tuple[str, ...]]:
+    """Return the strategy without the optimizer shards that it lists, and their names in files.
+
+    For files whose optimizer shards were joined before.  Hand-written shards stay.
+    """
+    names = tuple(
+        name
+        for name, layouts in strategy.layouts.items()
+        if name not in strategy.handwritten and any(one.optimizer_shard > 1 for one in layouts)
+    )
+    joined = tuple(name for name in names if name in holders)
+    text = f"--optimizer-shard 1: {count(len(joined), 'parameter', 'are')} read without the "
+    note = Diagnostic(
+        "corrected", f"{text}optimizer shard in the strategy", facts=shorten(joined, 3)
+    )
+    notes = (*strategy.notes, note) if joined else strategy.notes
+    return replace(_corrected(strategy, dict.fromkeys(names, 1)), notes=notes), joined
+
+
+def joined_shards_problem(names: Sequence[str]) -> Diagnostic:
+    """Return the problem of slices of an optimizer shard that the user says were joined."""
+    text = "--optimizer-shard 1, but files hold slices of the optimizer shard in the strategy"
+    hint = "the same command without --optimizer-shard"
+    return Diagnostic("undecided_shard", text, hint, _SHARD, shorten(names, 3))
+
+
+def has_proven_shard(strategy: Strategy, sources: Sequence[Source]) -> bool:
     """Return whether shapes alone prove an optimizer shard that the strategy hides."""
-    return bool(shards_by_gradients(_candidates(strategy, sources)))
+    by_gradients = shards_by_gradients(_candidates(strategy, sources))
+    return bool(by_gradients or _shards_by_full_shapes(strategy, sources))
+
+
+def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[Source]) -> dict[str, int]:
+    """Return name to optimizer shard where only the full shape in the strategy shows it."""
+    return {
+        source.meta.name: source.layout.optimizer_shard
+        for source in sources
+        if source.is_listed
+        and isinstance(source.slicing, LayoutSlicing)
+        and source.layout.optimizer_shard > 1
+        and all(layout.optimizer_shard == 1 for layout in strategy.layouts[source.meta.name])
+    }
+
+
+def _refuse_untrained(
+    strategy: Strategy, sources: Sequence[Source], inferred: InferredStrategy | None
+) -> InferredStrategy | None:
+    """Return the problem of shards that a strategy without optimizer state cannot hide.
+
+    Return None if no shard is proven: replicas that differ in another way diverged.
+    """
+    shards = _shards_by_full_shapes(strategy, sources)
+    if inferred is not None:
+        for name, layouts in inferred.strategy.layouts.items():
+            if layouts != strategy.layouts[name]:
+                shards[name] = layouts[0].optimizer_shard
+    if not shards:
+        return None
+    metas = {source.meta.name: source.meta for source in sources}
+    names = [name for name in metas if name in shards]
+    states = match_states_by_name(strategy.layouts, metas)
+    numbers = ", ".join(map(str, sorted({*shards.values()})))
+    text = f"slices of an optimizer shard ({numbers}), and the strategy lists no optimizer state"
+    facts = f"{shorten(names, 3)}; the strategy is of a network without an optimizer (inference?)"
+    facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
+    hint = "-s with the strategy of the training run, or --optimizer-shard N if this is it; "
+    hint += "`ckpttool help contradicted` explains"
+    problem = replace(contradiction(strategy, text, facts), hint=hint, options=_SHARD)
+    undecided = () if inferred is None else inferred.undecided
+    following = [source.meta.name for source in sources if source.parameter in shards]
+    return _undecided(strategy, problem, [*names, *following, *undecided])
 
 
 def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
@@ -572,8 +670,9 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
         shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
         text = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
         text += "that the strategy does not list"
+        facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
         hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, _SHARD, shorten(proven, 3))
+        yield Diagnostic("inferred", text, hint, _SHARD, facts)
 
 
 def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:

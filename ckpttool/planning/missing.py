@@ -146,7 +146,7 @@ def find_missing_slices(
         return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
     missing = _keep_expected_ranks(catalog, missing)
     unreplaced = {rank for owners in missing for rank in owners}
-    problems = list(_missing_problems(catalog, missing, is_deduplicated))
+    problems = list(_missing_problems(catalog, sharding, missing, is_deduplicated))
     notes: list[Diagnostic] = []
     without_file = tuple(
         rank for rank in ranks_without_file(catalog, sharding) if rank not in unreplaced
@@ -297,9 +297,12 @@ def _replacement_text(
 
 
 def _missing_problems(
-    catalog: Catalog, missing: MissingNames, is_deduplicated: bool
+    catalog: Catalog, sharding: Sharding, missing: MissingNames, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each parameter with slices that no rank has."""
+    may_be_joined = not is_deduplicated and all(
+        _has_each_slice_once(catalog, sharding, name) for name in {*chain(*missing.values())}
+    )
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in missing.items():
         for name in names:
@@ -309,7 +312,24 @@ def _missing_problems(
         groups[frozenset(ranks)].append(name)
     for lost, names in groups.items():
         one = _missing_problem(catalog, sorted(lost), is_deduplicated)
+        if may_be_joined and one.hint:
+            hint = f"{one.hint}, or --optimizer-shard 1 if the optimizer shards were joined before"
+            one = replace(one, hint=hint, options=("--optimizer-shard",))
         yield from (replace(one, tensor=name) for name in names)
+
+
+def _has_each_slice_once(catalog: Catalog, sharding: Sharding, name: str) -> bool:
+    """Return whether each slice is on one rank, without the optimizer shard in the strategy.
+
+    With several, contents would show whether these are replicas or slices of the shard.
+    """
+    layouts = sharding.layouts.get(name, ())
+    bare = [replace(layout, optimizer_shard=1) for layout in layouts]
+    held = frozenset(catalog.holders.get(name, ()))
+    is_listed = any(layout.optimizer_shard > 1 for layout in layouts)
+    return is_listed and all(
+        len(held.intersection(ranks)) == 1 for layout in bare for ranks in layout.slice_owners()
+    )
 
 
 def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: bool) -> Diagnostic:
@@ -368,6 +388,8 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     if any(REDUNDANCY_KEY in file.attrs for file in catalog.files.values()):
         return False
     files = catalog.files
+    if _lacks_slices_of_empty_files(catalog, sharding):
+        return False
     if not sharding.layouts:
         counts = Counter(name for file in files.values() for name in file.header)
         return len(files) > 1 and bool(counts) and max(counts.values()) == 1
@@ -385,6 +407,22 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
                 return False
             is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
     return is_incomplete
+
+
+def _lacks_slices_of_empty_files(catalog: Catalog, sharding: Sharding) -> bool:
+    """Return whether empty files should hold slices that no other file holds.
+
+    Then they were cut short: a save without redundancy leaves no slice out.
+    """
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    if not empty:
+        return False
+    for name, ranks in catalog.holders.items():
+        for layout in sharding.layouts.get(name, ()):
+            holding = tuple(rank for rank in ranks if rank in layout.ranks)
+            if any({*owners} <= empty for owners in layout.gaps(holding)):
+                return True
+    return False
 
 
 def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnostic | None:
@@ -409,6 +447,27 @@ def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnosti
     facts += "the checkpoint was not saved without redundancy"
     hint = "copy the file again; `ckpttool help emptied` explains"
     return Diagnostic("emptied", nothing, hint, facts=facts, ranks=ranks)
+
+
+def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the problem of a checkpoint in which there is nothing to examine.
+
+    Every command asks it where its result is summed up: a count of zero is no pass.  Other
+    diagnostics say why files that are damaged or contradict each other were not read.
+    """
+    if not catalog.metas and not catalog.damaged and not catalog.errors():
+        files = catalog.files.values()
+        text = f"{count(len(files), 'file')}, {sum(file.nbytes for file in files)} bytes"
+        ignored = (one for one in catalog.diagnostics if one.code == "skipped")
+        facts = join_clauses(text, *(join_clauses(one.fact, one.facts) for one in ignored))
+        hint = "copy the files again; `ckpttool help nothing` explains"
+        yield Diagnostic("nothing", "no tensor was found", hint, facts=facts, where=catalog.root)
+    shapes = (one.meta.shape for header in catalog.headers.values() for one in header.values())
+    if catalog.metas and not any(map(math.prod, shapes)):
+        text = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
+        hint = "save it again; `ckpttool help no_elements` explains"
+        facts = shorten((f"{meta.name} {meta.shape}" for meta in catalog.metas.values()), 3)
+        yield Diagnostic("no_elements", text, hint, facts=facts, where=catalog.root)
 
 
 def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -504,7 +563,7 @@ def _written_ranks(
 ) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 
-    `check_manifest` reports a manifest that cannot be read.
+    `check_set` reports a manifest that cannot be read.
     """
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()

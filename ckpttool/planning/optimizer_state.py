@@ -112,6 +112,12 @@ def match_states_by_shape(
     }
 
 
+def lists_states(strategy: Strategy) -> bool:
+    """Return whether the files of MindSpore list optimizer state, as those of training do."""
+    listed = [name for name in strategy.layouts if name not in strategy.handwritten]
+    return bool(match_states_by_name(listed, {}))
+
+
 def has_expected_full_shape(
     name: str, parameter_of_state: ParameterOfState, metas: Mapping[str, TensorMeta]
 ) -> bool:

@@ -28,6 +28,7 @@ from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
+from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.preflight import preflight
 from ckpttool.planning.resolve import (
@@ -75,6 +76,8 @@ class OutputOptions:
     resume
         Keep the outputs that an interrupted run of the same plan completed.  Other files of that
         run are replaced with and without this option.
+    no_locks
+        On a file system without locks, go on where a plan is left: its run has ended.
 
     Examples
     --------
@@ -92,6 +95,7 @@ class OutputOptions:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     resume: bool = False
+    no_locks: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
@@ -112,7 +116,8 @@ class OutputOptions:
 
     def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
         """Return the policy for existing files."""
-        return DestinationPolicy(self.overwrite, self.resume, self.part, open_progress)
+        choices = self.overwrite, self.resume, self.part, self.no_locks
+        return DestinationPolicy(*choices, open_progress)
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -250,6 +255,8 @@ def _plan_and_check(
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics(strict=options.strict)
     resolved, plan = None, None
+    is_compared = options.manifest != "ignore"
+    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
         if refusal is not None:
             raise refusal
@@ -260,7 +267,7 @@ def _plan_and_check(
             plan = targets.plan(resolved, target, diagnostics)
             if plan is not None:
                 provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
-                plan = replace(plan, provenance=provenance)
+                plan = replace(plan, provenance=provenance, listed=listed)
             if plan is not None and extension is not None:
                 plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:

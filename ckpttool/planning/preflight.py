@@ -14,7 +14,7 @@ from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.errors import CkptToolError
-from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
@@ -23,9 +23,19 @@ from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
 from ckpttool.model.wording import format_bytes, shorten
-from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there
+from ckpttool.planning.targets import ShardedOutput
+from ckpttool.storage.files import (
+    ELSEWHERE,
+    PARTIAL,
+    access_problem,
+    final_name,
+    is_finished,
+    is_there,
+)
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
+
+NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
 
 def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
@@ -51,7 +61,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         if str(Path(path)) not in kept:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
-    found.add(*refused)
+    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
     if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
         words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
         text = f"MindSpore 2.10 does not load {words} from safetensors"
@@ -75,6 +85,29 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     return found
 
 
+def _other_outputs(plan: Plan) -> str:
+    """Return the options that write the same tensors otherwise; "" if no format holds them."""
+    target = plan.target
+    others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
+    if target.is_numbered or not target.is_merged:
+        return ", or ".join(f"--format {name}" for name in others)
+    path = Path(next(iter(target.paths.values())))  # the suffix decides
+    words = [f"-o {path.with_suffix(suffix_of(name))}" for name in others]
+    folder = str(path.with_suffix(""))
+    numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES, target.attrs)
+    spread = numbered.complete(plan, Diagnostics())
+    if spread is not None and _can_hold(target.format, spread):
+        words.insert(0, f"-o {folder} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
+        words[0] += "" if target.format == "safetensors" else f" --format {target.format}"
+    return ", or ".join(words)
+
+
+def _can_hold(name: str, plan: Plan) -> bool:
+    """Return whether a format can hold all outputs of a plan."""
+    format, headers = get_format(name), plan.headers.values()
+    return not any(next(format.refusals(metas, plan.attrs), None) for metas in headers)
+
+
 def _partial_bytes(path: str) -> int:
     """Return the disk space of the temporary file of a killed run, which will be replaced."""
     try:
@@ -88,8 +121,8 @@ def _destination_problems(
     target: Target,
     blocked: Mapping[str, Diagnostic],
     policy: DestinationPolicy,
-    documents: Collection[str],
-    replaceable: Collection[str],
+    existing: Sequence[str],
+    assignment: Assignment | None,
 ) -> Iterator[Diagnostic]:
     """Yield everything that prevents writing the outputs under their names.
 
@@ -103,20 +136,16 @@ def _destination_problems(
         Outputs that cannot be written at all; see `_blocked`.
     policy
         How to treat existing files.
-    documents
-        Small files that are written with the outputs.
-    replaceable
-        Outputs that are replaced even without ``--overwrite``; see
-        `ckpttool.transaction.resume.Assignment`.
+    existing
+        Files that only ``--overwrite`` replaces.
+    assignment
+        What the run writes; None without a plan.
     """
     yield from dict.fromkeys(blocked.values())
-    paths = [*target.paths.values(), *documents]
-    manifest = [target.manifest_path] if target.paths else []
-    files = [path for path in paths if is_there(path) and path not in blocked]
-    existing = [path for path in files if str(Path(path)) not in replaceable]
-    if not existing and not blocked:
-        existing = [path for path in manifest if is_there(path) and path not in replaceable]
-    if existing and not policy.overwrite:
+    is_in_the_way = bool(existing) and not policy.overwrite
+    busy = list(assignment.busy_problems()) if is_in_the_way and assignment is not None else []
+    yield from busy
+    if is_in_the_way and not busy:
         message, facts = f"{existing[0]} exists already", ""
         if len(existing) > 1:
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
@@ -145,7 +174,8 @@ def _blocked(
     for path in (*target.paths.values(), *documents, *manifest):
         is_named = is_one_file and path in target.paths.values()
         hint = "-o with the name of a file" if is_named else f"move it away, or {ELSEWHERE}"
-        problem = _location_problem(path, hint)
+        option = "-o" if path in target.paths.values() else "--write-strategy"
+        problem = _name_of_others(Path(path), option) or _location_problem(path, hint)
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
         elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
@@ -189,6 +219,16 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         yield Diagnostic("destination", text, f"-o with a path outside of {source.root}")
 
 
+def _name_of_others(path: Path, option: str) -> Diagnostic | None:
+    """Return a problem if another run would remove a file of this name."""
+    final = final_name(path.name)
+    if final is None:
+        return None
+    text, facts = "the name of a temporary file", f"a run that writes {final} removes it"
+    hint = f"{option} {path.with_name(final)}"
+    return Diagnostic("destination", text, hint, facts=facts, where=str(path))
+
+
 def _location_problem(name: str, hint: str) -> Diagnostic | None:
     """Return a problem if the folder or the name of an output prevents writing it.
 
@@ -230,8 +270,10 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     if not stat.S_ISREG(found.st_mode):
         text = f"{partial} is in the way of the temporary file"
         return Diagnostic("destination", text, "move it away")
-    if (found.st_dev, found.st_ino) in input_ids:
-        text = f"{partial} is an input of this run and has the name of the temporary file"
+    what = "an input of this run" if (found.st_dev, found.st_ino) in input_ids else ""
+    what = what or ("a complete output" if is_finished(partial) else "")
+    if what:
+        text = f"{partial} is {what} and has the name of the temporary file"
         return Diagnostic("destination", text, "rename it")
     return access_problem(partial, os.R_OK | os.W_OK)
 
@@ -283,6 +325,10 @@ def preflight(
     elif policy.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
     blocked = _blocked(target, inputs, documents)
+    # The record is read later, so it names the run that has written what is there now.
+    paths = [path for path in (*target.paths.values(), *documents) if path not in blocked]
+    manifest = [target.manifest_path] if target.paths else []
+    there, manifest = (list(filter(is_there, one)) for one in (paths, manifest))
     if plan is not None and found is not None and not blocked:
         seen = Diagnostics()
         try:
@@ -296,10 +342,10 @@ def preflight(
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
-    manifests = frozenset([target.manifest_path] if target.paths else [])
-    replaceable = manifests if found is None else found.replaceable
-    if policy.part is not None:
-        documents = ()  # `finalize` writes them
-    problems = _destination_problems(source, target, blocked, policy, documents, replaceable)
+    replaceable = frozenset(manifest) if found is None else found.replaceable
+    existing = [path for path in there if str(Path(path)) not in replaceable]
+    if not existing and not blocked:
+        existing = [path for path in manifest if path not in replaceable]
+    problems = _destination_problems(source, target, blocked, policy, existing, found)
     diagnostics.add(*problems)
     return found

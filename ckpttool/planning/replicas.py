@@ -1,20 +1,21 @@
-"""Compare the replicas of every slice byte for byte."""
+"""Compare the replicas of every slice, and the copies of a tensor in several files."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from shlex import quote
 
-from ckpttool.concurrency import OnProgress
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.concurrency import OnProgress, wait_result
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.diagnostics import Command, Diagnostic
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.slicing import LayoutSlicing, Source
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_difference
+from ckpttool.model.wording import count, format_difference, shorten
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -22,8 +23,17 @@ from ckpttool.storage.compare import (
     TensorStats,
     compare_tensors,
 )
+from ckpttool.storage.sampling import Sample, digest, sample
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
+
+# Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
+# the last component of their names.  ``expert_bias`` and ``tid2eid`` are saved in the same way, and
+# are equal on all ranks.
+_OWN_STATISTICS = frozenset(
+    {"tokens_per_expert", "global_tokens_per_expert", "ga_steps", "max_logits_val"}
+)
+REPLICA_CODES = frozenset({"replica", "own_values"})  # of replicas that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,16 @@ class Slice:
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
         return None
+
+
+def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
+    """Return the diagnostic of replicas that differ by design; None if they must not differ."""
+    if not isinstance(source.slicing, BoxSlicing):
+        return None
+    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+        return None
+    text = "every rank has values of its own, and those of the lowest rank are read"
+    return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)
 
 
 def slices_of(source: Source, *, is_of_one_rank: bool = False) -> Iterator[Slice]:
@@ -120,6 +140,58 @@ def replica_problems(
     ]
     found += compare_stages(catalog, sharding, sources, executor, on_progress)
     return found
+
+
+def compare_copies(
+    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
+
+    Parameters
+    ----------
+    catalog
+        The checkpoint.
+    executor
+        Reads the copies, and the tensors that the index names.
+    command
+        The command; a conversion itself writes one copy of each.
+    by_samples
+        Whether to read some pages of each tensor; all bytes otherwise.
+    """
+
+    def hashed(tensor: StoredTensor) -> Future[Sample]:
+        is_small = by_samples or tensor.meta.text is not None
+        return executor.submit(sample if is_small else digest, tensor)
+
+    named = {
+        name: (tensor, hashed(tensor))
+        for file in catalog.files.values()
+        for name, tensor in file.tensors.items()
+        if name in catalog.copies
+    }
+    equal: dict[str, list[StoredTensor]] = {}
+    differing: dict[str, list[StoredTensor]] = {}
+    for name, copies in catalog.copies.items():
+        tensor, found = named[name]
+        for copy in copies:
+            is_equal = copy.meta == tensor.meta and wait_result(hashed(copy)) == wait_result(found)
+            (equal if is_equal else differing).setdefault(copy.file.path, []).append(tensor)
+    hint = f"ckpttool merge {quote(catalog.root)} -o NEW --max-shard-size 10GB"
+    for path, tensors in differing.items():
+        text = "other copies of tensors that the index names in another file: ignored"
+        facts = _format_copies(tensors)
+        shown = "" if command == "convert" else hint
+        yield Diagnostic("overlay", text, shown, facts=facts, path=path, where=path)
+    for path, tensors in equal.items():
+        text = "equal copies of tensors that the index names in another file: ignored"
+        yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
+
+
+def _format_copies(tensors: Sequence[StoredTensor]) -> str:
+    """Return how many tensors there are, and the names of some and of the files that are read."""
+    names = shorten((one.meta.name for one in tensors), 3)
+    files = shorten(sorted({one.file.path for one in tensors}), 3)
+    return f"{count(len(tensors), 'tensor')} ({names}), read from {files}"
 
 
 def compare_stages(
@@ -195,7 +267,7 @@ def find_difference(
     """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
 
     The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
-    see `odd_ranks`.
+    see `odd_ranks`.  Values that every rank has for itself are no problem, and have another code.
     """
     groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
     others = list(zip(one.ranks[1:], stats.differences, strict=True))
@@ -211,6 +283,8 @@ def find_difference(
     elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
     facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
     ranks = odd_ranks(tuple(groups.values()))
+    if (by_design := own_values_note(one.source, facts, ranks)) is not None:
+        return replace(by_design, count=number, first=first)
     hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
     return Diagnostic(
         *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first

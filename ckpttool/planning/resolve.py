@@ -17,19 +17,32 @@ from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import CkptToolError, CombinedError, NoStrategyError, PlanError
+from ckpttool.errors import (
+    CkptToolError,
+    CombinedError,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.model.wording import count, shorten
-from ckpttool.planning.hidden_shards import has_proven_shard, infer_strategy
+from ckpttool.planning.fit import fit_to_slices
+from ckpttool.planning.hidden_shards import (
+    has_proven_shard,
+    infer_strategy,
+    joined_shards_problem,
+    without_listed_shards,
+)
 from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import replica_problems
+from ckpttool.planning.replicas import REPLICA_CODES, compare_copies, replica_problems
 from ckpttool.planning.sources import (
     ContentGroups,
     Sources,
@@ -67,12 +80,15 @@ class ResolveOptions:
     trust_strategy
         Skip the samples that show whether the strategy belongs to these files.
     optimizer_shard
-        The hidden optimizer shard of tensors whose contents do not decide it; 1 for none.  It is a
-        problem if contents show another.
+        The hidden optimizer shard of tensors whose contents do not decide it.  It is a problem if
+        contents show another.  1 is for none, also where the strategy lists one.
     check_replicas
         Compare all replicas byte for byte; any difference is a problem.
     strict
         Make every warning a problem.
+    manifest
+        How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
+        some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
 
     Examples
     --------
@@ -86,6 +102,7 @@ class ResolveOptions:
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
+    manifest: Literal["samples", "all", "ignore"] = "samples"
 
     def __post_init__(self) -> None:
         if self.unlisted not in (None, *get_args(UnlistedChoice)):
@@ -194,13 +211,16 @@ def _resolve(
 ) -> ResolvedSources:
     """Resolve a checkpoint; ``sharding`` may still have rules."""
     if isinstance(sharding, Strategy):
-        sharding, reasons = sharding.resolve(catalog.metas)
+        sharding, reasons = fit_to_slices(catalog, sharding)
         if reasons:  # other problems would follow from these
             diagnostics.failures += catalog.damaged.values()
             diagnostics.add(*reasons)
             return ResolvedSources(catalog, sharding)
         if not sharding.layouts:  # a hand-written strategy without sharded parameters
             sharding = Replicated(sharding.ranks, sharding.files, sharding.notes)
+    joined: tuple[str, ...] = ()
+    if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
+        sharding, joined = without_listed_shards(sharding, catalog.holders)
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
@@ -222,6 +242,9 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
+            if isinstance(catalog, MergedCatalog):
+                by_samples = contents == "samples"
+                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
@@ -238,13 +261,43 @@ def _resolve(
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
-    diagnostics.failures += sources.damage
-    diagnostics.add(*sources.problems, *sources.notes)
+    damage, problems = _propose_step(catalog, sources)
+    diagnostics.failures += damage
+    diagnostics.add(*problems, *sources.notes)
     # Samples and the comparison may find the same replicas.
-    shown = (one for one in of_contents if not replicas or one.code != "replica")
+    shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
+    if isinstance(catalog, RankCatalog) and catalog.steps_of_other_runs:
+        shown = [_propose_other_run(one, catalog.steps_of_other_runs[0]) for one in shown]
+    found = [*shown, *replicas]
+    if slices := [one for one in found if one.code == "replica" and one.tensor in joined]:
+        problem = joined_shards_problem([str(one.tensor) for one in slices])
+        found = [problem, *(one for one in found if one not in slices)]
     return ResolvedSources(
-        catalog, sharding, tuple(sources.found), sources.is_deduplicated, (*shown, *replicas)
+        catalog, sharding, tuple(sources.found), sources.is_deduplicated, tuple(found)
     )
+
+
+def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError], list[Diagnostic]]:
+    """Return damage and problems; the hint of those that follow from lost files is another step."""
+    damage, problems = list(sources.damage), list(sources.problems)
+    is_missing = any(one.code == "missing" for one in problems)
+    step = ""
+    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+        step = catalog.find_complete_step()
+    if step:
+        hint = f"--step {step}, which is complete by its headers"
+        damage = [error.with_hint(hint) for error in damage]
+        problems = [replace(one, hint=hint) if one.code == "missing" else one for one in problems]
+    return damage, problems
+
+
+def _propose_other_run(one: Diagnostic, step: str) -> Diagnostic:
+    """Return a diagnostic of contents that proposes the files of another run in the folder.
+
+    Options that overrule contents would hide that files and strategy are of two runs.
+    """
+    overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
+    return replace(one, hint=f"--step {step}, of another run", options=()) if overrules else one
 
 
 def _would_repeat(sources: Sources, keep_going: bool) -> bool:
@@ -282,6 +335,8 @@ def source_sharding(
         return Merged()
     if strategy is None and replicated:
         return Replicated(range(len(catalog.files) + len(catalog.damaged)))
+    if strategy is None and (errors := catalog.errors()):
+        raise PlanError(errors)  # a strategy would not help
     if strategy is None:
         raise no_strategy_error(
             catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
@@ -304,8 +359,11 @@ def source_sharding(
 def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
     """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
     ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
-    found = (note.fact for note in catalog.diagnostics if note.code == "strategy_file")
-    facts = next(found, "A strategy file says how the slices of the ranks fit together.")
+    facts = "A strategy file says how the slices of the ranks fit together."
+    for note in catalog.diagnostics:
+        if note.code == "strategy_file" and note.path is not None:
+            facts = join_clauses(note.message, note.facts)
+            hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
     problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
@@ -383,6 +441,25 @@ def sample_ranks(
                 groups[one, metas[rank]].append(rank)
         is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
         yield name, tuple(map(tuple, groups.values())), is_constant
+
+
+def find_differing_ends(
+    catalog: Catalog, names: Iterable[str], executor: Executor
+) -> dict[str, tuple[int, int]]:
+    """Return the tensors whose samples differ between the first and the last rank that hold them.
+
+    Slices of an even split differ between these two, whatever the layout is.
+    """
+    ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
+    futures = {
+        name: [executor.submit(sample, catalog.files[rank].tensors[name]) for rank in ranks]
+        for name, ranks in ends.items()
+    }
+    return {
+        name: ends[name]
+        for name, pair in futures.items()
+        if len({wait_result(future) for future in pair}) > 1
+    }
 
 
 def _group_ranks(
@@ -525,7 +602,7 @@ def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iter
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
     """Return a problem if ``options.optimizer_shard`` cannot apply to the source; else None."""
     shard = options.optimizer_shard
-    if shard is None or (shard == 1 and isinstance(sharding, Strategy)):
+    if shard is None:
         return None
     where = f"--optimizer-shard {shard}"
     if not isinstance(sharding, Strategy):

@@ -31,6 +31,7 @@ from ckpttool.model.slicing import (
     Source,
     described_state_shapes,
     follow,
+    why_not_sliced,
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
@@ -113,7 +114,7 @@ def infer_full_tensor(
     full_meta = meta
     if len(meta.shape) == ndim:
         full_meta = meta.of_shape(layout.implied_shape(meta.shape))
-    reason = layout.why_not(full_meta.shape)
+    reason = layout.why_not(full_meta.shape) or why_not_sliced(meta, layout)
     if reason is not None:
         facts = f"{format_ranks(ranks)} hold slices of {meta.shape}; {reason}"
         return _unfit_slices(name, facts, ranks)
@@ -752,6 +753,9 @@ def _extra_ranks_problem(
     """Return the problem of ranks outside of the strategy."""
     text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
     facts = f"found {format_ranks(found)}; {strategy.origin} is for {format_ranks(strategy.ranks)}"
+    facts = "; ".join(
+        [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
+    )
     everyone = f"all {found[-1] + 1} ranks"
     hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
@@ -786,6 +790,7 @@ def _classify_absent(
     A parameter was not saved if its owners have files without it.  It is missing if these files are
     missing, or if the checkpoint has no redundancy.  Optimizer state was not saved either if no
     rank holds state with its prefix, since many checkpoints contain only weights.
+    States without their weights are no checkpoint, so an unsaved weight is a warning.
     """
     parameter_of_state = match_states_by_name(strategy.layouts, catalog.metas)
     saved_prefixes = {name.removesuffix(parameter_of_state.get(name, "")) for name in holders}
@@ -805,7 +810,9 @@ def _classify_absent(
         text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
         weights = {name for name in unsaved if parameter_of_state.get(name) not in strategy.layouts}
         others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
-        note = Diagnostic("absent", text, facts=shorten(unsaved, 3))
+        code = "unsaved" if weights else "absent"
+        hint = "`ckpttool help unsaved`" if weights else ""
+        note = Diagnostic(code, text, hint, facts=shorten(unsaved, 3))
         if others:
             facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: "
             facts += shorten(others, 3)

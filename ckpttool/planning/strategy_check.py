@@ -8,20 +8,27 @@ The largest tensors of each layout are sampled: some pages of every rank's slice
 tensor with replicas is spot-checked: three pages each of the first and the last owner of one slice.
 These two differ with every hidden optimizer shard.
 
-Slices that should differ may be equal by chance.  If all slices of all sharded tensors are equal,
-every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
+Slices that should differ may be equal by chance, or repeat by design.  So tensors are weighed by
+how many different values their slices could have had.  If all slices of all sharded tensors are
+equal, every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
+Other ranks are missing only by the ranks of the same stage: each stage is saved for itself.
+
+The same evidence refuses a strategy file and a line of a hand-written one.  Its message has the
+line that fits the ranks with equal slices.
 
 The manifest of an output folder also names the strategy that it was written for.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from ckpttool.concurrency import wait_result
@@ -35,9 +42,10 @@ from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
+from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.optimizer_state import contradiction
-from ckpttool.planning.replicas import odd_ranks, stage_pairs
+from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.storage.sampling import Sample, sample_box, take_samples
 from ckpttool.transaction.manifest import ManifestFile
@@ -45,7 +53,6 @@ from ckpttool.transaction.manifest import ManifestFile
 TENSORS_PER_LAYOUT = 3
 
 Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
-RankGroups = tuple[tuple[int, ...], ...]  # ranks with equal slices, group by group
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +91,27 @@ class SampledTensor:
         return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
 
     @property
+    def groups(self) -> RankGroups:
+        """All sampled ranks, grouped by equal samples."""
+        by_rank = {rank: sample for samples in self.samples for rank, sample in samples.items()}
+        return tuple(group_ranks(sorted(by_rank), by_rank.__getitem__).values())
+
+    @property
     def is_constant(self) -> bool:
         """Whether every sample has equal elements, so that equal slices show nothing."""
         return all(sample.is_constant for by_rank in self.samples for sample in by_rank.values())
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the full tensor, by how many different values its elements could have had."""
+        samples = chain.from_iterable(by_rank.values() for by_rank in self.samples)
+        bits = max((sample.element_bits for sample in samples), default=0)
+        return math.prod(self.source.meta.shape) * bits / 8
+
+    @property
+    def may_be_equal_by_chance(self) -> bool:
+        """Whether its slices could have had so few values that equal ones show nothing."""
+        return self.nbytes * 8 < CHANCE_BITS * len(self.replicas)
 
 
 def sample_tensors(
@@ -175,6 +200,7 @@ def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[Stor
 
 
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
+CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no chance
 
 
 def check_strategy(
@@ -186,53 +212,78 @@ def check_strategy(
     Parameters that differ between stages are a problem for the same reason.  Equal slices of an
     optimizer shard are a problem, since the full tensor would be too large.  Other equal slices
     that should differ are a warning, since they may be equal by chance.  They are a problem if most
-    of the sampled sharded tensors have them.
+    of the sampled sharded tensors of the strategy files, or of a hand-written line, have them.
     """
     handwritten = sharding.handwritten
     sources = list(sources)
     sampled = sample_tensors(sources, handwritten, executor)
+    by_design = {
+        one.source.meta.name: note
+        for one in sampled
+        if (groups := one.differing_groups)
+        and (note := own_values_note(one.source, format_difference(groups), odd_ranks(groups)))
+    }
+    sampled = [one for one in sampled if one.source.meta.name not in by_design]
     differing = [groups for one in sampled if (groups := one.differing_groups)]
     of_other_run = bool(sharding.files) and any(min(map(len, groups)) > 1 for groups in differing)
-    found: list[Diagnostic] = []
-    notes: list[Diagnostic] = []
-    in_full: list[SampledTensor] = []
+    found: list[Diagnostic] = [*by_design.values()]
+    equal: list[tuple[SampledTensor, RankGroups]] = []
     for one in sampled:
-        name = one.source.meta.name
         by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
         if one.differing_groups:
-            place = handwritten.get(name) or handwritten.get(one.source.parameter or "")
-            found.append(_replica_problem(catalog, sharding, place, one, of_other_run))
+            found.append(_replica_problem(catalog, sharding, one, of_other_run))
         elif one.is_spot_check or isinstance(sharding, SelfDescribed):
             continue
-        elif _has_equal_shards(one.source.slicing, by_rank):
+        elif not one.may_be_equal_by_chance and _has_equal_shards(one.source.slicing, by_rank):
             text = "sharded further in the strategy than in the files"
-            found.append(_too_large_problem(sharding, one, text))
+            joined = "--optimizer-shard 1 if the optimizer shards were joined before"
+            hint = f"{_OF_THE_RUN}, {joined}, or {_BY_DESIGN}"
+            options: tuple[str, ...] = ("--optimizer-shard", *_TRUST)
+            if place := _place_by_hand(sharding, one.source):
+                hint, options = f"{_correct(place)}, or {_BY_DESIGN}", _TRUST
+            found.append(_too_large_problem(sharding, one, text, hint, options))
         elif groups := _equal_slices(one):
-            are_all = groups == (one.ranks,)
-            notes.append(_equal_slices_note(name, handwritten.get(name), groups, are_all))
-            in_full += [one] * are_all
+            equal.append((one, groups))
     found += _stage_problems(catalog, sharding, sources, executor)
-    if in_full and _are_all_equal(sampled, handwritten):
+    in_full = [one for one, groups in equal if groups == (one.ranks,)]
+    if in_full and _are_all_equal(sampled):
         text = "sharded in the strategy, and in full on all ranks"
-        hint = "merge or split with --replicated, without -s; `ckpttool help contradicted` explains"
-        too_large = (_too_large_problem(sharding, one, text) for one in in_full)
-        return [*found, *(replace(problem, hint=hint) for problem in too_large)]
-    if problems := _equal_slices_problems(sharding, sampled, notes):
-        return [*found, *problems]
-    missing = [rank for rank in sharding.ranks if rank not in catalog.files]
-    if missing and notes and not is_deduplicated(catalog, sharding):
-        # Either may be by chance; both together show a strategy of other files.
-        absent = f"{format_ranks(missing)} without a file; "
-        notes = [
-            _contradict(sharding, replace(note, facts=absent + note.facts, ranks=tuple(missing)))
-            for note in notes
-        ]
-    return [*found, *notes]
+        hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
+        too_large = (_too_large_problem(sharding, one, text, hint, _TRUST) for one in in_full)
+        return [*found, *too_large]
+    problems = _equal_slices_problems(sharding, sampled, equal)
+    found += problems
+    refused = {problem.tensor for problem in problems}
+    deduplicated = bool(equal) and is_deduplicated(catalog, sharding)
+    for one, groups in equal:
+        if one.source.meta.name in refused:
+            continue
+        note = _equal_slices_note(sharding, one, groups)
+        missing = tuple(sorted({*chain(*one.source.slicing.owners())} - catalog.files.keys()))
+        if missing and not deduplicated and not one.may_be_equal_by_chance:
+            # Either may be by chance; both together show a strategy of other files.
+            facts = f"{format_ranks(missing)} without a file; {note.facts}"
+            note = replace(note, facts=facts, ranks=missing)
+            note = _contradict(sharding, note, _place_by_hand(sharding, one.source))
+        found.append(note)
+    return found
 
 
-def _contradict(sharding: Sharding, one: Diagnostic) -> Diagnostic:
-    """Return the problem that the strategy contradicts what is true of a tensor."""
-    return replace(contradiction(sharding, one.message, one.facts, one.ranks), tensor=one.tensor)
+def _contradict(sharding: Sharding, one: Diagnostic, place: str) -> Diagnostic:
+    """Return the problem that the slices of a tensor contradict the strategy.
+
+    ``place`` is that of its hand-written layout; "" if it has none.
+    """
+    problem = contradiction(sharding, one.message, one.facts, one.ranks)
+    hint = _OF_THE_RUN
+    if place:
+        hint, problem = _correct(place), replace(problem, where=place)
+    return replace(problem, tensor=one.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
+
+
+_OF_THE_RUN = "the strategy of the run that saved the checkpoint"
+_BY_DESIGN = "--trust-strategy if slices repeat by design; `ckpttool help contradicted` explains"
+_TRUST = ("--trust-strategy",)
 
 
 def _has_equal_shards(slicing: Slicing, by_rank: Mapping[int, Sample]) -> bool:
@@ -260,7 +311,7 @@ def _equal_slices(one: SampledTensor) -> RankGroups:
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
     for samples in one.samples:
-        for sample in set(samples.values()):
+        for sample in dict.fromkeys(samples.values()):
             slices[sample] += 1
             ranks[sample] += samples
     return tuple(
@@ -270,64 +321,73 @@ def _equal_slices(one: SampledTensor) -> RankGroups:
     )
 
 
-def _are_all_equal(sampled: Iterable[SampledTensor], handwritten: Mapping[str, str]) -> bool:
+def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
     """Return whether all slices of every sharded tensor are equal, so that ranks hold full tensors.
 
-    Constant tensors do not count.  A hand-written layout is evidence against it.
+    Constant tensors do not count.
     """
-    nbytes = 0
+    nbytes = 0.0
     for one in sampled:
         if one.is_spot_check or len(one.replicas) == 1 or one.is_constant:
             continue
-        different = {sample for samples in one.samples for sample in samples.values()}
-        if len(different) > 1 or one.source.meta.name in handwritten:
+        if len(one.groups) > 1:
             return False
-        nbytes += one.source.meta.nbytes // len(one.replicas)
+        nbytes += one.nbytes / len(one.replicas)
     return nbytes >= MIN_EQUAL_BYTES
 
 
 def _equal_slices_problems(
-    sharding: Sharding, sampled: Iterable[SampledTensor], notes: Iterable[Diagnostic]
+    sharding: Sharding,
+    sampled: Iterable[SampledTensor],
+    equal: Sequence[tuple[SampledTensor, RankGroups]],
 ) -> list[Diagnostic]:
     """Return the problems of a strategy that most of the sampled tensors contradict, if they do.
 
-    A tensor contradicts it if two slices that should differ are equal, as ``notes`` say.  Constant
-    tensors and hand-written layouts do not count.
+    A tensor contradicts it if two slices that should differ are ``equal``.  Constant tensors do not
+    count, nor those whose slices may be equal by chance.  A hand-written line is judged by the
+    tensors that it matches, also by small ones: a person wrote it for them.  All other tensors are
+    judged together.
     """
-    nbytes_of = {
-        one.source.meta.name: one.source.meta.nbytes
-        for one in sampled
-        if not one.is_spot_check
-        and len(one.replicas) > 1
-        and one.source.meta.name not in sharding.handwritten
-        and not one.is_constant
-    }
-    equal = {note.tensor: note for note in notes if note.tensor in nbytes_of}
-    nbytes = sum(nbytes for name, nbytes in nbytes_of.items() if name in equal)
-    if 2 * len(equal) <= len(nbytes_of) or nbytes < MIN_EQUAL_BYTES:
-        return []
-    text = f"{_EQUAL}, in {len(equal)} of {count(len(nbytes_of), 'sampled tensor')}"
-    return [_contradict(sharding, replace(note, message=text)) for note in equal.values()]
+    tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
+    for one in sampled:
+        is_sharded = not one.is_spot_check and len(one.replicas) > 1
+        if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
+            tensors[_place_by_hand(sharding, one.source)].append(one)
+    groups_of = {one.source.meta.name: groups for one, groups in equal}
+    problems = []
+    for place, of_place in tensors.items():
+        wrong = [one for one in of_place if one.source.meta.name in groups_of]
+        nbytes = sum(one.nbytes for one in wrong)
+        if 2 * len(wrong) <= len(of_place) or (nbytes < MIN_EQUAL_BYTES and not place):
+            continue
+        text = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
+        for one in wrong:
+            note = _equal_slices_note(sharding, one, groups_of[one.source.meta.name])
+            problems.append(_contradict(sharding, replace(note, message=text), place))
+    return problems
 
 
 def _replica_problem(
-    catalog: Catalog, sharding: Sharding, place: str | None, one: SampledTensor, of_other_run: bool
+    catalog: Catalog, sharding: Sharding, one: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
-    ``place`` is that of its hand-written layout.  Whole groups of ranks differ in this or another
-    tensor if the strategy may be ``of_other_run``.
+    Whole groups of ranks differ in this or another tensor if the strategy may be ``of_other_run``.
     """
     groups = one.differing_groups
     facts = format_difference(groups)
     hint = f"`{_verify_command(catalog, sharding)}`, which shows the elements"
-    if of_other_run:
+    options: tuple[str, ...] = ()
+    if place := _place_by_hand(sharding, one.source):
+        hint = _correct(place)
+        if fitting := _fitting_text(sharding, one):
+            facts += fitting
+        else:
+            hint, options = f"{hint}, or --trust-strategy", _TRUST
+    elif of_other_run:
         if min(map(len, groups)) > 1:
             facts += f"; whole groups differ: {sharding.origin} may be of another run"
         hint = "-s with the strategy of the run that saved the checkpoint"
-    options: tuple[str, ...] = ()
-    if place is not None:
-        hint, options = f"correct {place}, or --trust-strategy", ("--trust-strategy",)
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",
@@ -338,6 +398,29 @@ def _replica_problem(
         ranks=odd_ranks(groups),
         where=catalog.root,
     )
+
+
+def _place_by_hand(sharding: Sharding, source: Source) -> str:
+    """Return file and line of the hand-written layout of a tensor or its parameter; "" if none."""
+    handwritten = sharding.handwritten
+    return handwritten.get(source.meta.name) or handwritten.get(source.parameter or "", "")
+
+
+def _correct(place: str) -> str:
+    """Return the hint to correct a hand-written line."""
+    return f"correct {place}, or add a line above it for one tensor"
+
+
+def _fitting_text(sharding: Sharding, one: SampledTensor) -> str:
+    """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
+    samples = chain.from_iterable(by_rank.values() for by_rank in one.samples)
+    if one.is_spot_check or any(sample.is_constant for sample in samples):
+        return ""
+    assert isinstance(sharding, Strategy), "no other kind has hand-written layouts"
+    stages = sharding.stages_of(one.source.parameter or one.source.meta.name)
+    some = stages if len(stages) < sharding.stages else ()
+    lines = fitting_lines(one.source.layout, one.groups, some)
+    return f"; what fits: {' or '.join(lines)}" if lines else ""
 
 
 _REPLICA_EXPLAINED = "`ckpttool help replica` explains"
@@ -353,28 +436,31 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
     return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
 
 
-def _too_large_problem(sharding: Sharding, one: SampledTensor, text: str) -> Diagnostic:
+def _too_large_problem(
+    sharding: Sharding, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
+) -> Diagnostic:
     """Return the problem of a full tensor that would be too large, with its shapes."""
     shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
     facts = f"{shape} would become {one.source.meta.shape}"
-    return replace(contradiction(sharding, text, facts, one.ranks), tensor=one.source.meta.name)
+    problem = contradiction(sharding, text, facts, one.ranks)
+    return replace(problem, tensor=one.source.meta.name, hint=hint, options=options)
 
 
 _EQUAL = "slices that should differ are equal"
 
 
-def _equal_slices_note(
-    name: str, place: str | None, groups: RankGroups, are_all: bool
-) -> Diagnostic:
-    """Return the note on a tensor with equal slices; ``place`` is its hand-written layout's."""
+def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroups) -> Diagnostic:
+    """Return the note on a tensor with equal slices."""
+    are_all = groups == (one.ranks,)
     facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
     hint = "the strategy of this run"
-    if place is not None:
-        hint = f"`replicated` in {place}, or above it for one tensor, if all ranks hold it in full"
+    place = _place_by_hand(sharding, one.source)
+    if place:
+        facts, hint = facts + _fitting_text(sharding, one), _correct(place)
     elif are_all:
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
-    ranks = tuple(sorted(rank for group in groups for rank in group))
+    ranks, name = tuple(sorted(chain(*groups))), one.source.meta.name
     return Diagnostic("equal_slices", _EQUAL, hint, facts=facts, tensor=name, ranks=ranks)
 
 

@@ -4,8 +4,9 @@ All problems of the target are reported together.  Documents are the strategy fi
 and the indexes of numbered files.  They are written last, and old ones are removed first, so that
 an index never lists files of a different run.
 
-Each numbered file has a limit of bytes.  Parameters fill the files in the order of the plan.  A
-parameter that does not fit begins the next file.  A tensor larger than the limit has its own file.
+Each numbered file has a limit of bytes, its header included.  Parameters fill the files in the
+order of the plan.  A parameter that does not fit begins the next file, and so does one whose entry
+exceeds the largest header of the format.  A tensor larger than the limit has its own file.
 Tensors without a layout go to a common file, which loaders give to every rank.
 """
 
@@ -18,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool.errors import StrategyError
-from ckpttool.formats import format_of_suffix
+from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.weight_index import (
+    MAX_INDEX_BYTES,
     index_names,
     index_text,
     is_index_name,
@@ -29,11 +31,15 @@ from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
+from ckpttool.model.optimizer_names import GRADIENTS
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
 from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.planning.fit import fit_to_full_tensors
+from ckpttool.planning.fused_weights import fused_notes
+from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.optimizer_state import (
     GradientShards,
     ParameterOfState,
@@ -78,8 +84,9 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
+    diagnostics.add(*find_nothing(catalog))
     if not transfers and not diagnostics.has_errors:
-        diagnostics.add(Diagnostic("missing", "no tensor to write", where=catalog.root))
+        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if diagnostics.has_errors:
         return None
     files = (*resolved.sharding.files, *target.sharding.files)
@@ -92,9 +99,10 @@ def _resolve_names(
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()
-    metas = {**resolved.catalog.metas}
-    metas |= {source.meta.name: source.meta for source in resolved.sources}
-    strategy, problems = target.sharding.resolve(metas, target.not_in_target != "follow")
+    full = {source.meta.name: source.meta for source in resolved.sources}
+    names = {**resolved.catalog.metas, **full}
+    is_rest_decided = target.not_in_target != "follow"
+    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided)
     return replace(target, sharding=strategy), problems
 
 
@@ -110,7 +118,10 @@ def _find_transfers(
         layouts = chooser.layouts(source)
         if layouts:
             layouts = tuple(_fold(layout, shape) for layout in layouts)
-            if reasons := {_why_not(layout, shape) for layout in layouts} - {None}:
+            reasons = {
+                _why_not(layout, shape) or why_not_sliced(source.meta, layout) for layout in layouts
+            }
+            if reasons := reasons - {None}:
                 diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
                 continue
         elif layouts is not None:
@@ -120,6 +131,7 @@ def _find_transfers(
     if isinstance(target.sharding, Strategy):
         _compare_names(sources, target.sharding, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
+    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.sharding))
     cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
@@ -132,17 +144,24 @@ def _find_transfers(
 class _LayoutChooser:
     """Chooses the layouts of sources in a target.
 
-    Names and full shapes alone decide on tensors that the target strategy does not list.  A merged
-    source and a sharded one have the same result.
+    Names and full shapes decide on tensors that the target strategy does not list, and whether they
+    are states.  A merged source and a sharded one have the same result, unless only the sharded one
+    shows what is no state (`_stays_in_full`).
     """
 
     def __init__(self, resolved: ResolvedSources, target: Target) -> None:
         self.target = target
         self.src_sharding = resolved.sharding
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
+        self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
         self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
             self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
+        self.with_listed_states = {
+            parameter
+            for name, parameter in self.owners.items()
+            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+        }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
@@ -159,7 +178,8 @@ class _LayoutChooser:
         is_state = source.rank_cycle is None and has_expected_full_shape(
             name, self.owners, self.metas
         )
-        layouts = state_layouts(strategy, name, self.owners) if is_state else ()
+        is_followed = is_state and not self._stays_in_full(source)
+        layouts = state_layouts(strategy, name, self.owners) if is_followed else ()
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
@@ -170,6 +190,20 @@ class _LayoutChooser:
             return None
         self.not_listed.full[name] = source.meta
         return ()
+
+    def _stays_in_full(self, source: Source) -> bool:
+        """Return whether a tensor that has the name of a state is written in full.
+
+        It is no state if every rank of the source holds it in full and its parameter is sharded
+        there.  If the source cannot tell, the target can: one that lists other states of the
+        parameter would list this one too.  Accumulated gradients always follow their parameter.
+        """
+        name, parameter = source.meta.name, self.owners[source.meta.name]
+        if name.startswith(GRADIENTS):
+            return False
+        if parameter in self.sharded:
+            return not source.has_layout
+        return parameter in self.with_listed_states
 
     def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
         """Return the layouts that the strategy lists for a source, corrected for its state."""
@@ -351,7 +385,19 @@ class StrategySidecar:
                 where=self.path,
                 path=self.path,
             )
-        if os.path.relpath(parent / name, folder.resolve()).startswith((MANIFEST, RECORD)):
+        place = parent / name
+        for output in map(Path, plan.target.paths.values()):
+            if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
+                yield Diagnostic(
+                    "destination",
+                    "one of two files would have to be a folder",
+                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    facts=f"the other is the output {output}",
+                    where=self.path,
+                    path=self.path,
+                )
+                break
+        if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
             text = "ckpttool itself uses this name"
             hint = "--write-strategy with another name"
             yield Diagnostic("destination", text, hint, where=self.path, path=self.path)
@@ -375,7 +421,7 @@ class ShardedOutput:
     folder, format
         The output folder, and the format of the files.
     limit
-        Maximum bytes of tensors in each file.
+        Maximum bytes of each file.
     attrs
         Attributes of every header.
     """
@@ -396,13 +442,29 @@ class ShardedOutput:
         return Target(self.format, paths, attrs=self.attrs, is_numbered=True)
 
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
-        """Return the plan of `target` spread over numbered files, with their indexes."""
+        """Return the plan of `target` spread over numbered files, with their indexes.
+
+        The result is None, with an error in ``diagnostics``, if no reader takes such an index.
+        """
         plan = number_files(plan, self.limit, self._path)
         files = {meta.name: Path(output.path).name for output in plan for meta in output.metas}
         metas = [transfer.meta for transfer in plan.transfers]
-        text = index_text(files, sum(meta.nbytes for meta in metas))
-        documents = tuple(Document(path, text.encode()) for path in self.documents)
-        large = [meta.name for meta in metas if meta.nbytes > self.limit]
+        data = index_text(files, sum(meta.nbytes for meta in metas)).encode()
+        if len(data) > MAX_INDEX_BYTES:
+            text = "too many tensors for one index"
+            hint = f"-o {self.folder}.ckpt without --max-shard-size"
+            facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
+            diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=self.folder))
+            return None
+        documents = tuple(Document(path, data) for path in self.documents)
+        format, common = get_format(self.format), self._path(None, 0)
+        large = [
+            output.metas[0].name
+            for output in plan
+            if output.path != common
+            if len(output.metas) == 1
+            if format.header_bytes(output.metas, plan.attrs) + output.metas[0].nbytes > self.limit
+        ]
         if large:
             text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"
             diagnostics.add(Diagnostic("part", text))
@@ -440,20 +502,26 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
     plan
         A plan whose one output holds everything.
     limit
-        Maximum bytes of tensors in a numbered file.
+        Maximum bytes of a numbered file.
     path
         Returns the path for a number, from 0, and the count of numbered files.  The number is None
         for the common file.
     """
     are_common = _are_common(plan)
     numbers: list[int] = []
-    number = filled = 0
+    number = 0
+    format = get_format(plan.target.format)
+    every, none = format.header_bytes((), plan.attrs), format.header_bytes(())
+    most = format.max_header_bytes
+    header, contents = every, 0
     for transfer, is_common in zip(plan.transfers, are_common, strict=True):
         if not is_common:
-            nbytes = transfer.meta.nbytes
-            if filled and filled + nbytes > limit:
-                number, filled = number + 1, 0
-            filled += nbytes
+            meta = transfer.meta
+            entry = format.header_bytes((meta,)) - none
+            is_large = most is not None and header + entry > most
+            if header > every and (is_large or header + entry + contents + meta.nbytes > limit):
+                number, header, contents = number + 1, every, 0
+            header, contents = header + entry, contents + meta.nbytes
         numbers.append(number)
     total = 0 if all(are_common) else number + 1
     transfers = tuple(

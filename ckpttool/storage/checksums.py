@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
+from hashlib import sha256
 from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
 from ckpttool.errors import FormatError
@@ -21,8 +23,20 @@ from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog, MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.tensors import Ciphertext, Extent, FileIndex, StoredFile, map_of
+from ckpttool.model.manifest import units
+from ckpttool.model.tensors import (
+    Ciphertext,
+    Extent,
+    FileIndex,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+    map_of,
+)
 from ckpttool.model.wording import format_ranks, shorten
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
 
 BUFFER_BYTES = 1 << 20  # read at a time
 POLYNOMIAL = 0xEDB88320  # of CRC-32, lowest power in the highest bit
@@ -51,6 +65,55 @@ class RunningCrc:
         """Yield the extents that the added bytes form."""
         for (path, _, stop), (start, crc) in self._open.items():
             yield CrcExtent(path, Extent(start, stop - start), crc)
+
+
+class ReadUnit(NamedTuple):
+    """The SHA-256 of a unit of a tensor in the file at ``path``, which was read as a whole."""
+
+    path: str
+    name: str
+    unit: int
+    sha256: bytes
+
+
+class RunningHashes:
+    """The SHA-256 of units of tensors, computed while their bytes are read; for one thread.
+
+    A unit counts if its bytes are read in order from the first to the last one, with reads of
+    other bytes in between.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, int], HASH] = {}  # by file, tensor and end
+        self._starts: dict[TensorMeta, list[int]] = {}  # bytes before each unit, and in all
+        self._done: dict[tuple[str, str, int], bytes] = {}  # by file, tensor and unit
+
+    def add(self, tensor: StoredTensor, offset: int, data: memoryview) -> None:
+        """Add bytes of a tensor that were read from ``offset`` on."""
+        path, meta = tensor.file.path, tensor.meta
+        starts = self._starts.get(meta)
+        if starts is None:
+            sizes = (unit.size * meta.itemsize for unit in units(meta))
+            starts = self._starts[meta] = [*accumulate(sizes, initial=0)]
+        while data:
+            number = bisect_right(starts, offset) - 1
+            part = data[: starts[number + 1] - offset]
+            state = self._open.pop((path, meta.name, offset), None)
+            if offset == starts[number] and (path, meta.name, number) not in self._done:
+                state = sha256()
+            data, offset = data[len(part) :], offset + len(part)
+            if state is None:
+                continue
+            state.update(part)
+            if offset == starts[number + 1]:
+                self._done[path, meta.name, number] = state.digest()
+            else:
+                self._open[path, meta.name, offset] = state
+
+    def found(self) -> Iterator[ReadUnit]:
+        """Yield the hashes of the units that were read as a whole."""
+        for (path, name, number), digest in self._done.items():
+            yield ReadUnit(path, name, number, digest)
 
 
 def compute_checksum(

@@ -16,6 +16,7 @@ from ckpttool.errors import VerifyError, add_note, notes_of
 from ckpttool.formats import get_format
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
 from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
 
@@ -100,6 +101,7 @@ def is_open_as(path: Path, fd: int) -> bool:
 
 ELSEWHERE = "-o with another path"  # hint
 PARTIAL = ".partial"  # suffix of temporary files
+ATTEMPT = r"\.[0-9a-f]{16}"  # suffix of an attempt at a file, which `name_attempt` adds
 PAUSE_SECONDS, LOOK_TRIES = 0.05, 6  # a look at who writes holds a lock for a moment
 OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locked
 
@@ -270,10 +272,11 @@ def remove_stale(folder: Path, name: str) -> None:
     """Remove the temporary file of a killed run, unless another run is writing it.
 
     The name comes from a plan, which anybody may have written.  A file outside the folder is
-    therefore not removed; a run that writes there replaces it.
+    therefore not removed; a run that writes there replaces it.  Neither is a complete output of
+    this name.
     """
     path = folder / name
-    if not is_within(folder, name):
+    if not is_within(folder, name) or is_finished(path):
         return
     try:
         fd = lock(path, os.open(path, OPEN_FLAGS))
@@ -334,8 +337,25 @@ def name_attempt(path: str) -> str:
 def remove_attempts(path: Path) -> None:
     """Remove all attempts at a file, named by `name_attempt`; the file was removed before."""
     for attempt in path.parent.glob(f"{glob.escape(path.name)}.*"):
-        if re.fullmatch(r"\.[0-9a-f]{16}", attempt.name[len(path.name) :]):
+        if re.fullmatch(ATTEMPT, attempt.name[len(path.name) :]):
             attempt.unlink(missing_ok=True)
+
+
+def final_name(name: str) -> str | None:
+    """Return the name of the output that a file with a temporary name is of; None for others.
+
+    Examples
+    --------
+    >>> final_name("m.h5.partial"), final_name("m.h5")
+    ('m.h5', None)
+    """
+    found = re.fullmatch(rf"(.+){re.escape(PARTIAL)}({ATTEMPT})?", name, re.DOTALL)
+    return None if found is None else found[1]
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether a file is a complete output, with a manifest of its own."""
+    return is_there(path.with_name(f"{path.name}.{MANIFEST}"))
 
 
 def reserve(fd: int, nbytes: int) -> None:
@@ -381,7 +401,7 @@ def verify_header(file: StoredFile, output: OutputFile) -> int:
 
 
 def _describe(meta: TensorMeta | None) -> str:
-    return "nothing" if meta is None else f"{meta.dtype} {meta.shape}"
+    return "nothing" if meta is None else f"{meta.dtype} {meta.header_shape}"
 
 
 def access_problem(path: Path, mode: int, hint: str = ELSEWHERE) -> Diagnostic | None:

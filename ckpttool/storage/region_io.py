@@ -31,7 +31,7 @@ from ckpttool.formats.local import open_descriptor
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor
-from ckpttool.storage.checksums import RunningCrc
+from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.numbers import Bytes
 
 # The largest gap between two runs that is read rather than skipped.  Reading a run by itself takes
@@ -72,8 +72,14 @@ class FlatFiles:
     Use as a context manager, in one thread.
     """
 
-    def __init__(self, scratch_bytes: int, written_crc: RunningCrc | None = None) -> None:
+    def __init__(
+        self,
+        scratch_bytes: int,
+        written_crc: RunningCrc | None = None,
+        read_hashes: RunningHashes | None = None,
+    ) -> None:
         self._written_crc = written_crc
+        self._read_hashes = read_hashes
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
@@ -188,6 +194,16 @@ class FlatFiles:
             for half, at in _split_in_half(region):
                 self.read_region(tensor, half, out[at])
 
+    def read_piece(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
+        """Copy a region as `read_region` does; hash it if it is one run of bytes."""
+        self.read_region(tensor, region, out)
+        if self._read_hashes is None or not region.size:
+            return
+        runs = find_runs(region, tensor.meta.shape, tensor.meta.itemsize)
+        if runs.count == 1:
+            data = np.ascontiguousarray(out).reshape(-1).data
+            self._read_hashes.add(tensor, runs.first, data)
+
     def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
         """Copy runs from the scratch buffer; first read them into it, gaps included, if needed."""
         key = _first_byte(tensor)
@@ -239,7 +255,7 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     for piece in tensor.pieces(band):
         inside = piece.dst.relative_to(band.start)
         at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        files.read_region(piece.tensor, piece.src, out[at])
+        files.read_piece(piece.tensor, piece.src, out[at])
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 

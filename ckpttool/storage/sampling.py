@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ckpttool.model.manifest import hashed, units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Source
-from ckpttool.model.tensors import StoredTensor
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
 
@@ -25,10 +26,15 @@ UNIT_BUFFER_BYTES = 8 << 20  # read at a time by `hash_units`
 
 
 class Sample(NamedTuple):
-    """A hash of some elements of a tensor, and whether all of them are the same."""
+    """A hash of some elements of a tensor, and whether all of them are the same.
+
+    ``element_bits`` is the information that an element may have: the logarithm of its different
+    values.  It is 0 where it was not measured.
+    """
 
     digest: bytes
     is_constant: bool
+    element_bits: float = 0.0
 
 
 def digest(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> Sample:
@@ -73,6 +79,27 @@ def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
     return digests
 
 
+def hash_unit(tensor: StoredTensor, number: int) -> str:
+    """Return the SHA-256 of one unit of a stored tensor, as in a manifest; "" without the unit.
+
+    It runs on a worker.
+    """
+    if tensor.meta.text is not None:
+        return hash_units(tensor)[0] if number == 0 else ""
+    unit = next(islice(units(tensor.meta), number, None), None)
+    if unit is None:
+        return ""
+    source = OutputTensor.copy_of(tensor)
+    state, itemsize = hashlib.sha256(), tensor.meta.itemsize
+    buffer = np.empty(min(BUFFER_BYTES, unit.size * itemsize), np.uint8)
+    with FlatFiles(BUFFER_BYTES) as files:
+        for band in unit.bands(len(buffer) // itemsize):
+            data = buffer[: band.size * itemsize]
+            read_band(files, source, band, data.reshape(*band.shape, itemsize))
+            state.update(data.data)
+    return state.hexdigest()
+
+
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     """Return the SHA-256 of each unit of a stored tensor, as in a manifest; runs on a worker."""
     return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
@@ -101,10 +128,23 @@ def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
     with FlatFiles(SAMPLE_BYTES) as files:
         for tensor in tensors:
             data = _read_pages(files, tensor)
-            elements = data.reshape(-1, tensor.meta.itemsize)
-            is_constant = bool((elements == elements[:1]).all())
-            samples.append(Sample(hashlib.sha256(data.data).digest(), is_constant))
+            digest, element_bits = hashlib.sha256(data.data).digest(), _find_bits(data, tensor.meta)
+            samples.append(Sample(digest, element_bits == 0, element_bits))
     return samples
+
+
+def _find_bits(data: Bytes, meta: TensorMeta) -> float:
+    """Return the logarithm of the different values of an element, 0 if all elements are the same.
+
+    Few values of many elements are taken for all that there are, as in a mask or a table of signs.
+    """
+    size = meta.itemsize
+    elements = data.reshape(-1).view(f"{'u' if size <= 8 else 'V'}{size}")
+    values = len(np.unique(elements))
+    bits = 1.0 if meta.dtype == "Bool" else 8.0 * size
+    if values <= 1 or values**2 <= len(elements):
+        bits = min(bits, math.log2(max(values, 1)))
+    return bits
 
 
 def sample(tensor: StoredTensor) -> Sample:

@@ -7,7 +7,8 @@ own strategy file it describes the parameters that are not in that file.
 Text
 ----
 YAML in a file whose name ends in ``.yaml`` or ``.yml``, or the same in JSON, in a file whose name
-ends in ``.json``; one document in UTF-8 of at most 1 MiB::
+ends in ``.json``; one document in UTF-8 of at most 1 MiB.  Outside quotes and comments, full-width
+signs and typographic quotes are errors::
 
     ckpttool_strategy: 1          MUST be there: the version of this form
     ranks: 8                      of all stages together; MAY be absent beside a file of MindSpore's
@@ -57,9 +58,13 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from unicodedata import normalize
 
 from ckpttool.errors import CombinedError, StrategyError, raise_all
 from ckpttool.formats.local import read_file, stat_file
@@ -79,6 +84,15 @@ _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", 
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NOTHING = ("", "~", "null")
+_QUOTED_OR_COMMENT = re.compile(r""""(?:\\.|[^"\\])*"|(?<![\w.])'(?:''|[^'])*'|(?:^|(?<=\s))#.*""")
+_LOOKALIKES = {  # NFKC has the full-width forms
+    **dict.fromkeys("\u201c\u201d\u201e\u201f\u300c\u300d", '"'),
+    **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"),
+    "\u3001": ",",
+    "\u3010": "[",
+    "\u3011": "]",
+}
 _YAML_WORDS = {  # words and names of tokens in PyYAML's messages
     "found character '\\t' that cannot start any token": "a tab; indent with spaces",
     "'<block mapping start>'": "keys that are indented further",
@@ -97,7 +111,7 @@ def is_handwritten(path: str) -> bool:
     """Return whether a strategy file is hand-written, from its suffix, and in JSON from its key."""
     if path.endswith(_YAML_SUFFIXES):
         return True
-    return path.endswith(".json") and f'"{KEY}"'.encode() in read_file(path)
+    return path.endswith(".json") and KEY.encode() in read_file(path)
 
 
 def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
@@ -422,11 +436,9 @@ def parse_yaml(data: bytes, path: str) -> Node:
 
     if len(data) > MAX_BYTES:
         raise StrategyError(path, f"{len(data)} bytes are too many", facts=f"at most {MAX_BYTES}")
+    text = _decode(data, path)
     try:
-        text = data.decode("utf-8-sig")
         root = yaml.compose(text, Loader=Loader)
-    except UnicodeDecodeError as error:
-        raise StrategyError(path, "not UTF-8", facts=f"byte {error.start}") from error
     except RecursionError as error:
         raise StrategyError(path, "nested too deep") from error
     except yaml.composer.ComposerError as error:  # not one of anchors, refused above
@@ -454,12 +466,72 @@ def nodes_of_json(data: bytes, path: str) -> Node:
     StrategyError
         The document is not JSON; see `parse_json`.
     """
+    _decode(data, path)
     try:
         return _from_json(parse_json(data), path)
     except ValueError as error:
         raise StrategyError(path, str(error)) from error
     except RecursionError as error:
         raise StrategyError(path, "nested too deep") from error
+
+
+def _decode(data: bytes, path: str) -> str:
+    """Return the text of a document; refuse other encodings, and signs that only look like ASCII.
+
+    Such signs, from an input method or a word processor, would become a part of a name.  Text in
+    quotes and comments may have them.
+
+    Raises
+    ------
+    StrategyError
+        The first line that is wrong, and the sign.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _encoding_error(data, path, error) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = _QUOTED_OR_COMMENT.sub(lambda match: " " * len(match[0]), line)
+        wrong = next(((at, sign) for at, sign in enumerate(bare, 1) if _ascii_of(sign)), None)
+        if wrong is not None:
+            at, sign = wrong
+            reason = f"{sign} where the ASCII sign {_ascii_of(sign)} belongs"
+            hint = f"{_ascii_of(sign)} in place of {sign}, in all of the file"
+            facts = f"the line is {line.strip()[:80]}"
+            raise StrategyError(f"{path}, line {number}, column {at}", reason, hint, facts)
+    return text
+
+
+def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> StrategyError:
+    """Return the error of a document that is not UTF-8, with its encoding if that is known."""
+    encoding = "UTF-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "GB18030"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        line = data.count(b"\n", 0, error.start) + 1
+        facts = f"byte {error.start} is {data[error.start]:#04x}"
+        return StrategyError(f"{path}, line {line}", "not UTF-8", facts=facts)
+    hint = f"iconv -f {encoding} -t UTF-8 {quote(path)} > NEW{Path(path).suffix}"
+    if encoding == "UTF-16":
+        return StrategyError(path, "not UTF-8, but UTF-16", hint)
+    at = next(i for i, sign in enumerate(text) if not sign.isascii())
+    line = text.count("\n", 0, at) + 1
+    place = f"{path}, line {line}"
+    return StrategyError(place, "not UTF-8, but GBK", hint, f"the first sign in GBK is {text[at]}")
+
+
+def _ascii_of(sign: str) -> str:
+    """Return the ASCII sign that another one looks like; "" if it looks like none.
+
+    Examples
+    --------
+    >>> [_ascii_of(sign) for sign in "\uff1a\u201c\u3000:\u4e2d"]
+    [':', '"', ' ', '', '']
+    """
+    if sign.isascii():
+        return ""
+    found = _LOOKALIKES.get(sign) or normalize("NFKC", sign)
+    return found if len(found) == 1 and found.isascii() else ""
 
 
 def _from_yaml(node: yaml.Node, path: str, mark: Any) -> Node:

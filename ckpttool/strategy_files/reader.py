@@ -14,8 +14,8 @@ A file whose name ends in ``.json`` is JSON.  Any other file is the protobuf mes
         2 parallel_layouts
             1 dev_matrix          1 dim: device matrix, outermost first
             2 tensor_map          1 dim: device axes counted from the right, -1 for none
-            3 param_split_shape   1 dim: rows of a manual split; normally empty
-            4 indices_offset      1 dim: its first rows; normally empty
+            3 param_split_shape   1 dim: rows of a manual split, or a shape; normally empty
+            4 indices_offset      1 dim: the first rows of a manual split; normally empty
             5 field               > 0 for a field-sliced embedding
             6 opt_weight_shard_step     a hint that is sometimes wrong; not used
             7 opt_weight_shard_size     0 none, -1 the whole replica group, else the shards
@@ -25,6 +25,10 @@ each is for one tensor axis and holds the device axes that shard it, outermost f
 empty message at the end marks a tensor of one axis.  -1 may stand beside device axes, in any place:
 ``Layout(...)(("a", "None"), "b")`` writes it, and it shards nothing.  (MindSpore's own transform
 fails if it stands first.)  Absent fields are 0 (MindSpore 1.0 did not write 6 and 7).
+
+The compiler writes ``param_split_shape`` and ``indices_offset`` together, for a manual split.  A
+function that many models of the dynamic graph copy writes ``param_split_shape`` alone: the shape of
+the parameter.  Without offsets of the same length, the slices decide what it is, see `Layout`.
 
 The JSON form has the keys ``parallel_strategy_item`` and ``parallel_layout_item`` with the same
 names inside, and ``tensor_shape``, the full shape.  MindSpore writes a multi-axis tensor map there
@@ -42,7 +46,8 @@ A stage counts as a merged file if it has the names of a complete one, and no ot
 contradicts it.
 
 JSON files of operator strategies are not read, because they lack parameter layouts.
-`ckpttool.strategy_files.handwritten` reads hand-written files.
+`ckpttool.strategy_files.handwritten` reads hand-written files, and
+`ckpttool.strategy_files.split_info` those of mindone.
 
 Source
 ------
@@ -55,9 +60,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from sys import intern
 
 from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
@@ -66,7 +72,6 @@ from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
     is_file,
     is_folder,
-    list_folder,
     open_file,
     read_file,
     stat_file,
@@ -74,22 +79,24 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
-from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
 from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.strategy_files.folders import (
+    files_that_may_be_strategies,
+    find_strategy_files,
+    is_merged_name,
+)
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
+from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
-FOLDER_SUFFIXES = (".ckpt", ".json")  # suffixes of strategy files in a folder
-STRATEGY_OF_RANK = re.compile(r".*_rank_(\d+)\.[a-z]+")
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
-_ONE_RUN = "the strategy files of one run"
 
 
 def read_strategy(paths: str | Sequence[str]) -> Strategy:
@@ -98,9 +105,11 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     Parameters
     ----------
     paths
-        One or several files of single stages, merged files, or folders of such files.  Several
-        files of one stage must agree.  A merged file provides the stages that no rank's file lists,
-        with a note.  One file may be hand-written; it adds to the others.
+        One or several files of single stages, merged files, or folders of such files, see
+        `ckpttool.strategy_files.folders`.  Several files of one stage must agree.  A merged file
+        among others of its folder provides the stages that these do not list, with a note.  It is
+        ignored, with a note, if it contradicts them or cannot be read.  One file may be
+        hand-written; it adds to the others.  Split information of mindone is a strategy by itself.
 
     Raises
     ------
@@ -110,47 +119,70 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     OSError
         A file cannot be read.
     """
-    errors: list[CkptToolError] = []
+    errors: dict[str, CkptToolError] = {}
     files: list[_StrategyFile] = []
     cache: dict[tuple[bool, bytes], _StrategyFile] = {}
     handwritten: list[str] = []
+    split_infos: list[str] = []
     for path in _list_files([paths] if isinstance(paths, str) else paths):
         try:
             _check_size(path)
             if is_handwritten(path):
                 handwritten.append(path)
+            elif holds_split_info(path):
+                split_infos.append(path)
             else:
                 files.append(_read_file(path, cache))
         except CkptToolError as error:
-            errors.append(error)
+            errors[path] = error
+    folders = _folders_of_single_stages(files)
+    spare = {p: error for p, error in errors.items() if _is_spare(p, folders)}
     if len(set(handwritten)) > 1:
         text = f"a second hand-written strategy, beside {handwritten[0]}"
-        errors.append(StrategyError(handwritten[1], text, "one file with the patterns of both"))
-    raise_all(errors)
-    if not handwritten:
-        return _join_files(files)
-    return read_handwritten(handwritten[0], _join_files(files) if files else None)
+        other = StrategyError(handwritten[1], text, "one file with the patterns of both")
+        errors[handwritten[1]] = other
+    if errors.keys() - spare.keys():
+        raise_all(errors.values())
+    if split_infos:
+        if files or handwritten:
+            beside = files[0].path if files else handwritten[0]
+            text = f"split information of mindone, and {beside} is another strategy"
+            raise StrategyError(split_infos[0], text, "one of the two")
+        return read_split_info(split_infos)
+    listed = _join_files(files, spare) if files else None
+    if handwritten:
+        return read_handwritten(handwritten[0], listed)
+    return listed or join_stages({})
+
+
+def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
+    """Return the folders of files that are not merged; a merged one there is a copy of them."""
+    return {Path(file.path).parent for file in files if not file.merges}
+
+
+def _is_spare(path: str, folders: Collection[Path]) -> bool:
+    """Return whether a file has the name of a merged copy of the files in its folder."""
+    return is_merged_name(Path(path).name) and Path(path).parent in folders
 
 
 def _list_files(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the files among the paths, and in folders the strategies, not a manifest of ours."""
+    """Yield the files among the paths, and the strategy files of the folders."""
     for path in paths:
         if (problem := url_problem(path)) is not None:
             raise StrategyError(path, *problem)
         if not is_folder(path):
             yield path
             continue
-        inside = (p for p in list_folder(path) if not p.name.endswith(MANIFEST))
-        files_inside = [p for p in inside if p.suffix in FOLDER_SUFFIXES]
-        if not files_inside:
-            suffixes = " or ".join(FOLDER_SUFFIXES)
-            raise StrategyError(path, f"no strategy file ({suffixes}) in it", _RUN_FILE)
-        yield from (str(p) for p in files_inside if is_file(p))
-
-
-def is_merged_name(name: str) -> bool:
-    """Return whether MindFormers gives this name to a strategy merged over stages."""
-    return name.startswith("merged")
+        found = find_strategy_files(Path(path))
+        files = found.files or files_that_may_be_strategies(Path(path))  # these say what is wrong
+        if found.choices:
+            text = f"strategies in {len(found.choices)} folders, of which one is needed"
+            hint = f"-s {quote(str(found.choices[0]))}, or another of them"
+            facts = shorten((choice.name for choice in found.choices), 3)
+            raise StrategyError(path, text, hint, facts)
+        if not files:
+            raise StrategyError(path, "no strategy file (.ckpt or .json) in it", _RUN_FILE)
+        yield from map(str, files)
 
 
 def _check_size(path: str) -> None:
@@ -174,13 +206,13 @@ def _check_size(path: str) -> None:
 class _StrategyFile:
     """One strategy file, its layouts by stage.
 
-    ``from_json`` is False for protobuf; ``is_remerged`` is True if it was merged more than once.
+    ``from_json`` is False for protobuf.  ``merges`` counts how often it was merged over stages.
     """
 
     path: str
     stages: Mapping[int, Mapping[str, Layout]]
     from_json: bool
-    is_remerged: bool
+    merges: int
 
 
 def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _StrategyFile:
@@ -211,15 +243,18 @@ def _parse_file(path: str) -> _StrategyFile:
     if impossible:
         text = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
         raise StrategyError(path, text)
-    by_stage = split_once = _split_names(entries)
+    by_stage = _split_names(entries)
+    merges = 1
     while by_stage and (nested := _find_merged_stage(by_stage)):
         by_stage = nested
+        merges += 1
     if not by_stage or not operator_stages <= by_stage.keys():
         if len(operator_stages) > 1:
             named = format_ranks([*operator_stages], "stage")
             text = f"operators of {named}, but the names of parameters have no stages"
             raise StrategyError(path, text)
-        by_stage = split_once = {next(iter(operator_stages), 0): entries}
+        by_stage = {next(iter(operator_stages), 0): entries}
+        merges = 0
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
     for stage, of_stage in by_stage.items():
@@ -229,7 +264,7 @@ def _parse_file(path: str) -> _StrategyFile:
             except ValueError as error:
                 errors.append(StrategyError(f"{path}: {name}", str(error)))
     raise_all(errors)
-    return _StrategyFile(path, stages, from_json, is_remerged=by_stage is not split_once)
+    return _StrategyFile(path, stages, from_json, merges)
 
 
 def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _LayoutEntry]] | None:
@@ -324,9 +359,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
         raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
     if not tensor_map:
         shard = 1 if entry.shard_size == -1 else shard  # a scalar cannot be sharded
-    rows = tuple(entry.split_shape) if any(entry.split_shape) else ()
+    split = tuple(entry.split_shape) if any(entry.split_shape) else ()
+    rows = split if len(entry.split_starts) == len(split) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    if rows and entry.split_starts and entry.split_starts != starts:
+    if rows and entry.split_starts != starts:
         raise ValueError(
             f"a manual split of {list(rows)} rows with indices_offset {entry.split_starts}, "
             f"expected {starts}"
@@ -334,7 +370,10 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
     if entry.field_count < 0:
         raise ValueError(f"field {entry.field_count}, expected 0 or more")
     fields = max(1, entry.field_count)
-    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields)
+    shape = () if rows else split
+    if min(shape, default=0) < 0:
+        raise ValueError(f"param_split_shape {list(shape)}, expected 0 or more")
+    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields, shape)
 
 
 def _without_none(axes: list[int]) -> tuple[int, ...]:
@@ -528,47 +567,66 @@ def _json_numbers(value: object) -> list[int] | None:
 # ------------------------------------------------------------------------------------ several files
 
 
-def _join_files(files: Sequence[_StrategyFile]) -> Strategy:
-    """Return the strategy in several files of MindSpore's."""
+def _join_files(
+    files: Sequence[_StrategyFile], unreadable: Mapping[str, CkptToolError]
+) -> Strategy:
+    """Return the strategy in several files of MindSpore's.
+
+    A merged file in the folder of others is a copy of them, perhaps one of an earlier run.  It
+    provides stages only if it agrees with the others in all of their stages.  ``unreadable`` has
+    the errors of copies by path.
+    """
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _StrategyFile] = {}
-    listed = [file.path for file in files]
-    rank_files = [Path(path) for path in listed if STRATEGY_OF_RANK.fullmatch(Path(path).name)]
-    folders = {path.parent for path in rank_files if not is_merged_name(path.name)}
-    merged_copies = {
-        p for p in listed if is_merged_name(Path(p).name) and Path(p).parent in folders
-    }
+    folders = _folders_of_single_stages(files)
+    copies = [file for file in files if file.merges and Path(file.path).parent in folders]
     # Protobuf before JSON, which lacks the true map of a multi-axis tensor.
-    for file in sorted(files, key=lambda file: (file.path in merged_copies, file.from_json)):
+    for file in sorted((one for one in files if one not in copies), key=lambda one: one.from_json):
         for stage, layouts in file.stages.items():
             if stage not in stages:
                 stages[stage], origins[stage] = dict(layouts), file
-            elif file.path not in merged_copies and layouts is not origins[stage].stages[stage]:
+            elif layouts is not origins[stage].stages[stage]:
                 _check_same_stage(origins[stage], file, stage, stages[stage], layouts)
-    remerged = [file.path for file in files if file.is_remerged and file.path not in merged_copies]
-    text = "merged twice (names such as 0-0-NAME); read as merged once"
-    notes = [Diagnostic("corrected", text, where=shorten(remerged, 3))] if remerged else []
-    used = {origin.path: origin for origin in origins.values() if origin.path in merged_copies}
-    notes += [_merged_file_note(file, stages, origins) for file in used.values()]
-    return replace(join_stages(stages, tuple(file.path for file in files)), notes=tuple(notes))
+    notes = []
+    ignored = dict(unreadable)
+    for file in sorted(copies, key=lambda one: one.from_json):
+        try:
+            for stage in file.stages.keys() & stages.keys():
+                known = dict(stages[stage])
+                _check_same_stage(origins[stage], file, stage, known, file.stages[stage])
+        except StrategyError as error:
+            ignored[file.path] = error
+            continue
+        added = {stage: dict(of) for stage, of in file.stages.items() if stage not in stages}
+        if added:
+            text = f"read for {format_ranks(sorted(added), 'stage')}, which no other file lists"
+            notes.append(Diagnostic("strategy_file", text, path=file.path, where=file.path))
+        stages |= added
+        origins |= dict.fromkeys(added, file)
+    used = [file for file in files if file.path not in ignored]
+    remerged = [file.path for file in used if file.merges > 1]
+    if remerged:
+        text = "merged twice (names such as 0-0-NAME); read as merged once"
+        notes.append(Diagnostic("corrected", text, where=shorten(remerged, 3)))
+    notes += [_ignored_note(one) for error in ignored.values() for one in diagnose(error)]
+    try:
+        return replace(join_stages(stages, tuple(one.path for one in used)), notes=tuple(notes))
+    except StrategyError as error:
+        raise_all([error, *ignored.values()])
+        raise
 
 
-def _merged_file_note(
-    file: _StrategyFile,
-    stages: Mapping[int, dict[str, Layout]],
-    origins: Mapping[int, _StrategyFile],
-) -> Diagnostic:
-    """Return the note on a merged file that is used for the stages that no rank's file lists.
+def _ignored_note(problem: Diagnostic) -> Diagnostic:
+    """Return the note on a merged file that does not fit the files beside it, or is damaged."""
+    text = f"ignored, as the files beside it are read: {problem.message}"
+    return replace(problem, code="strategy_file", message=text, hint="", options=())
 
-    Raise StrategyError if the file contradicts the files of the other stages, because it is then
-    from another run.
-    """
-    used_stages = [stage for stage in sorted(file.stages) if origins[stage] is file]
-    for stage in file.stages.keys() - set(used_stages):
-        common = {n: one for n, one in file.stages[stage].items() if n in stages[stage]}
-        _check_layouts(origins[stage], file, stage, stages[stage], common)
-    text = f"read for {format_ranks(used_stages, 'stage')}, which no rank's strategy file lists"
-    return Diagnostic("strategy_file", text, path=file.path, where=file.path)
+
+def _of_one_run(first: _StrategyFile, other: _StrategyFile) -> str:
+    """Return the hint to take the files of one of two runs; one file has all of a single stage."""
+    if len(first.stages) == len(other.stages) == 1:
+        return f"-s {quote(first.path)}, or -s {quote(other.path)}, with all files of that run"
+    return "the strategy files of one run"
 
 
 def _check_same_stage(
@@ -582,7 +640,8 @@ def _check_same_stage(
     only = sorted(set(known) ^ set(layouts))
     if only:
         text = f"stage {stage} has other parameters in {first.path}"
-        raise StrategyError(other.path, text, _ONE_RUN, f"in one file only: {shorten(only, 3)}")
+        facts = f"in one file only: {shorten(only, 3)}"
+        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
     _check_layouts(first, other, stage, known, layouts)
 
 
@@ -608,7 +667,7 @@ def _check_layouts(
     if differing:
         text = f"stage {stage} has other layouts in {first.path}"
         facts = f"{count(len(differing), 'parameter')}: {shorten(differing, 3)}"
-        raise StrategyError(other.path, text, _ONE_RUN, facts)
+        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:

@@ -197,7 +197,7 @@ def _encode_layout(layout: Layout) -> bytes:
         (
             _encode_dims(1, layout.device_matrix),
             *(_encode_dims(2, axes) for axes in _encoded_tensor_maps(layout)),
-            _encode_dims(3, layout.rows),
+            _encode_dims(3, layout.rows or layout.split_shape),
             _encode_dims(4, starts),
             encode_number(5, layout.fields if layout.fields > 1 else 0),
             encode_number(6, _shard_step(layout) if is_sharded else 0),

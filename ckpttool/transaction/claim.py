@@ -54,6 +54,8 @@ class Claim:
     ----------
     log
         The log of the run, which it alone writes.
+    plan
+        The plan of the run, when it is written.
     notes
         What only shows when a run begins.
 
@@ -72,7 +74,7 @@ class Claim:
         self._outputs = outputs = assignment.outputs
         self._record = record = outputs.record
         self._log_lock: FileLock | None = None
-        self._plan: RecordedPlan | None = None
+        self.plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
@@ -99,14 +101,14 @@ class Claim:
         The caller has locked the record, if the file system has locks.
         """
         assignment, outputs, record = self._assignment, self._outputs, self._record
-        problems = list(busy_problems(outputs, destination, assignment.overwrites))
+        problems = list(busy_problems(assignment, destination))
         if not self._has_locks:
             hint = "let no other run write there before this one ends"
             self.notes = (self._no_locks("only its plan keeps other runs away", hint),)
             if outputs.part is not None:
                 hint = "one run without --part, or another file system"
                 problems.append(self._no_locks("runs with --part need them", hint))
-        problems = problems or list(destination_changes(outputs, assignment.seen))
+        problems = problems or list(destination_changes(assignment))
         if problems:
             raise PlanError(problems)
         found = destination.plan
@@ -118,7 +120,7 @@ class Claim:
         is_new = found != assignment.destination.plan
         if found is not None and changes and is_new and not assignment.overwrites:
             raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
-        self._plan = plan = outputs.plan()
+        self.plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if changes and found is not None else ()
         if not self._has_locks:
@@ -155,7 +157,7 @@ class Claim:
                 aside.unlink()
             create_document(path, text)
         except (FileExistsError, FileNotFoundError) as error:
-            self._plan = None
+            self.plan = None
             raise PlanError([busy_problem(self._record, "it began at the same time")]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
@@ -175,7 +177,7 @@ class Claim:
 
         Locks prevent that another run replaces the plan.
         """
-        if self._has_log() and (self._has_locks or _read_plan(self._record.plan) == self._plan):
+        if self._has_log() and (self._has_locks or _read_plan(self._record.plan) == self.plan):
             return
         cause, facts = "its record was removed or replaced", "nothing proves the outputs"
         raise ExecutionError(str(self._record.output), cause, (), "--overwrite", facts)
@@ -214,7 +216,7 @@ class Claim:
         """Return whether other runs write, or have planned to."""
         if self._has_locks:
             return bool(find_writers(self._record, None, ()))
-        return found.plan is not None and found.plan != self._plan
+        return found.plan is not None and found.plan != self.plan
 
 
 def _read_plan(path: Path) -> RecordedPlan | None:
@@ -236,10 +238,11 @@ def _has_something_to_resume(found: Destination) -> bool:
     return is_of_use or any(is_there(folder / name) for name in found.logged())
 
 
-def remove_leftovers(record: Record) -> None:
+def remove_leftovers(record: Record, ended: RecordedPlan | None) -> None:
     """Remove the logs and plan that a run left beside a finished set, unless another is there.
 
-    If that fails, they stay: the set is complete all the same.
+    Without locks, only the plan of a run that has ``ended`` is removed.  If that fails, it stays:
+    the set is complete all the same.
     """
     if not (is_there(record.manifest) and record.leftovers()):
         return
@@ -247,7 +250,8 @@ def remove_leftovers(record: Record) -> None:
         lock = FileLock(record.lock, CLAIM_SECONDS)
         try:
             plan = _read_plan(record.plan)
-            if is_there(record.manifest) and not find_writers(record, plan, ()):
+            writers = find_writers(record, plan, ()) if lock.works or plan != ended else {}
+            if is_there(record.manifest) and not writers:
                 if plan is not None:
                     remove_half_written(record, plan.files)
                 forget_run(record)

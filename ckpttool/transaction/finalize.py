@@ -71,7 +71,7 @@ def finalize(folder: str) -> Manifest:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
-    remove_leftovers(record)
+    remove_leftovers(record, None if destination.running else destination.plan)
     return _check_complete(folder, record)
 
 
@@ -105,7 +105,9 @@ def _finish(folder: str, destination: Destination) -> None:
     )
     if problems:
         errors.append(PlanError(problems))
-    entries = destination.logged(plan.provenance.digest)
+    logged = destination.logged(plan.provenance.digest)  # in the order in which they were written
+    names = sorted(plan.outputs, key=plan.outputs.__getitem__)
+    entries = {name: logged[name] for name in names if name in logged}
     stamps = find_unchanged(
         record.folder,
         plan.provenance,
@@ -115,7 +117,7 @@ def _finish(folder: str, destination: Destination) -> None:
     if changed := [name for name in entries if name not in stamps]:
         errors += _changed_parts(record, {name: entries[name] for name in changed})
     raise_all(errors)
-    absent = [name for name in plan.outputs if name not in entries]
+    absent = [name for name in names if name not in entries]
     if absent:
         text, hint = (
             f"{count(len(absent), 'output')} in no log",
@@ -123,8 +125,8 @@ def _finish(folder: str, destination: Destination) -> None:
         )
         raise PlanError([Diagnostic("parts", text, hint, facts=shorten(absent, 3), where=folder)])
     remove_half_written(record, plan.files)
-    ordered = [entries[name] for name in sorted(plan.outputs, key=plan.outputs.__getitem__)]
-    finish_set(record, plan.provenance, documents, ordered, {n: stamps[n] for n in plan.outputs})
+    ordered = {name: stamps[name] for name in names}
+    finish_set(record, plan.provenance, documents, entries.values(), ordered)
 
 
 def _remedy_for(record: Record, error: FormatError) -> str:

@@ -68,12 +68,6 @@ class Writer:
         """Return the entries of a document or line."""
         return {"process": self.process, "host": self.host, "time": self.time}
 
-    def may_run(self) -> bool:
-        """Return whether the process may still run: it does here, or it is on another host."""
-        if self.host != socket.gethostname():
-            return True
-        return self.process != os.getpid() and Path(f"/proc/{self.process}").exists()
-
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
 

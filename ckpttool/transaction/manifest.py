@@ -40,7 +40,7 @@ from ckpttool.model.tensors import FileStamp
 S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)
 
-MAX_LINE_BYTES = 100_000_000  # of an output with ten TiB; stops files of other kinds
+MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
 NO_DIGEST = "0" * 64
 OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
 
@@ -204,7 +204,8 @@ class JsonObject:
 
     def _input(self) -> InputFile:
         stamp = self.stamp() if "inode" in self.entries else None
-        return InputFile(self.text("path"), self.number("nbytes"), stamp)
+        is_read = "unread" not in self.entries
+        return InputFile(self.text("path"), self.number("nbytes"), stamp, is_read)
 
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         """Return an entry that is a list of objects."""

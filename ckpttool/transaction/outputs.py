@@ -85,7 +85,7 @@ def find_unchanged(
     """
     now = {name: stamp for name in stamps if (stamp := stamp_at(folder / name)) is not None}
     found = {name: stamp for name, stamp in now.items() if stamp == stamps[name]}
-    unclear = now.keys() - found.keys()
+    unclear = [name for name in now if name not in found]
     if not unclear:
         return found
     with open_progress(sum(now[name].nbytes for name in unclear)) as on_progress:

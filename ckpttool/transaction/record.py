@@ -90,7 +90,8 @@ class Transaction:
             A file cannot be read or created.
         """
         if assignment.is_finished:
-            remove_leftovers(assignment.outputs.record)
+            ended = assignment.destination.plan if assignment.is_alone else None
+            remove_leftovers(assignment.outputs.record, ended)
             return cls(plan, assignment, None)
         if changed := changed_sources(plan.catalog):
             raise PlanError(changed)
@@ -215,7 +216,7 @@ class Transaction:
                 raise
         self._claim.release()
         if outputs.part is None:
-            remove_leftovers(record)
+            remove_leftovers(record, self._claim.plan)
 
     def _describe_source_changes(self) -> str:
         changed = join_alike(changed_sources(self._plan.catalog))

@@ -28,7 +28,7 @@ from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
-from ckpttool.model.manifest import Provenance, differences
+from ckpttool.model.manifest import Provenance, differences, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, shorten
@@ -40,6 +40,7 @@ from ckpttool.transaction.outputs import FindUnchanged, KnownStamps, find_unchan
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
+    NO_LOCKS,
     Destination,
     Record,
     RecordedPlan,
@@ -63,6 +64,8 @@ class DestinationPolicy(NamedTuple):
         Whether outputs that an earlier run of the same plan completed are kept.
     part
         ``(k, n)``: which of how many runs that write one set; None if one run writes it.
+    no_locks
+        Whether a run that a file system without locks shows has ended, as the user says.
     open_progress
         Called with the bytes that are to be read, to prove what an earlier run left.
     """
@@ -70,6 +73,7 @@ class DestinationPolicy(NamedTuple):
     overwrite: bool = False
     resume: bool = False
     part: tuple[int, int] | None = None
+    no_locks: bool = False
     open_progress: OpenProgress = no_progress
 
 
@@ -91,6 +95,8 @@ class Assignment:
         Whether outputs that an earlier run of the same plan completed are kept.
     overwrites
         Whether files of other runs may be replaced.
+    is_alone
+        Whether no other run writes there, as the user says where no locks can.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -112,6 +118,7 @@ class Assignment:
     part: Part | None = None
     is_resumed: bool = False
     overwrites: bool = False
+    is_alone: bool = False
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -130,9 +137,18 @@ class Assignment:
             notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
         outputs = RunOutputs.of(plan, ranks, part)
         nothing = Destination(outputs.record, State.NONE)
-        return cls(
-            outputs, nothing, ranks, part, policy.resume, policy.overwrite, notes=tuple(notes)
-        )
+        choices = policy.resume, policy.overwrite, policy.no_locks
+        return cls(outputs, nothing, ranks, part, *choices, notes=tuple(notes))
+
+    def busy_problems(self) -> Iterator[Diagnostic]:
+        """Yield why the run cannot begin beside those that are writing now."""
+        return busy_problems(self, look(self.outputs.record))
+
+    @property
+    def resume_hint(self) -> str:
+        """How to go on after this run has ended early; its plan is there."""
+        more = f" {NO_LOCKS}" if is_held(self.outputs.record.lock) is None else ""
+        return f"the same command with --resume{more}"
 
     def count_complete(self) -> int:
         """Return how many outputs ``--resume`` keeps, after a run was stopped."""
@@ -185,9 +201,9 @@ class RunOutputs:
         return self.record.folder
 
     @property
-    def own_documents(self) -> tuple[Document, ...]:
-        """The documents that this run writes; those of a set in parts are left to `finalize`."""
-        return () if self.part is not None else self.documents
+    def written_documents(self) -> frozenset[str]:
+        """The documents that are there as they are to be written, so that nothing is lost."""
+        return frozenset(str(Path(one.path)) for one in self.documents if is_written(one))
 
     def plan(self) -> RecordedPlan:
         """Return what the record says that this run writes.
@@ -202,8 +218,11 @@ class RunOutputs:
         return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
 
     def stamps(self) -> dict[str, FileStamp]:
-        """Return the stamps of all files that the run would replace, by path."""
-        documents = (document.path for document in self.own_documents)
+        """Return the stamps of all files that the run would replace or remove, by path.
+
+        A part removes the documents of an older set, which `finalize` writes again.
+        """
+        documents = (document.path for document in self.documents)
         outputs = (str(self.folder / name) for name in self.outputs)
         paths = (*outputs, *documents, str(self.record.manifest))
         return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
@@ -246,7 +265,7 @@ def inspect_previous_run(
         executor=executor,
         open_progress=policy.open_progress,
     )
-    problems = list(busy_problems(outputs, destination, policy.overwrite))
+    problems = list(busy_problems(assignment, destination))
     if destination.state is State.COMPLETE and not problems:
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
     problems += () if policy.overwrite else _damage(outputs, destination)
@@ -275,9 +294,8 @@ def _inspect_stopped(
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
     done = {n for log in destination.finished_parts.values() for n in log.outputs}
     replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
-    documents = {str(Path(one.path)) for one in outputs.own_documents if is_written(one)}
-    paths = documents.union(str(outputs.folder / name) for name in replaceable)
-    assignment = replace(assignment, replaceable=frozenset(paths))
+    paths = outputs.written_documents.union(str(outputs.folder / name) for name in replaceable)
+    assignment = replace(assignment, replaceable=paths)
     plan = destination.plan
     changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
     if plan is not None and changes and (destination.finished_parts or not logged):
@@ -297,6 +315,8 @@ def _inspect_stopped(
         diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
     if not assignment.is_resumed:
         return assignment
+    if plan is not None and complete:
+        diagnostics.add(*_describe_replicas(outputs, plan.provenance))
     return replace(assignment, kept=complete, is_finished=is_done)
 
 
@@ -337,7 +357,8 @@ def _inspect_finished(
     try:
         manifest = ManifestFile.read(record.manifest)
         if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
-            return replace(assignment, replaceable=frozenset({str(record.manifest)}))
+            paths = outputs.written_documents | {str(record.manifest)}
+            return replace(assignment, replaceable=paths)
     except FormatError as error:
         if assignment.is_resumed and not assignment.overwrites:
             diagnostics.add(_damaged(error, "destination", "--resume needs it"))
@@ -353,7 +374,9 @@ def _inspect_finished(
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
         diagnostics.add(Diagnostic("resumed", text, hint, where=str(record.output)))
     if assignment.is_resumed and problem is None:
-        return _inspect_outputs(outputs, assignment, manifest, stamps, find, diagnostics)
+        return _inspect_outputs(
+            outputs, destination, assignment, manifest, stamps, find, diagnostics
+        )
     if assignment.overwrites:
         return assignment
     is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
@@ -407,6 +430,7 @@ def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
 
 def _inspect_outputs(
     outputs: RunOutputs,
+    destination: Destination,
     assignment: Assignment,
     manifest: ManifestFile,
     stamps: KnownStamps,
@@ -414,12 +438,12 @@ def _inspect_outputs(
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Return what a resumed run keeps of its own finished set."""
-    folder, documents = outputs.folder, outputs.own_documents
-    where = str(outputs.record.output)
+    folder, where = outputs.folder, str(outputs.record.output)
     gone = [name for name in outputs.outputs if not is_there(folder / name)]
     kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
     changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
     missing = [str(folder / name) for name in gone]
+    documents = outputs.documents if outputs.part is None else ()  # a part does not write them
     for path in (one.path for one in documents if not is_written(one)):
         (changed if is_there(path) else missing).append(path)
     if missing and outputs.part is not None:
@@ -427,6 +451,8 @@ def _inspect_outputs(
         hint, facts = "the same command without --part", shorten(missing, 3)
         diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
+    if destination.stamps is not None and kept:
+        diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
     if changed and not assignment.overwrites:
         text = f"{count(len(changed), 'output')} changed since written"
         hint, facts = "--resume --overwrite", shorten(changed, 3)
@@ -452,8 +478,8 @@ def _without_other_problems(assignment: Assignment, outputs: RunOutputs) -> Assi
 
 
 def _all_files(outputs: RunOutputs) -> frozenset[str]:
-    """Return all files that a run writes."""
-    documents = (str(Path(document.path)) for document in outputs.own_documents)
+    """Return all files of a run; those of a set in parts include what `finalize` writes."""
+    documents = (str(Path(document.path)) for document in outputs.documents)
     names = (str(outputs.folder / name) for name in outputs.outputs)
     return frozenset({str(outputs.record.manifest), *names, *documents})
 
@@ -505,7 +531,7 @@ def _foreign_partials(
             continue
         other = None if name in known else _plan_that_lists(path)
         if is_held(path):
-            by = "it is of another part" if name in known else ""
+            by = "it is of another part" if name in known and outputs.part is not None else ""
             held.setdefault(by if other is None else f"see {other}", []).append(str(path))
         elif name not in known and not may_replace:
             left.setdefault(other, []).append(str(path))
@@ -537,13 +563,12 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def busy_problems(
-    outputs: RunOutputs, destination: Destination, overwrites: bool
-) -> Iterator[Diagnostic]:
+def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
-    running, record = destination.running, outputs.record
-    if overwrites and is_held(record.lock) is None:
-        return  # without locks nobody knows whether they still run
+    outputs, running = assignment.outputs, destination.running
+    record = outputs.record
+    if (assignment.overwrites or assignment.is_alone) and is_held(record.lock) is None:
+        return  # without locks only the user knows whether they still run
     if outputs.part is not None:
         in_the_way = {record.log(None), record.log(outputs.part), record.plan}
         is_beside = bool(running) and not in_the_way & running.keys()
@@ -560,8 +585,7 @@ def busy_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that another run is writing, or may be."""
     message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
     if is_held(record.lock) is None:
-        by += "; this file system has no locks, so it may have ended"
-        hint = "wait until it ends; if it has ended, --resume --overwrite"
+        hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
     return Diagnostic("busy", message, hint, facts=by, where=str(record.output))
 
 
@@ -606,13 +630,22 @@ def _describe_stopped(
         yield Diagnostic("resumed", text, where=where)
 
 
+def _describe_replicas(outputs: RunOutputs, earlier: Provenance) -> Iterator[Diagnostic]:
+    """Yield a note if the run that is resumed could read other files of the same source."""
+    if files := list(read_otherwise(outputs.provenance, earlier)):
+        text, where = "the run that is resumed read other replicas", str(outputs.record.output)
+        yield Diagnostic("resumed", text, facts=join_clauses(*files[:3]), where=where)
+
+
 def destination_changes(
-    outputs: RunOutputs, seen: Mapping[str, FileStamp] | None
+    assignment: Assignment,
 ) -> Iterator[Diagnostic]:
     """Yield the problem that another run has written here since the destination was seen."""
+    seen, now = assignment.seen, assignment.outputs.stamps()
     if seen is None:
         return
-    new = [path for path, stamp in outputs.stamps().items() if seen.get(path) != stamp]
+    new = [path for path, stamp in now.items() if seen.get(path) != stamp]
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
-        yield Diagnostic("destination", text, "--overwrite", where=where)
+        hint = "the same command" if assignment.is_resumed else "--overwrite"
+        yield Diagnostic("destination", text, hint, where=where)

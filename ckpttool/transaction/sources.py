@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
-from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.formats.local import read_file, stat_file
-from ckpttool.model.catalog import Catalog
+from ckpttool.errors import CkptToolError, PlanError, UnreadableError
+from ckpttool.formats.local import is_file, read_file, stat_file
+from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
+from ckpttool.model.slicing import BoxSlicing, Slicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.model.wording import count, format_ranks
 
@@ -32,12 +33,16 @@ def provenance_of(plan: Plan) -> Provenance:
     """
     base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
     stamps = plan.catalog.stamps
-    files = ((path, stamps[path] or stat_file(path)) for path in plan.catalog.paths)
+    files = [(path, stamps[path] or stat_file(path), True) for path in plan.catalog.paths]
+    files += [(path, stamp, False) for path, stamp in _unread(plan.catalog).values()]
     return Provenance(
         __version__,
         plan_digest(plan),
         plan.catalog.step,
-        tuple(InputFile(os.path.relpath(path, base), stamp.nbytes, stamp) for path, stamp in files),
+        tuple(
+            InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
+            for path, stamp, is_read in files
+        ),
         tuple(
             _describe_strategy(Path(path).name, read_file(path))
             for path in dict.fromkeys(plan.strategies)
@@ -51,10 +56,40 @@ def provenance_of(plan: Plan) -> Provenance:
     )
 
 
+def _unread(catalog: Catalog) -> Mapping[int, tuple[str, FileStamp]]:
+    """Return the files that the system could not read, by their keys in ``damaged``.
+
+    Replicas are read in place of them.  A file whose stamp cannot be read either is left out.
+    """
+    found = {}
+    for number, error in catalog.damaged.items():
+        if isinstance(error, UnreadableError):
+            with suppress(OSError):  # `error` is of the same kind, and was reported
+                if is_file(error.path):
+                    found[number] = error.path, stat_file(error.path)
+    return found
+
+
+def _names_of_files(catalog: Catalog) -> Iterator[tuple[int | None, list[str]]]:
+    """Yield the names of the files of each rank, also of those that could not be read.
+
+    In a checkpoint that describes itself, the description says what is in a file; ranks do not.
+    """
+    paths = {rank: list(file.paths) for rank, file in catalog.files.items()}
+    unread = {rank: [path] for rank, (path, _) in _unread(catalog).items()}
+    if isinstance(catalog, SelfDescribedCatalog):
+        all_paths = chain(*paths.values(), *unread.values())
+        yield None, sorted(os.path.relpath(path, catalog.root) for path in all_paths)
+        return
+    for rank, names in sorted({**paths, **unread}.items()):
+        yield rank, [os.path.relpath(name, catalog.root) for name in names]
+
+
 def plan_digest(plan: Plan) -> str:
     """Return a hash that is equal for equal plans of files with equal names.
 
     The folders of source and outputs do not count: hosts may mount them in different places.
+    Neither does which of several replicas can be read.
     """
     catalog, target = plan.catalog, plan.target
     folder = target.output_folder
@@ -62,10 +97,7 @@ def plan_digest(plan: Plan) -> str:
     for line in (
         (target.format, target.ranks, sorted(target.attrs.items())),
         *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *(
-            (r, [os.path.relpath(p, catalog.root) for p in f.paths])
-            for r, f in catalog.files.items()
-        ),
+        *_names_of_files(catalog),
         *(
             (
                 transfer.name,
@@ -74,7 +106,7 @@ def plan_digest(plan: Plan) -> str:
                     (
                         term.weight,
                         term.source.meta,
-                        term.source.slicing.distribution_key,
+                        _how_sliced(term.source.slicing),
                         term.source.parameter,
                         term.source.rank_cycle,
                     )
@@ -88,6 +120,11 @@ def plan_digest(plan: Plan) -> str:
     ):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"
+
+
+def _how_sliced(slicing: Slicing) -> object:
+    """Return how a source is sharded, without who holds a slice."""
+    return slicing.slice_counts if isinstance(slicing, BoxSlicing) else slicing.distribution_key
 
 
 def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -55,8 +55,10 @@ LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
 EARLIER_RECORD = re.compile(
     r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
 )
+MAY_HAVE_ENDED = "this file system has no locks, so it may have ended"
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
+NO_LOCKS = "--no-locks"
 ANEW = "the command that writes it, with --overwrite"
 MOST = 3  # logs that are described; an array job may leave thousands
 
@@ -364,14 +366,15 @@ def find_writers(
 ) -> Mapping[Path, str]:
     """Return who is writing, by the log that each has locked; empty if nobody is.
 
-    Without locks, the process that began the plan counts as writing.  It does not if it ran on this
-    host and has ended, or if all logs say that their part is done.
+    Without locks, whoever began the plan counts as writing, unless all logs say that their part is
+    done.  Nothing else proves that a run has ended: not even a process number of this host, which
+    may be of another container.
     """
     if is_held(record.lock) is None:
         is_done = bool(logs) and all(log.is_done for log in logs)
-        if plan is None or is_done or not plan.writer.may_run():
+        if plan is None or is_done:
             return {}
-        return {record.plan: f"{plan.writer} since {plan.writer.time}"}
+        return {record.plan: f"{plan.writer} since {plan.writer.time}; {MAY_HAVE_ENDED}"}
     writers = {log.path: str(log.writer) for log in logs if log.writer is not None}
     return {path: writers.get(path, "it has just begun") for path in record.logs() if is_held(path)}
 
@@ -409,8 +412,10 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
     """Return the problem of a destination that is RUNNING or STOPPED."""
     if destination.state is State.RUNNING:
         by = next(iter(destination.running.values()))
-        message = "a run of ckpttool is writing here"
-        return _unfinished(output, message, f"{by}; {MAY_LACK}", "wait until it ends")
+        message, hint = "a run of ckpttool is writing here", "wait until it ends"
+        if is_held(destination.record.lock) is None:
+            hint += f"; if it has ended, {RESUME} {NO_LOCKS}"
+        return _unfinished(output, message, f"{by}; {MAY_LACK}", hint)
     parts = destination.parts
     if parts and len(parts) == len(destination.finished_parts):
         hint = f"ckpttool finalize {output}"

@@ -13,11 +13,12 @@ from itertools import chain
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
 from ckpttool.model.diagnostics import (
     Diagnostic,
     Diagnostics,
@@ -31,6 +32,7 @@ from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.missing import (
+    find_nothing,
     limit_to_written_ranks,
     quarantine_damaged,
     redundancy_note,
@@ -137,6 +139,7 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
+    ignore_manifest: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -155,8 +158,17 @@ def examine(
         errors, of_checksums = check_files(catalog, executor, crc=True)
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
+    found.add(*find_nothing(catalog))
+    if not ignore_manifest and find_manifests(catalog):
+        from ckpttool.planning.manifest_check import check_source
+
+        check_source(catalog, executor, found)
     if isinstance(catalog, MergedCatalog) and strategy is None:
         found.add(*_notes_of_files(catalog))
+        if catalog.copies:
+            from ckpttool.planning.replicas import compare_copies
+
+            found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
         return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
@@ -183,12 +195,7 @@ def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
     """Yield the notes of a single file, or of several files with an index."""
     yield from one_of_several_notes(catalog)
     yield from catalog.diagnostics
-    if not (catalog.indexes or catalog.errors("inspect")):
-        (file,) = catalog.files.values()
-        if not file.tensors:
-            text = f"{file.path}: nothing in it ({file.nbytes} bytes): cut short, or of a rank that"
-            yield Diagnostic("empty", f"{text} was saved without redundancy")
-    elif slices := suspected_rank_slices(catalog).values():
+    if slices := suspected_rank_slices(catalog).values():
         text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
         yield Diagnostic("doubt", text)
 
@@ -213,9 +220,10 @@ def _inspect_full_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Inspection:
     """Resolve the files of ranks to full tensors, and inspect these."""
+    from ckpttool.planning.fit import fit_to_slices
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
-    strategy, of_rules = (None, ()) if strategy is None else strategy.resolve(catalog.metas)
+    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
     of_headers = Diagnostics("inspect")
     options = ResolveOptions(unlisted="first")
     resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
@@ -312,11 +320,22 @@ def describe_inspection(inspected: Inspection) -> Json:
     else:
         (file,) = files
         document |= {**_describe_file(file), "tensors": list(_describe_stored(file))}
-    document["notes"] = describe_diagnostics(found.of("note", "warning"), found.severity_of)
+    return document | {**_describe_found(found), "summary": _describe_summary(summary)}
+
+
+def describe_saves(catalog: RankCatalog, found: Diagnostics) -> Json:
+    """Return the JSON document of ranks of which no step was chosen."""
+    saves = [{"ranks": list(ranks), "files": list(of)} for ranks, of in catalog.names_of.items()]
+    return {"schema": SCHEMA, "path": catalog.root, "saves": saves, **_describe_found(found)}
+
+
+def _describe_found(found: Diagnostics) -> Json:
+    """Describe what was found: notes and warnings, and what is wrong."""
     of_files = chain.from_iterable(map(diagnose, found.failures))
-    document["problems"] = describe_errors((*of_files, *found.errors))
-    document["summary"] = _describe_summary(summary)
-    return document
+    return {
+        "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
+        "problems": describe_errors((*of_files, *found.errors)),
+    }
 
 
 def _describe_summary(summary: Summary) -> Json:
@@ -354,7 +373,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
         yield {
             "name": meta.name,
             "dtype": meta.dtype,
-            "shape": list(meta.shape),
+            "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
             **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
@@ -450,13 +469,17 @@ def _describe_boxes(slicing: BoxSlicing) -> Json:
 
 def are_strategies(paths: Sequence[str]) -> bool:
     """Return whether all paths are strategy files, or folders of nothing but these."""
-    from ckpttool.strategy_files.reader import FOLDER_SUFFIXES
+    from ckpttool.strategy_files.folders import SUFFIXES, files_that_may_be_strategies
 
     try:
         for path in paths:
             files = [path]
             if is_folder(path):
-                files = [str(one) for one in list_folder(path) if one.suffix in FOLDER_SUFFIXES]
+                inside = [one for one in list_folder(path) if one.suffix in SUFFIXES]
+                folders = [] if inside else list(filter(is_folder, list_folder(path)))
+                of_folders = [files_that_may_be_strategies(folder) for folder in folders]
+                inside += chain(*of_folders) if all(of_folders) else ()
+                files = list(map(str, inside))
             if not files or any(_foreign_kind(file) != "strategy" for file in files):
                 return False
     except OSError:

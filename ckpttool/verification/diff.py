@@ -28,6 +28,8 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.manifest_check import check_source
+from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.resolve import ResolveOptions, resolve
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
@@ -89,7 +91,7 @@ class Comparison:
         Notes of both sides; a note of a single side names it.
     findings
         Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
-        differ even if these are equal.
+        differ even if these are equal.  Or neither side has a tensor.
     """
 
     tensors: int
@@ -100,8 +102,8 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, between the sides and between replicas of a side."""
-        return not self.differences and not self.findings
+        """Whether something was compared, and nothing differs: sides, and replicas of a side."""
+        return bool(self.tensors) and not self.differences and not self.findings
 
     def count_kinds(self) -> dict[str, int]:
         """Return how many differences there are of each kind."""
@@ -155,6 +157,8 @@ def diff(
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
             option = "-s" if side == "A" else "--b-strategy"
             found = Diagnostics("diff", strict=options.strict, strategy_option=option)
+            if options.manifest != "ignore":
+                check_source(catalog, executor, found)
             own = replace(
                 options, replicated=options.replicated and isinstance(catalog, RankCatalog)
             )
@@ -170,6 +174,7 @@ def diff(
                 errors += [with_side(one, side) for one in (*catalog.damaged.values(), error)]
                 continue
             found.add(*resolved.content_diagnostics)
+            found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
             is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
@@ -190,12 +195,16 @@ def diff(
         with open_progress(2 * nbytes) as on_progress:
             differences = tuple(_differences(pairs, executor, tolerance, on_progress))
         sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
+        if not pairs:
+            contradictions += [
+                one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
+            ]
         return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
-    is_of_files = problem.code == "dtype" or not set(problem.ranks) <= b.files.keys()
+    is_of_files = problem.code in ("dtype", "manifest") or not set(problem.ranks) <= b.files.keys()
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
     facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
     return replace(problem, hint=hint, facts=facts)
@@ -232,7 +241,7 @@ class _Pair:
         a, b = self.a.meta, self.b.meta
         if a.dtype != b.dtype:
             return "dtype"
-        if a.shape != b.shape:
+        if a.header_shape != b.header_shape:
             return "shape"
         return "text" if a.text != b.text else None
 

@@ -274,10 +274,10 @@ def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
             Entry(
                 meta.name,
                 meta.dtype,
-                meta.shape,
+                meta.header_shape,
                 placements[key],
                 meta.nbytes,
-                0 if meta.text is not None else math.prod(meta.shape),
+                0 if meta.text is not None else math.prod(meta.header_shape),
                 layout if source.has_layout else None,
                 source,
             )
@@ -353,7 +353,7 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
     for ranks, header in catalog.headers.items():
         for name, tensor in header.items():
             meta = tensor.meta
-            stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.shape), {})
+            stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.header_shape), {})
             stored[ranks] = meta.nbytes
     placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
     entries = []
@@ -547,7 +547,7 @@ def _find_stages(strategy: Strategy) -> Iterator[Stage]:
 
 _DOUBTS = (
     *("strategy", "invalid_strategy", "contradicted", "replica"),
-    *("undecided_shard", "one_of_several", "empty"),
+    *("undecided_shard", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
 )
 _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")

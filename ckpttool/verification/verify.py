@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
+from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose, severities
@@ -15,10 +16,17 @@ from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.missing import find_incomplete_files, limit_to_written_ranks
+from ckpttool.model.wording import count, format_difference, format_ranks, shorten
+from ckpttool.planning.fit import fit_to_slices
+from ckpttool.planning.manifest_check import check_set, fingerprint
+from ckpttool.planning.missing import (
+    find_incomplete_files,
+    find_nothing,
+    limit_to_written_ranks,
+)
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
+    REPLICA_CODES,
     Slice,
     compare_replicas,
     compare_stages,
@@ -29,6 +37,7 @@ from ckpttool.planning.replicas import (
 from ckpttool.planning.resolve import (
     ResolvedSources,
     ResolveOptions,
+    find_differing_ends,
     find_running_statistics,
     resolve,
 )
@@ -44,7 +53,6 @@ from ckpttool.verification.headers import (
     find_damage,
     find_truncated_files,
 )
-from ckpttool.verification.manifest_check import check_manifest, find_manifests, fingerprint
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
@@ -145,6 +153,9 @@ def check_contents(
     return findings
 
 
+_DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
+
+
 def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
     """Yield a finding if the replicas of a slice differ and should not."""
     source, name = one.source, one.source.meta.name
@@ -155,7 +166,7 @@ def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iter
         if finding is not None:
             yield finding
         return
-    code, claim = "unlisted", "not in the strategy, and different between ranks"
+    code, claim = "unlisted", _DIFFERENT_UNLISTED
     if name in STEP_NAMES:
         code, claim = "mixed_steps", "ranks are not of one step: different"
     finding = find_difference(one, stats, code, claim)
@@ -214,6 +225,7 @@ def verify(
     options
         How the checkpoint is resolved; ``unlisted`` is always ``"first"``.  ``check_replicas`` and
         ``strict`` have no effect: ``deep`` compares all replicas, and warnings are findings.
+        There must be a manifest for ``manifest="all"``.
     deep
         Read the data, and verify checksums and manifest hashes where these exist.
     crc
@@ -238,12 +250,10 @@ def verify(
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
-            found.add(*check_manifest(catalog, path, executor, deep))
-        return Report(
-            catalog.root, found.severity_of, findings=found.findings, notes=found.of("note")
-        )
+            found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
+        return _report(catalog, found)
     if strategy is not None and isinstance(catalog, RankCatalog):
-        reasons = strategy.resolve(catalog.metas)[1]
+        strategy, reasons = fit_to_slices(catalog, strategy)
         if reasons:
             raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
@@ -265,19 +275,29 @@ def verify(
         of_files = find_damage(resolved.catalog, of_headers)
         found.add(*catalog.errors(), *of_files, *of_headers)
         verification = _Verification(resolved, executor, found)
-        verification.run(deep, crc, open_progress)
+        verification.run(deep, crc, options.manifest == "all", open_progress)
     found.add(*notes)
+    is_sampled = any(source.has_layout for source in resolved.sources)
+    return _report(resolved.catalog, found, verification.is_whole, is_sampled)
+
+
+def _report(
+    catalog: Catalog, found: Diagnostics, is_whole: bool = True, is_sampled: bool = False
+) -> Report:
+    """Sum up what was found."""
+    found.add(*find_nothing(catalog))
     return Report(
         catalog.root,
         found.severity_of,
         catalog.step,
-        tuple(resolved.catalog.files),
-        len(resolved.catalog.metas),
-        sum(file.nbytes for file in resolved.catalog.files.values()),
+        len(catalog.files),
+        None if isinstance(catalog, MergedCatalog) else tuple(catalog.files),
+        len(catalog.metas),
+        sum(file.nbytes for file in catalog.files.values()),
         found.findings,
         found.of("note"),
-        verification.is_whole,
-        any(source.has_layout for source in resolved.sources),
+        is_whole,
+        is_sampled,
     )
 
 
@@ -319,20 +339,20 @@ class _Verification:
         is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 
-    def run(self, deep: bool, crc: bool, open_progress: OpenProgress) -> None:
+    def run(self, deep: bool, crc: bool, check_manifest: bool, open_progress: OpenProgress) -> None:
         """Run all checks."""
         found, sources = self.found, self.resolved.sources
         # Reading every byte finds differing replicas again, with more detail.  Without it samples
-        # find what a conversion refuses.
+        # find what a conversion refuses, and what it reads otherwise than the strategy says.
         of_convert = severities("convert")
-        others = (
-            {"replica"} if deep else {code for code in of_convert if of_convert[code] != "error"}
-        )
+        others = {code for code in of_convert if of_convert[code] != "error"} - {"inferred"}
+        others = {*REPLICA_CODES} if deep else others
         found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
-        with _counted(open_progress, self._bytes_to_read(sources, deep, crc)) as on_progress:
+        nbytes = self._bytes_to_read(sources, deep, crc, check_manifest)
+        with _counted(open_progress, nbytes) as on_progress:
             self._check_integrity(deep, crc, on_progress)
             self._check_names(sources)
-            self._check_data(sources, deep, on_progress)
+            self._check_data(sources, deep, check_manifest, on_progress)
 
     def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
         """Return the files with checksums or tags; all files with ``crc``."""
@@ -342,13 +362,17 @@ class _Verification:
             if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
         }
 
-    def _bytes_to_read(self, sources: Sequence[Source], deep: bool, crc: bool) -> int:
+    def _bytes_to_read(
+        self, sources: Sequence[Source], deep: bool, crc: bool, check_manifest: bool
+    ) -> int:
         """Estimate the bytes to read, as if headers and texts were read again."""
         files = self._files_to_check(deep, crc).values() if deep or crc else ()
         total = sum(file.nbytes for file in files)
-        if not deep:
+        if not deep and not check_manifest:
             return total
         total += sum(file.nbytes for file in self.catalog.files.values())
+        if not deep:
+            return total
         pairs = stage_pairs(self.catalog, self.sharding, sources)
         return total + sum(one.meta.nbytes for pair in pairs for one in pair)
 
@@ -364,9 +388,13 @@ class _Verification:
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
-        self, sources: Sequence[Source], deep: bool, on_progress: Callable[[int], None]
+        self,
+        sources: Sequence[Source],
+        deep: bool,
+        check_manifest: bool,
+        on_progress: Callable[[int], None],
     ) -> None:
-        """Check the data with ``deep``, else only unlisted numbers, and check the manifests."""
+        """Check the data with ``deep``, else only what is unlisted, and check the manifests."""
         manifests = find_manifests(self.catalog)
         fingerprints: set[bytes] = set()
         if deep:
@@ -375,10 +403,40 @@ class _Verification:
             numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
             for one, stats in compare_replicas(numbers, self.executor):
                 self.found.add(*find_differences(one, stats, self.sharding))
+            self._sample_unlisted()
+        reads_all = deep or check_manifest
         for path in manifests:
             self.found.add(
-                *check_manifest(self.catalog, path, self.executor, deep, on_progress, fingerprints)
+                *check_set(self.catalog, path, self.executor, reads_all, on_progress, fingerprints)
             )
+        if check_manifest and not manifests:
+            text, hint = (
+                "no manifest lists these files",
+                "the same command without --check-manifest",
+            )
+            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
+
+    def _sample_unlisted(self) -> None:
+        """Add the tensors without a layout that differ between two ranks, as a conversion does."""
+        if isinstance(self.sharding, Replicated):
+            return
+        catalog = self.catalog
+        names = [
+            name
+            for name, parameter in content_decided_names(catalog, self.sharding).items()
+            if parameter is None and name not in RANK_SPECIFIC_NAMES
+            if catalog.metas[name].nbytes > catalog.metas[name].itemsize
+        ]
+        differing = find_differing_ends(catalog, names, self.executor)
+        running = find_running_statistics(catalog, self.sharding, differing, self.executor)
+        if running:
+            of_statistics = sorted({rank for name in running for rank in differing[name]})
+            self.found.add(running_statistics_problem(sorted(running), of_statistics))
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        for name, ranks in differing.items():
+            if name not in running:
+                facts = format_difference([[rank] for rank in ranks])
+                self.found.add(replace(one, facts=facts, tensor=name, ranks=ranks))
 
     def _check_contents(
         self,

@@ -159,7 +159,7 @@ def test_an_alias_is_not_repeated_in_errors():
         (("diff", SRC[0], SRC[0], "c"), "diff takes A and B, and 3 were given"),
         (("help", "a", "b"), "help takes one NAME, and 2 were given a, b Try: ckpttool help"),
         (("completion", "tcsh"), "SHELL: 'tcsh' is not one of bash, zsh, fish"),
-        (("verify", "a", "--ignore", "n"), "missing_own and 9 more missing_rank, missing_replica,"),
+        (("verify", "a", "--ignore", "n"), "missing_rank, missing_replica and "),
         (("merge", "a", "-o"), "merge needs -o OUT Output file; with --max-shard-size a folder."),
         (("merge", "a", "--resume=1", "-o", "b"), "--resume takes no value Try: ckpttool merge"),
     ],
@@ -229,3 +229,48 @@ def test_an_exchange_is_answered_with_all_paths_of_the_command(typed):
     assert result.exit_code == 5
     hint = shlex.join(map(str, (command, SRC[0], "-s", SRC[2], *more)))
     assert message(result).endswith(f"Try: ckpttool {hint}")
+
+
+VALUES = {  # of options whose types refuse other texts
+    "-j": "2",
+    "--max-memory": "1GB",
+    "--max-shard-size": "1GB",
+    "--optimizer-shard": "2",
+    "--part": "1/2",
+    "--rank": "0",
+    "--limit": "1",
+    "--ranks": "0",
+    "--atol": "1",
+    "--rtol": "1",
+}
+
+
+def single_options():
+    """Yield each option of each command that takes one value."""
+    for name in COMMANDS:
+        for one in command_of(name).params:
+            if isinstance(one, click.Option) and not (one.is_flag or one.multiple or one.count):
+                yield pytest.param(name, one, id=f"{name} {one.opts[-1]}")
+
+
+@pytest.mark.parametrize(("name", "option"), [*single_options()])
+def test_an_option_of_one_value_is_not_given_twice(name, option):
+    """Else the first value is silently replaced: ``-o a.h5 -o b.h5`` wrote b.h5 alone."""
+    paths = [SRC[0]] * sum(isinstance(one, click.Argument) for one in command_of(name).params)
+    value = VALUES.get(option.opts[0], "x{rank}")
+    value = option.type.choices[0] if isinstance(option.type, click.Choice) else value
+    value = "threads" if option.opts[0] == "--engine" else value
+    first, last = option.opts[0], option.opts[-1]
+    again = f"{last}={value}" if last[:2] == "--" else last + value
+    result = run(name, *paths, first, value, again)
+    assert result.exit_code == 2
+    said = f": given 2 times, and takes one value Try: the same command with one {first}"
+    assert said in message(result)
+
+
+def test_an_option_of_several_values_and_a_flag_are_given_as_often_as_one_likes():
+    words = ("-s", SRC[2], "-s", SRC[2], "-q", "-q")
+    assert run("inspect", SRC[0], *words).exit_code in (0, 4)  # one file is named twice
+    result = run("--color", "never", "inspect", SRC[0], "--color=always")
+    assert result.exit_code == 2
+    assert "--color: given 2 times" in message(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -33,3 +34,34 @@ def run_to(where, *words, source=CASE / "src"):
 def test_standard_output_that_is_full_is_named_and_told_once(words):
     done = run_to(">/dev/full", *words)
     assert (done.returncode, done.stderr) == (6, f"error[not_written]: {TOLD}\n")
+
+
+PROGRAM = """
+import io, sys
+from ckpttool.cli.main import main
+
+class Kept(io.StringIO):
+    encoding = ENCODING
+
+screen, sys.stdout = sys.stdout, Kept()
+code = main(sys.argv[1:], standalone_mode=False)
+screen.write(sys.stdout.getvalue())
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["None", "'utf-8'"])
+@pytest.mark.parametrize("words", [["inspect"], ["verify", "--deep"], ["inspect", "--all"]])
+def test_a_program_that_keeps_what_is_printed_gets_what_a_pipe_gets(words, encoding):
+    """Else a notebook gets an internal error: a text in memory has no encoding."""
+    words = [*words, str(CASE / "src"), "-s", str(CASE / "src_strategy.ckpt")]
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    kept, piped = (
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        for command in (
+            [sys.executable, "-c", PROGRAM.replace("ENCODING", encoding), *words],
+            [sys.executable, "-m", "ckpttool", *words],
+        )
+    )
+    assert kept.stdout == piped.stdout
+    assert kept.stderr == piped.stderr

@@ -21,7 +21,7 @@ from ckpttool.errors import VerifyError
 from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
-from ckpttool.formats.local import ReadFile, open_file
+from ckpttool.formats.local import ReadFile, more_files_hint, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.model.tensors import StoredFile
 from ckpttool.storage import region_io
@@ -96,7 +96,10 @@ def fails_and_is_resumed(tmp_path, monkeypatch, output_format, expected, most):
     )
     assert not (out / MANIFEST).exists()
     is_full = any(SAID[number] in expected for number in (errno.ENOSPC, errno.EDQUOT))
-    hint = "Try: free some space, then the same command" if is_full else "Try: the same command"
+    first = "free some space" if is_full else ""
+    if os.strerror(errno.EMFILE) in expected:
+        first = more_files_hint(OSError(errno.EMFILE, ""))
+    hint = f"Try: {first}, then the same command" if first else "Try: the same command"
     assert message(result).endswith(f"{hint} with --resume" if complete else hint)
     monkeypatch.undo()
     run_well(*ordered_words(out, output_format), "--resume")

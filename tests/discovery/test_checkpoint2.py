@@ -20,6 +20,7 @@ from tests.oracle import OracleLayout
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import (
     COMMON,
+    FsdpSave,
     Save,
     change,
     slice_number,
@@ -532,6 +533,320 @@ def test_a_rank_that_cannot_hold_a_slice_by_its_layout_is_refused(folder):
         folder, 5, "w: metadata.json contradicts itself .*rank 2 .*model-0000002",
         "elements \\[0:4, 0:6\\] by storage_data, \\[4:8, 0:6\\] by the layout",
     )  # fmt: skip
+
+
+# ----------------------------------------------------------------- slices that are counted wrongly
+
+WIDE = {
+    "q_down": noise("q_down", "Float32", (12, 4)),
+    "norm": noise("norm", "BFloat16", (6,)),
+}
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 3), (3, 2), (6, 4), (2, 1), (1, 4)])
+def test_slices_of_the_fsdp_mesh_are_placed_by_the_layout(fsdp, tp, tmp_path):
+    """For 2 x 3 the ranks of the list are numbered rightly, and only the others are not."""
+    save = FsdpSave(WIDE, fsdp, tp)
+    save.write(tmp_path / "src")
+    got, text = merged(tmp_path / "src")
+    assert got == WIDE
+    is_wrong = fsdp > 1 < tp
+    assert ("storage_data numbers slices of 2 parameters wrongly" in text) == is_wrong
+    run_well("verify", tmp_path / "src", "--deep")
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "tp", "ranks", "lost"),
+    [
+        (2, 3, (0, 1), r"elements \[6:12, 0:4\] belong to rank 3; ranks 0, 1 saved the tensor"),
+        (
+            3,
+            2,
+            (2, 4, 5),
+            r"elements \[0:4, 0:4\] belong to rank 0; ranks 2, 4, 5 saved the tensor",
+        ),
+    ],
+)
+def test_a_slice_that_no_rank_of_the_layout_saved_is_lost(fsdp, tp, ranks, lost, tmp_path):
+    FsdpSave(WIDE, fsdp, tp).write(tmp_path / "src", {"q_down": ranks})
+    told = "q_down: ranks that hold a slice by the layout did not save it"
+    refused(tmp_path / "src", 5, told, lost)
+    result = run("verify", tmp_path / "src")
+    assert (result.exit_code, not mentions(message(result), told)) == (1, True)
+
+
+def test_slices_of_all_ranks_of_a_layout_are_enough_without_redundancy(tmp_path):
+    FsdpSave(WIDE, 2, 3).write(tmp_path / "src", dict.fromkeys(WIDE, (0, 3)))
+    assert merged(tmp_path / "src")[0] == WIDE
+
+
+def test_what_is_not_cut_may_be_saved_by_any_rank(tmp_path):
+    save = FsdpSave(WIDE, 2, 3, uncut=frozenset({"norm"}))
+    save.write(tmp_path / "src", {"q_down": (0, 3), "norm": (4,)})
+    assert merged(tmp_path / "src")[0] == WIDE
+
+
+def test_copies_of_another_stage_count_by_their_numbers(tmp_path):
+    """The layout names the ranks of the first stage only; the second has equal slices."""
+    second = ROWS._replace(first_rank=4)
+    tensors = {"w": ENTRIES["w"]}
+    Save(tensors, {"w": (ROWS, second)}, 8, remove_redundancy=True).write(tmp_path / "src")
+
+    def edit(metadata):
+        for number, rank in ((0, 4), (1, 7)):
+            (place,) = metadata["storage_data"][f"('w', ({number},))"]
+            place["storage_rank"] = rank
+
+    change(tmp_path / "src", edit)
+    got, text = merged(tmp_path / "src")
+    assert got == tensors
+    assert "wrongly" not in text
+
+
+def test_a_rank_group_without_a_rank_of_the_layout_is_a_contradiction(folder):
+    def edit(metadata):
+        for place in metadata["storage_data"]["('w', (0,))"]:
+            place["rank_group"] = [0, 3]
+
+    change(iteration(folder), edit)
+    told = "w: metadata.json contradicts itself"
+    facts = "rank 1: elements \\[0:4, 0:6\\] by the layout, and not in the rank_group of that slice"
+    refused(folder, 5, told, facts)
+
+
+def test_a_rank_group_is_read_strictly(folder):
+    def edit(metadata):
+        metadata["storage_data"]["('w', (0,))"][0]["rank_group"] = ["0"]
+
+    change(iteration(folder), edit)
+    refused(folder, 3, "storage_data: \\('w', \\(0,\\)\\): rank_group \\['0'\\] is not a list")
+
+
+# ----------------------------------------------------------------- what is described and in no file
+
+WEIGHTS = {name: entry for name, entry in ENTRIES.items() if not name.startswith("adam")}
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+@pytest.mark.parametrize("prefix", ["my-opt-7b", None])
+def test_an_optimizer_of_which_no_file_is_there_is_left_out(remove_redundancy, prefix, tmp_path):
+    replace(SAVE, remove_redundancy=remove_redundancy, prefix=prefix).write(tmp_path / "src")
+    _remove_optimizer(tmp_path / "src")
+    got, text = merged(tmp_path / "src")
+    assert got == WEIGHTS
+    told = (
+        "no file of optimizer state is there: 1 tensor is left out adam_m.w; metadata.json lists "
+    )
+    assert not mentions(text, told)
+    refused(tmp_path / "src", 5, "no file of optimizer state is there", options=("--strict",))
+    assert run("verify", tmp_path / "src").exit_code == 1
+
+
+def _remove_optimizer(folder):
+    for path in folder.glob("*opt-0*"):
+        path.unlink()
+
+
+def test_one_file_of_the_optimizer_makes_the_others_missing(folder):
+    for rank in (0, 1, 3):
+        (iteration(folder) / f"opt-000000{rank}-0000004.safetensors").unlink()
+    refused(folder, 5, "opt-0000000-0000004.* and 2 more: file not found", r"1 parameter \(adam_m")
+
+
+def test_a_damaged_file_of_the_optimizer_is_one_that_is_there(folder):
+    _remove_optimizer(iteration(folder))
+    (iteration(folder) / "opt-0000002-0000004.safetensors").write_bytes(b"")
+    refused(folder, 3, "opt-0000002-0000004.safetensors")
+
+
+def test_without_all_weights_a_missing_optimizer_is_an_error(folder):
+    _remove_optimizer(iteration(folder))
+    (iteration(folder) / "model-0000003-0000004.safetensors").unlink()
+    refused(folder, 5, "opt-0000000-0000004.* and 4 more: file not found", r"\(adam_m.w\)")
+
+
+def test_weights_that_are_listed_as_optimizer_state_are_not_left_out(folder):
+    """MindFormers 2.0 lists weights of other stages in `opt` files; `model` files have them."""
+
+    def edit(metadata):
+        for key in ("('norm', (0,))", "('w', (0,))", "('w', (1,))"):
+            for place in metadata["storage_data"][key]:
+                place["file_name"] = place["file_name"].replace("model-", "opt-")
+
+    change(iteration(folder), edit)
+    _remove_optimizer(iteration(folder))
+    got, text = merged(folder)
+    assert got == WEIGHTS
+    assert not mentions(text, "2 parameters listed in the wrong one", "1 tensor is left out")
+
+
+def test_a_weight_that_some_file_has_is_no_state_that_was_not_saved(tmp_path):
+    """Here the number of a file is not its rank's, so the other file is not known."""
+    late = OracleLayout((2,), ((0,), ()), 0, 2)
+    tensors = {"b": noise("b", "Float32", (4, 2)), "adam_m.b": noise("m", "Float32", (4, 2))}
+    save = Save(tensors, {"b": (late,), "adam_m.b": (late,)}, 4, remove_redundancy=True)
+    save.write(tmp_path / "src")
+
+    def edit(metadata):
+        for places in metadata["storage_data"].values():
+            places[0]["file_name"] = places[0]["file_name"].replace("model-", "opt-")
+
+    change(tmp_path / "src", edit)
+    _remove_optimizer(tmp_path / "src")
+    refused(tmp_path / "src", 5, "opt-0000000-.* and 1 more: file not found", r"1 parameter \(b\)")
+
+
+GRADIENTS = {
+    "accu_grads.w": noise("grads", "Float32", (8, 6)),
+    "accu_grads.norm": noise("grads of norm", "Float32", (6,)),
+}
+
+
+def _write_with_gradients(folder, *, remove_redundancy):
+    """Write a folder that describes accumulated gradients, and has them in `opt` files."""
+    save = Save(
+        ENTRIES | GRADIENTS,
+        LAYOUTS | {"accu_grads.w": (ROWS,), "accu_grads.norm": (WHOLE,)},
+        4,
+        lambda name: name.startswith(("adam", "accu")),
+        remove_redundancy=remove_redundancy,
+    )
+    save.write(folder)
+
+
+def _drop(path, *names):
+    write_safetensors(path, {name: e for name, e in read(path).items() if name not in names})
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+def test_gradients_that_no_file_has_were_not_saved(remove_redundancy, tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=remove_redundancy)
+    assert merged(tmp_path / "src")[0] == ENTRIES | GRADIENTS
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, *GRADIENTS)
+    got, text = merged(tmp_path / "src", "--strict")
+    assert got == ENTRIES
+    assert not mentions(
+        text, "2 parameters described, but in no file accu_grads.w, accu_grads.norm"
+    )
+    run_well("verify", tmp_path / "src", "--deep")
+
+
+def test_gradients_of_which_some_were_saved_are_missing(tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=False)
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, "accu_grads.w")
+    refused(tmp_path / "src", 5, "lacks tensors that metadata.json lists", r"\(accu_grads.w\)")
+
+
+def test_gradients_of_a_file_that_is_gone_are_missing(tmp_path):
+    _write_with_gradients(tmp_path / "src", remove_redundancy=True)
+    for path in (tmp_path / "src").glob("opt-*"):
+        _drop(path, *GRADIENTS)
+    (tmp_path / "src" / "opt-0000000-0000004.safetensors").unlink()
+    refused(tmp_path / "src", 5, "opt-0000000-0000004.safetensors: file not found", "accu_grads.w")
+
+
+@pytest.mark.parametrize("names", [("w",), ("w", "adam_m.w", "norm")])
+def test_a_stage_without_its_copy_of_a_shared_parameter_is_no_damage(names, tmp_path):
+    second = {name: LAYOUTS[name][0]._replace(first_rank=4) for name in ENTRIES}
+    both = {name: (*LAYOUTS[name], second[name]) for name in ENTRIES}
+    Save(ENTRIES, both, 8).write(tmp_path / "src")
+    for rank in range(4, 8):
+        for path in (tmp_path / "src").glob(f"*-000000{rank}-0000008.safetensors"):
+            _drop(path, *names)
+    got, text = merged(tmp_path / "src", "--strict")
+    assert got == ENTRIES
+    told = f"{count(len(names), 'parameter', 'are')} listed for a stage that saved no copy "
+    assert not mentions(text, f"{told}.*not on ranks 4-7: another stage has all slices")
+    path = tmp_path / "src" / "model-0000001-0000008.safetensors"
+    _drop(path, "w")
+    got, text = merged(tmp_path / "src")
+    assert got == ENTRIES
+    assert not mentions(text, r"warning\[faulty_replica\]: .*model-0000001-0000008.safetensors")
+    refused(tmp_path / "src", 5, "lacks tensors that", options=("--strict",))
+
+
+def test_one_rank_of_a_stage_without_its_copy_is_damage(tmp_path):
+    second = ROWS._replace(first_rank=4)
+    Save({"w": ENTRIES["w"]}, {"w": (ROWS, second)}, 8).write(tmp_path / "src")
+    _drop(tmp_path / "src" / "model-0000006-0000008.safetensors", "w")
+    assert merged(tmp_path / "src")[0] == {"w": ENTRIES["w"]}
+    refused(tmp_path / "src", 5, "model-0000006.*: lacks tensors that", options=("--strict",))
+
+
+def _as_mindformers_reads(key):
+    """Return a key of storage_data as MindFormers 2.1 writes it without redundancy."""
+    name, number = key.strip("()").rsplit(", (", 1)
+    return str((name.strip("'\" "), (int(number.strip(",")),)))
+
+
+@pytest.mark.parametrize(
+    "names", [('it\'s a "q"', "back\\slash", "plain"), ("tab\there", "ends in a quote'", "größe")]
+)
+def test_names_that_are_escaped_twice_are_recognised(names, tmp_path):
+    tensors = {name: noise(name, "Float32", (8, 6)) for name in names}
+    Save(tensors, dict.fromkeys(names, (ROWS,)), 4).write(tmp_path / "src")
+    change(
+        tmp_path / "src",
+        lambda m: m.update(
+            storage_data={_as_mindformers_reads(key): v for key, v in m["storage_data"].items()}
+        ),
+    )
+    got, text = merged(tmp_path / "src")
+    assert got == tensors
+    assert "2 names escaped twice in storage_data" in text
+
+
+def test_a_key_that_may_mean_two_names_is_refused(tmp_path):
+    names = ["a\\b'", "a\\b"]
+    Save(dict.fromkeys(names, ENTRIES["norm"]), dict.fromkeys(names, (WHOLE,)), 4).write(
+        tmp_path / "src"
+    )
+    change(
+        tmp_path / "src",
+        lambda m: m["storage_data"].update(
+            {_as_mindformers_reads(key): m["storage_data"].pop(key) for key in [*m["storage_data"]]}
+        ),
+    )
+    refused(tmp_path / "src", 3, "storage_data: .*: not in state_dict_metadata")
+
+
+# --------------------------------------------------------- statistics that each rank has of its own
+
+
+def _write_with_statistic(folder, name, *, layouts=None):
+    """Write a folder in which every rank has other values of a tensor; return those of rank 0."""
+    own = {rank: noise(f"{name} {rank}", "Float32", (6,)) for rank in range(4)}
+    save = Save(ENTRIES | {name: own[0]}, LAYOUTS | (layouts or {}), 4, uncut=frozenset({name}))
+    save.write(folder)
+    for rank, entry in own.items():
+        path = folder / f"model-000000{rank}-0000004.safetensors"
+        write_safetensors(path, read(path) | {name: entry})
+    return own[0]
+
+
+@pytest.mark.parametrize("name", ["layers.1.mlp.global_tokens_per_expert", "attn.max_logits_val"])
+@pytest.mark.parametrize("has_layout", [True, False])
+def test_a_statistic_of_every_rank_is_taken_from_the_lowest(name, has_layout, tmp_path):
+    layouts = {name: (WHOLE,)} if has_layout else None
+    lowest = _write_with_statistic(tmp_path / "src", name, layouts=layouts)
+    for words in ((), ("--check-replicas",)):
+        got, text = merged(tmp_path / "src", *words)
+        assert got == ENTRIES | {name: lowest}
+        told = rf"warning\[own_values\]: {name}: every rank has values of its own"
+        assert not mentions(text, told)
+        assert text.count("own_values") == 1
+    refused(tmp_path / "src", 5, f"{name}: every rank has values", options=("--strict",))
+    result = run_well("verify", tmp_path / "src", "--deep")
+    assert not mentions(message(result), f"note: {name}: every rank has values of its own")
+
+
+@pytest.mark.parametrize("name", ["mlp.router.expert_bias", "mlp.tid2eid", "tokens_per_expert.w"])
+def test_other_replicas_have_to_be_equal(name, tmp_path):
+    _write_with_statistic(tmp_path / "src", name)
+    refused(tmp_path / "src", 5, f"{name}: different between ranks that should hold the same")
+    assert run("verify", tmp_path / "src", "--deep").exit_code == 1
 
 
 # ------------------------------------------------------------------------------ without metadata

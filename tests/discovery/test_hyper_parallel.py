@@ -369,6 +369,96 @@ def test_one_metadata_file_stands_before_those_of_ranks(folder):
     assert "beside .metadata: ignored .rank0_metadata" in text
 
 
+# ------------------------------------------------------------------------- the folders of a trainer
+
+OTHER = HyperSave({"layer.b": noise("other", "BFloat16", (6,))}, {"layer.b": BOXES["layer.b"]})
+POINTER = "latest_checkpoint_iteration.txt"
+
+
+def _write_steps(root, complete, unfinished=(), pointer=None):
+    """Write steps; those of `OTHER` are all but the last complete one."""
+    for step in complete:
+        (SAVE if step == complete[-1] else OTHER).write(root / f"global_step_{step}")
+    for step in unfinished:
+        OTHER.write(root / f"global_step_{step}")
+        (root / f"global_step_{step}" / ".metadata").unlink()
+    if pointer is not None:
+        (root / POINTER).write_text(pointer)
+    return root
+
+
+@pytest.mark.parametrize("pointer", [None, "1000\n"])
+def test_the_newest_complete_step_is_read_and_unfinished_ones_are_named(pointer, tmp_path):
+    root = _write_steps(tmp_path / "run", (8, 999, 1000), (1001, 2), pointer)
+    (root / "global_step_1002").mkdir()
+    got, text = merged(root)
+    assert got == ENTRIES
+    words = ("step 1000 is read, of 6 steps", "not finished: .*_2, .*_1001, .*_1002", "step 1000 ")
+    assert not mentions(text, *words)
+    document = json.loads(run_well("inspect", root, "--json").stdout)
+    assert document["step"] == "1000"
+    run_well("verify", root, "--deep")
+
+
+def test_the_step_that_the_trainer_recorded_is_read_if_it_is_complete(tmp_path):
+    root = _write_steps(tmp_path / "run", (30, 7), (31,), "7")
+    got, text = merged(root)
+    assert got == ENTRIES
+    assert not mentions(text, "step 7 is read", f"newer than {POINTER} says: 30")
+    (root / POINTER).write_text("31")
+    got, text = merged(root)
+    assert got == OTHER.entries
+    assert not mentions(text, "step 30 is read", f"{POINTER} names 31, which is not complete")
+    (root / POINTER).write_bytes(b"")
+    got, text = merged(root)
+    assert got == OTHER.entries
+    assert not mentions(text, f"{POINTER}: cannot be read: ignored")
+
+
+def test_a_step_is_chosen_by_number_or_name(tmp_path):
+    root = _write_steps(tmp_path / "run", (9, 10), (11,))
+    for words in (("9",), ("09",), ("global_step_9",)):
+        assert merged(root, "--step", *words)[0] == OTHER.entries
+    assert merged(root / "global_step_10", "--step", "10")[0] == ENTRIES
+    refused(root / "global_step_10", 5, "not step 9 Try: .*run as SRC", options=("--step", "9"))
+    refused(
+        root, 5, "no folder of step 12 found 11, 10, 9 Try: --step 10", options=("--step", "12")
+    )
+    told = (
+        r"global_step_11: a save that did not finish: no \.metadata.* Try: .*global_step_10 as SRC"
+    )
+    refused(root, 5, told, options=("--step", "11"))
+
+
+def test_a_save_without_metadata_did_not_finish(tmp_path):
+    save = SAVE.write(tmp_path / "any name")
+    (save / ".metadata").write_bytes(b"")
+    result = run("verify", save)
+    told = r"error\[unfinished\]: .*a save that did not finish"
+    assert (result.exit_code, mentions(message(result), told)) == (1, [])
+    result = run_well("inspect", save)
+    assert not mentions(message(result), r"warning\[unfinished\]")
+    refused(save, 5, told, "Try: -s STRATEGY --pattern '_rank")
+    target = tmp_path / "s.yaml"
+    target.write_text(
+        "ckpttool_strategy: 1\nranks: 4\notherwise: replicated\n"
+        "parameters:\n  layer.w: {axis: 0, parts: 2}\n"
+    )
+    assert merged(save, "-s", str(target), "--pattern", "_rank{rank}_.safetensors")[0] == ENTRIES
+
+
+def test_a_root_without_a_complete_step_is_refused(tmp_path):
+    root = _write_steps(tmp_path / "run", (), (1, 2))
+    refused(root, 5, "no step was finished without .metadata: global_step_1, global_step_2")
+    result = run("verify", root)
+    assert (result.exit_code, mentions(message(result), "no step was finished")) == (1, [])
+
+
+def test_steps_of_other_trainers_are_left_alone(tmp_path):
+    (tmp_path / "run" / "global_step_3" / "actor").mkdir(parents=True)
+    refused(tmp_path / "run", 5, "no rank folders")
+
+
 # -------------------------------------------------------------------------------------- bad input
 
 

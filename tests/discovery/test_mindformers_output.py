@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import PlanError, StrategyError
+from ckpttool.errors import CombinedError, PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, mentions, message, run, run_well
@@ -193,13 +193,19 @@ def test_a_merged_strategy_among_those_of_all_ranks_is_not_read(output, tmp_path
     assert_merged(tmp_path / "full.h5", "pp2_opt")
 
 
-def test_a_merged_strategy_that_is_not_needed_may_be_broken(output, tmp_path):
+@pytest.mark.parametrize("words", [(), ("-s", "strategy")])
+def test_a_merged_strategy_that_is_not_needed_may_be_broken(words, output, tmp_path, monkeypatch):
+    monkeypatch.chdir(output)
     (output / "strategy" / "merged_ckpt_strategy.ckpt").touch()
-    run_well("merge", output, "-o", tmp_path / "full.h5")
-    (output / "strategy" / "ckpt_strategy_rank_7.ckpt").unlink()
-    result = run("merge", output, "-o", tmp_path / "again.h5")
-    assert result.exit_code == 4
-    assert "merged_ckpt_strategy.ckpt: the strategy file is empty" in message(result)
+    said = r"merged_ckpt_strategy.ckpt: ignored, .* are read: the strategy file is empty"
+    result = run_well("merge", ".", *words, "-o", tmp_path / "full.h5")
+    assert_merged(tmp_path / "full.h5", "pp2_opt")
+    assert not mentions(message(result), said)
+    for rank in range(4, 8):
+        (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
+    result = run("merge", ".", *words, "-o", tmp_path / "again.h5")
+    assert result.exit_code == 5
+    assert not mentions(message(result), "ranks 4-7 are not in the strategy", said)
 
 
 def test_the_ranks_own_json_comes_before_a_merged_protobuf_file(output):
@@ -220,10 +226,11 @@ def test_a_strategy_that_was_merged_twice_gives_only_stages_that_no_rank_tells(o
     words = ["merge", output / "checkpoint", "-s", output / "strategy", "-o", tmp_path / "full.h5"]
     run_well(*words)
     assert_merged(tmp_path / "full.h5", "pp2_opt")
-    for rank in range(4, 8):  # now only the merged file has stage 1, and says something else
+    for rank in range(4, 8):  # now only the merged file has stage 1, and another stage 0
         (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
-    assert "blocks.1.w" in read_strategy(str(output / "strategy")).layouts
-    assert "0-blocks.0.w" not in read_strategy(str(output / "strategy")).layouts
+    found = read_strategy(str(output / "strategy"))
+    assert found.stages == 1
+    assert "blocks.0.w" in found.layouts
 
 
 @pytest.mark.parametrize(("cut", "is_stale"), [((-1, 0), True), ((0, -1), False)])
@@ -234,15 +241,29 @@ def test_a_merged_strategy_of_another_run_does_not_stand_in(tmp_path, cut, is_st
     (folder / "ckpt_strategy_rank_0.ckpt").write_bytes(own)
     both = (layout("0-a", (2,), cut), layout("1-b", (2,), (0, -1)))
     (folder / "merged_ckpt_strategy.ckpt").write_bytes(strategy(operator(0), operator(1), *both))
+    found = read_strategy(str(folder))
+    (note,) = found.notes
+    assert note.code == "strategy_file"
     if is_stale:
         fact = (
-            "merged_ckpt_strategy.ckpt: stage 0 has other layouts in .*_rank_0.ckpt; 1 parameter: a"
+            r"merged_ckpt_strategy.ckpt: ignored, .*: stage 0 has other layouts in .*_rank_0.ckpt"
         )
-        with pytest.raises(StrategyError, match=fact):
-            read_strategy(str(folder))
+        assert set(found.layouts) == {"a"}
+        assert found.files == (str(folder / "ckpt_strategy_rank_0.ckpt"),)
     else:
-        (note,) = read_strategy(str(folder)).notes
-        assert "merged_ckpt_strategy.ckpt: read for stage 1, which no rank" in note.text
+        fact = "merged_ckpt_strategy.ckpt: read for stage 1, which no other file lists"
+        assert set(found.layouts) == {"a", "b"}
+    assert not mentions(note.text, fact)
+
+
+def test_a_stale_merged_strategy_is_named_where_a_stage_is_missing(tmp_path):
+    own = strategy(operator(1), layout("b", (2,), (0, -1)))
+    (tmp_path / "strategy_2.ckpt").write_bytes(own)
+    both = (layout("0-a", (2,), (0,)), layout("1-b", (2,), (-1, -1)))
+    (tmp_path / "merged.ckpt").write_bytes(strategy(operator(0), operator(1), *both))
+    words = r"layouts of stage 1 but not of stage 0[\s\S]*merged.ckpt: stage 1 has other layouts"
+    with pytest.raises(CombinedError, match=words):
+        read_strategy(str(tmp_path))
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1, 5)])
@@ -253,17 +274,22 @@ def test_a_merged_strategy_stands_in_for_missing_ones(name, ranks, tmp_path):
     keep_merged(tmp_path, "pp2_opt", name)
     result = run_well("merge", tmp_path, "-o", tmp_path / "full.h5")
     assert_merged(tmp_path / "full.h5", "pp2_opt")
-    assert name in message(result)
+    assert (name in message(result)) == (ranks in ((), (0,)))
 
 
-def test_of_several_merged_strategies_one_is_read(tmp_path):
+@pytest.mark.parametrize("words", [(), ("-s", "strategy")])
+def test_several_merged_strategies_must_agree(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     save(tmp_path, "pp2_opt", "2_3")
     keep_merged(tmp_path, "pp2_opt")
-    worse = tmp_path / "strategy" / "merged_ckpt_strategy_by_rank_4.ckpt"
-    worse.write_bytes(STRATEGY_OF_NOBODY)
-    assert [path.rpartition("/")[2] for path in scan(str(tmp_path)).strategy_files] == [
-        "merged_ckpt_strategy.ckpt"
-    ]
+    keep_merged(tmp_path, "pp2_opt", "merged_ckpt_strategy_by_rank_4.ckpt")
+    run_well("merge", ".", *words, "-o", "full.h5")
+    assert_merged(tmp_path / "full.h5", "pp2_opt")
+    (tmp_path / "strategy" / "merged_ckpt_strategy_by_rank_4.ckpt").write_bytes(STRATEGY_OF_NOBODY)
+    result = run("merge", ".", *words, "-o", "again.h5")
+    said = "by_rank_4.ckpt: stage 0 has other parameters in strategy/merged_ckpt_strategy.ckpt"
+    assert result.exit_code == 4
+    assert said in message(result)
 
 
 def test_one_strategy_of_a_single_stage_will_do(tmp_path):
@@ -306,7 +332,7 @@ def test_the_strategies_of_a_conversion_are_named_and_not_taken(output, tmp_path
         assert result.exit_code == 2
         words = (
             "no strategy for 8 ranks",
-            "-s STRATEGY",
+            r"Try: -s .*/merged_strategy/ckpt_strategy_rank_0\.ckpt",
             r"output/merged_strategy/ckpt_strategy_rank_0\.ckpt and 7 more: perhaps of another",
         )
         assert not mentions(message(result), *words)
@@ -406,8 +432,8 @@ def test_a_step_newer_than_all_records_is_taken_if_it_is_all_there_is(output):
 
 def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
     save(output, "pp2_opt", "1_1", prefix=OTHER, is_other=True)
-    run_well("merge", output, "-o", tmp_path / "full.h5")
-    assert_merged(tmp_path / "full.h5", "pp2_opt")
+    with pytest.raises(PlanError, match=r"ranks 0-7: files of a later run than meta\.json"):
+        scan(str(output))
     record(output, "1_1", prefix=OTHER)
     catalog = scan(str(output))
     assert catalog.files[3].path.endswith("rank_3/llama_7b_rank_3_1-1_1.ckpt")
@@ -417,9 +443,11 @@ def test_after_a_name_clash_the_recorded_series_is_taken(output, tmp_path):
 
 
 def test_a_recorded_step_that_is_lost_does_not_lead_into_another_series(output):
-    save(output, "pp2_opt", "2_1", prefix=OTHER)
-    (output / "checkpoint" / "rank_6" / "llama_7b_rank_6-2_3.ckpt").unlink()
-    assert scan(str(output)).files[6].path.endswith("llama_7b_rank_6-1_10.ckpt")
+    for step in ("1_10", "2_1"):
+        save(output, "pp2_opt", step, prefix=OTHER)
+    record(output, "2_1", prefix=OTHER)
+    (output / "checkpoint" / "rank_6" / "llama_7b_rank_6_1-2_1.ckpt").unlink()
+    assert scan(str(output)).files[6].path.endswith("llama_7b_rank_6_1-1_10.ckpt")
 
 
 def test_without_records_series_are_not_compared(output):
@@ -459,11 +487,13 @@ def test_a_save_on_a_breakdown_is_not_recorded_and_passed_over(output):
         (" " * (1 << 17), "at most 65536 bytes"),
     ],
 )
-def test_a_broken_record_is_a_note_and_the_others_count(text, reason, output):
+def test_a_broken_record_is_a_note_and_the_step_has_to_be_named(text, reason, output):
     (output / "checkpoint" / "rank_4" / "meta.json").write_text(text)
     record(output, "1_10", ranks=[1])
-    assert scan(str(output)).step == "1_10"
-    (note,) = notes_of(output, "doubt")
+    with pytest.raises(PlanError, match=r"rank 4: no meta\.json says which run"):
+        scan(str(output))
+    assert scan(str(output), SourceOptions(step="1_10")).step == "1_10"
+    (note,) = notes_of(output, "doubt", step="1_10")
     assert note.startswith("rank 4: meta.json does not say which step was saved last\n")
     assert f"{output}/checkpoint/rank_4/meta.json" in note
     assert reason in note
@@ -492,11 +522,7 @@ def test_a_chosen_step_needs_no_record(output):
     for path in output.rglob("meta.json"):
         path.write_text("?")
     assert scan(str(output), SourceOptions(step="1_5")).step == "1_5"
-    assert [
-        note
-        for note in scan(str(output), SourceOptions(step="1_5")).diagnostics
-        if note.code == "doubt"
-    ] == []
+    assert len(notes_of(output, "doubt", step="1_5")) == 1  # it might have named another file
 
 
 # --------------------------------------------------------------------- what else lies in trees

@@ -91,17 +91,15 @@ def test_another_rank_folder_without_files_changes_nothing(make_run):
     assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
 
 
-def test_a_strategy_beside_the_folder_with_the_files_is_passed_over(make_run, tmp_path):
+def test_a_strategy_beside_the_folder_with_the_files_is_that_of_the_rank(make_run, tmp_path):
     src = make_run("device0/ckpt_0/a.ckpt", "device1/ckpt_1/a.ckpt")
     strategy = (GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt").read_bytes()
     for rank in range(2):
         (tmp_path / "run" / f"device{rank}" / "strategy.ckpt").write_bytes(strategy)
     assert found(src) == {rank: f"device{rank}/ckpt_{rank}/a.ckpt" for rank in range(2)}
-    (note,) = notes_of(src)
-    assert note == (
-        f"{src}: 2 strategy files among the ranks: ignored\n"
-        "  device0/strategy.ckpt, device1/strategy.ckpt\n  Try: -s FILE"
-    )
+    assert notes_of(src) == []
+    paths = [str(tmp_path / "run" / f"device{rank}" / "strategy.ckpt") for rank in range(2)]
+    assert scan(str(src)).strategy_files == tuple(paths)
 
 
 def test_what_lies_with_nested_files_is_told_as_elsewhere(make_run):
@@ -423,3 +421,50 @@ def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make_run):
     src = make_run("rank_0/a.ckpt", "rank_1/a.ckpt", "node0/c/a.ckpt")
     fails(src, "Try: --pattern 'rank_{rank}/*.ckpt', or --pattern 'node{rank}/c/*.ckpt'")
     assert found(src, pattern="node{rank}/c/*.ckpt") == {0: "node0/c/a.ckpt"}
+
+
+# -------------------------------------------------------------------- names of another rank
+
+
+@pytest.mark.parametrize(
+    ("names", "misplaced", "hint"),
+    [
+        (
+            ["rank_0/l_rank_0-2_10.ckpt", "rank_1/l_rank_0-2_10.ckpt"]
+            + [f"rank_{rank}/l_rank_{rank}-2_10.ckpt" for rank in (2, 3)],
+            "rank_1/l_rank_0-2_10.ckpt",
+            "Try: move it away; `ckpttool help source` explains",
+        ),
+        (
+            [f"device{rank}/net_rank{rank}.safetensors" for rank in (0, 1, 3)]
+            + ["device1/net_rank2.safetensors", "device2/note.txt"],
+            "device1/net_rank2.safetensors",
+            "mv {}/device1/net_rank2.safetensors {}/device2/",
+        ),
+        (
+            [f"rank_{rank}/l_rank_{rank}-1_1.ckpt" for rank in range(5)]
+            + ["rank_4/l_rank_0-1_1.ckpt", "rank_3/l_rank_1-1_1.ckpt"],
+            "rank_3/l_rank_1-1_1.ckpt, rank_4/l_rank_0-1_1.ckpt",
+            "Try: move them away; `ckpttool help source` explains",
+        ),
+    ],
+)
+def test_a_file_in_the_folder_of_another_rank_than_it_names_is_said(
+    make_run, names, misplaced, hint
+):
+    """Else the advice is to copy files that are there."""
+    root = make_run(*names)
+    texts = fails(root, "in the folder of another rank than the name says", misplaced)
+    assert hint.format(root, root) in "\n".join(texts)
+    assert "copy the missing files" not in "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["rank_0/l_rank_0-2_10.ckpt", "rank_1/l_rank_0-2_10.ckpt"],
+        [f"rank_{rank}/net_rank_0.ckpt" for rank in range(4)],
+    ],
+)
+def test_a_name_that_is_the_same_in_all_folders_says_no_rank(make_run, names):
+    assert found(make_run(*names)) == dict(enumerate(names))

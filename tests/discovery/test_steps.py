@@ -5,6 +5,8 @@ import re
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy
 from tests.support.corpus import GOLDEN
 from tests.support.scans import fails, found, notes_of
 
@@ -87,9 +89,9 @@ def test_steps_of_different_training_runs_are_not_compared(make_run):
     assert scan(src, SourceOptions(step="9_1")).step == "9_1"
 
 
-def test_of_rivals_the_files_of_one_rank_are_named(make_run):
-    src = make_run("rank_0/net_rank_0-1_1.ckpt", *(f"rank_1/net_rank_{r}-1_1.ckpt" for r in (1, 2)))
-    fails(src, "the folder of rank 1\n  net_rank_1-1_1.ckpt, net_rank_2-1_1.ckpt\n")
+def test_a_step_that_each_rank_has_in_files_of_other_names_is_not_called_absent(make_run):
+    src = make_run("rank_0/net_0-1_1.ckpt", *(f"rank_1/net_{number}-1_1.ckpt" for number in (1, 2)))
+    fails(src, "the files of all ranks are not of one run: net_0-1_1.ckpt, net_2-1_1.ckpt\n")
 
 
 def test_a_file_of_flat_names_is_chosen_by_any_ranks_name(make_run):
@@ -136,17 +138,29 @@ def test_no_step_that_every_rank_has_names_the_ranks(make_run):
     )
 
 
-def test_a_chosen_step_that_a_rank_lacks_is_an_error(make_run):
+def test_a_chosen_step_that_a_rank_lacks_is_read_if_others_may_hold_its_slices(make_run):
     src = steps(make_run, "9_5")
     make_run("rank_0/CKP-10_2.ckpt")
-    fails(src, "step 10_2 is not on rank 1\n  Try: --step 9_5", step="10_2")
+    text = "step 10_2 is not on rank 1\n  Try: --step 9_5"
+    replicated = Strategy({"w": (Layout((2,), ((),)),)}, 1, 2)
+    sharded = Strategy({"w": (Layout((2,), ((0,),)),)}, 1, 2)
+    fails(src, text, step="10_2")
+    fails(src, text, strategy=sharded, step="10_2")
+    assert found(src, strategy=replicated, step="10_2") == {0: "rank_0/CKP-10_2.ckpt"}
+    (note,) = notes_of(src, "older_step", strategy=replicated)
+    assert note.splitlines()[1:] == [
+        "  step 10_2 is not on rank 1, and other ranks hold all slices",
+        "  Try: --step 10_2, to read it from replicas",
+    ]
+    (note,) = notes_of(src, "older_step", strategy=sharded)
+    assert "other ranks" not in note
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        ("CKP-1_1.ckpt", "CKP_1-1_1.ckpt"),
-        ("CKP-1_1.ckpt", "CKP-1_1.safetensors"),
+        ("CKP-2_1.ckpt", "CKP_1-1_1.ckpt"),
+        ("CKP-1_1.ckpt", "net-1_1.ckpt"),
         ("CKP-1_1.ckpt", "best.ckpt"),
         ("a.ckpt", "b.ckpt"),
     ],
@@ -154,9 +168,9 @@ def test_a_chosen_step_that_a_rank_lacks_is_an_error(make_run):
 def test_several_files_of_a_rank_without_an_order_are_an_error(make_run, names):
     src = make_run(*(f"rank_{rank}/{name}" for rank in range(2) for name in names))
     (problem,) = fails(src, "several checkpoints in the folders of ranks 0, 1", *names)
-    (advised,) = re.findall("Try: --step ([^,]+),", problem)
-    assert advised in names
-    assert set(found(src, step=advised).values()) == {f"rank_{rank}/{advised}" for rank in (0, 1)}
+    for advised in re.findall("--step ([^, ]+)", problem):
+        (taken,) = {path.split("/")[1] for path in found(src, step=advised).values()}
+        assert taken in names
 
 
 def test_a_chosen_step_is_not_disturbed_by_files_without_one(make_run):

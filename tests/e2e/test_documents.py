@@ -48,6 +48,9 @@ def others(tmp_path, monkeypatch) -> list[list[str]]:
     w = noise("w", "Float32", (8, 4))
     write_ranks(Path("run"), {r: {"w": w.excerpt(slice(4 * r, 4 * r + 4))} for r in (0, 1)}, "ckpt")
     Path("run/rank_table.json").write_text(json.dumps(TABLE))
+    for rank, step in ((0, "1_2"), (1, "3_4")):
+        write_ranks(Path("steps"), {rank: {"w": w}}, "ckpt")
+        next(Path(f"steps/rank_{rank}").iterdir()).rename(f"steps/rank_{rank}/net-{step}.ckpt")
     Path("s.yaml").write_text(YAML)
     Path("fields.ckpt").write_bytes(strategy(layout("w", (2,), (0, -1), field=2)))
     for name, text in (("a", "one"), ("b", "two")):
@@ -56,6 +59,7 @@ def others(tmp_path, monkeypatch) -> list[list[str]]:
     write_indexed(Path("model"), {"part0.safetensors": {"e.__map_keys__": w}})
     return [
         ["inspect", "run/rank_table.json"],
+        ["inspect", "steps"],
         ["inspect", "run", "-s", "s.yaml"],
         ["inspect", "run", "-s", "fields.ckpt"],
         ["inspect", "s.yaml"],

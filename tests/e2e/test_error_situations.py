@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
-from tests.support.corpus import SAMPLES
+from tests.support.corpus import SAMPLES, assert_merged
 from tests.support.encryption import MODES
 from tests.support.file_bytes import layout, operator, record, strategy
 from tests.support.readers import Entry, read
@@ -498,11 +498,16 @@ def test_a_strategy_folder_that_lacks_a_stage_is_refused(tmp_path, present, exit
 
 def test_a_folder_with_strategies_of_two_runs_is_refused(tmp_path):
     folder = strategy_folder(tmp_path / "strategy", "strategy_0.ckpt", "strategy_4.ckpt")
-    other = SAMPLES / "pp2_opt" / "strategy" / "merged.ckpt"
-    shutil.copy(other, folder / "merged_ckpt_strategy.ckpt")
-    result = run("merge", SAMPLES / "pp2" / "ckpt", "-s", folder, "-o", tmp_path / "full.h5")
+    other = SAMPLES / "pp2_opt" / "strategy"
+    shutil.copy(other / "merged.ckpt", folder / "merged_ckpt_strategy.ckpt")
+    words = ["merge", SAMPLES / "pp2" / "ckpt", "-s", folder, "-o", tmp_path / "full.h5"]
+    stale = r"merged_ckpt_strategy\.ckpt: ignored, .*: stage 0 has other layouts in .*strategy_0"
+    assert not mentions(message(run_well(*words)), stale, "4 parameters: ")
+    assert_merged(tmp_path / "full.h5", "pp2")
+    shutil.copy(other / "strategy_1.ckpt", folder)
+    result = run(*words, "--overwrite")
     assert result.exit_code == 4
-    fact = r"strategy_0\.ckpt: stage 0 has other layouts in .*merged_ckpt_strategy\.ckpt"
+    fact = r"strategy_1\.ckpt: stage 0 has other layouts in .*strategy_0\.ckpt"
     assert not mentions(
-        message(result), fact, "4 parameters: .* Try: the strategy files of one run"
-    ), message(result)
+        message(result), fact, "4 parameters: .* Try: -s .*strategy_0.*, with all files of that run"
+    )

@@ -387,9 +387,7 @@ def test_parameters_and_states_in_several_files_are_one_row(tmp_path):
 def test_an_empty_file_is_not_called_complete(tmp_path):
     (tmp_path / "net.ckpt").write_bytes(b"")
     text = screen(tmp_path / "net.ckpt")
-    assert (
-        "complete not known: a file holds no tensor: cut short, or saved without redundancy" in text
-    )
+    assert "complete not known: there is no tensor to examine or to write" in text
 
 
 def test_ranks_that_differ_in_type_are_not_called_complete():

@@ -110,6 +110,9 @@ def inputs(tmp_path_factory):
     (folder / "output" / "strategy").mkdir()
     shutil.copy(folder / "strategy.ckpt", folder / "output/strategy/ckpt_strategy_rank_0.ckpt")
     shutil.copytree(GOLDEN / "mindformers" / "1.9.0_stages", folder / "output_2" / "checkpoint")
+    shutil.copytree(GOLDEN / "hyper_parallel" / "torch_two_axes" / "ckpt", folder / "hyper")
+    hub = ["-s", folder / "strategy.ckpt", "-o", folder / "hub" / "model.safetensors"]
+    run_well("merge", folder / "checkpoint", *hub)
     for rank, entries in hybrid_parallel()[1].items():
         write_file(folder / "nodes" / f"node{rank}" / "CKP_1-4_32.ckpt", entries, "ckpt")
     return folder

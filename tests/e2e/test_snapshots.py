@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -347,3 +349,16 @@ def test_every_snapshot_belongs_to_a_test_and_together_they_stay_small():
     names = [*GROUPS, *(f"mistakes_{name}" for name in MISTAKES), "mistakes_rights"]
     assert [path.stem for path in files] == sorted(names)
     assert sum(path.stat().st_size for path in files) < MAX_BYTES
+
+
+@pytest.mark.interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_nothing_depends_on_the_order_of_a_set(seed):
+    """Else a script that compares what two runs print finds differences that mean nothing."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    environment.pop("SNAPSHOT_UPDATE", None)
+    words = ["-n0", "-q", "-p", "no:cacheprovider", "-k", "not order_of_a_set", __file__]
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

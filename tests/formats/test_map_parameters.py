@@ -178,6 +178,10 @@ def test_a_part_alone_is_not_written_as_ckpt(tmp_path):
     result = run("merge", path, "-o", tmp_path / "out.ckpt")
     assert result.exit_code == 5
     assert "the map parameter lacks emb.__map_values__ and emb.__map_statuses__" in said(result)
+    words = ["--max-shard-size", "1B", "--format", "ckpt"]
+    result = run("merge", path, "-o", tmp_path / "out", *words)
+    assert result.exit_code == 5
+    assert said(result).endswith("Try: --format hdf5, or --format safetensors")
     run_well("merge", path, "-o", tmp_path / "out.h5")
 
 

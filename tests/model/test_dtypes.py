@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from ckpttool.formats import safetensors
-from ckpttool.model.dtypes import ALIASES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT, find_dtype
+from ckpttool.model.dtypes import (
+    ALIASES,
+    DTYPES,
+    NOT_LOADED_FROM_SAFETENSORS,
+    SAFETENSORS_DTYPES,
+    TEXT,
+    find_dtype,
+    find_word,
+)
 from tests.support.readers import NUMPY_TYPES, SAFETENSORS_TYPES
 
 
@@ -17,7 +25,8 @@ def test_every_word_of_safetensors_is_in_the_table_once():
     words = {dtype.safetensors: name for name, dtype in DTYPES.items() if name != "Int4"}
     words.pop(None)
     assert words == SAFETENSORS_TYPES
-    assert set(safetensors._ORDER) == set(SAFETENSORS_TYPES)
+    assert sorted(safetensors._ORDER) == sorted({*SAFETENSORS_TYPES, *SAFETENSORS_DTYPES})
+    assert all(find_word(word) is None for word in SAFETENSORS_DTYPES)
 
 
 def test_a_type_is_found_by_its_name_and_by_its_old_name():

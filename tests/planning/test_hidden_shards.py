@@ -1,6 +1,7 @@
 """Optimizer shards that the strategy hides: found by proof, never by guess."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ckpttool.model.strategy import join_stages
 from ckpttool.planning import hidden_shards
 from ckpttool.planning.hidden_shards import infer_shard
 from ckpttool.storage.sampling import Sample, digest, sample
-from tests.support.checkpoints import catalog_on_disk, noise
+from tests.support.checkpoints import catalog_on_disk, cut, noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.errors import texts_of
 from tests.support.readers import Entry, entry_of, read, read_ranks, zeros
@@ -64,9 +65,15 @@ def checkpoint(folder, ranks, tensors):
     return catalog_on_disk(folder / "src", held)
 
 
+def training(layouts):
+    """What a training run compiles: its strategy lists a state, which need not be in the files."""
+    name, layout = next(iter(layouts.items()))
+    return join_stages({0: {**layouts, f"moments.{name}": layout}})
+
+
 def merge(folder, catalog, names, overwrite=False, **more):
-    count = len(catalog.files)
-    strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
+    layout = Layout((len(catalog.files),), ((), ()))
+    strategy = training(dict.fromkeys(names, layout))
     plan, destination = ckpttool.plan_merge(
         catalog,
         strategy,
@@ -110,7 +117,9 @@ def test_a_target_may_need_all_rows_of_what_a_hidden_shard_cuts(shape, tmp_path)
     entries["d"] = {"dev_matrix": [8], "tensor_map": [0, -1]}
     entries["d"] |= {"tensor_shape": shape} if shape else {}
     for name, entry in entries.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"parallel_layout_item": dict.fromkeys(("w", "moments.w"), entry)})
+        )
     words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
     result = run_well("reshard", tmp_path / "src", *words, "--format", "ckpt")
     assert "warning[inferred]: 1 parameter has an optimizer shard (4) that the" in message(result)
@@ -122,7 +131,9 @@ def test_a_target_that_does_not_fit_hides_no_doubt_of_the_source(tmp_path):
     checkpoint(tmp_path, 2, {"w": (noise("w", "Float32", (8, 3)), 2)})
     for name, matrix in {"s": [2], "d": [3]}.items():
         entry = {"dev_matrix": matrix, "tensor_map": [0 if name == "d" else -1, -1]}
-        (tmp_path / f"{name}.json").write_text(json.dumps({"parallel_layout_item": {"w": entry}}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"parallel_layout_item": dict.fromkeys(("w", "moments.w"), entry)})
+        )
     words = ["-s", tmp_path / "s.json", "-d", tmp_path / "d.json", "-o", tmp_path / "new"]
     result = run("reshard", tmp_path / "src", *words)
     assert result.exit_code == 5
@@ -153,6 +164,7 @@ def test_what_is_whole_by_hand_is_no_question(tmp_path):
     w = noise("w", "Float32", (8, 3))
     checkpoint(tmp_path, 4, {"w": (w, 4), "bias": (zeros((8, 1)), 4)})
     items = {name: {"dev_matrix": [4], "tensor_map": [-1, -1]} for name in ("w", "bias")}
+    items["moments.w"] = items["w"]
     (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": items}))
     (tmp_path / "more.yaml").write_text("ckpttool_strategy: 1\nparameters: {bias: replicated}\n")
     words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.ckpt"]
@@ -198,7 +210,7 @@ def test_a_hidden_shard_is_found_below_the_largest_tensors_with_ranks_missing(tm
     (tmp_path / "src" / f"rank_{absent}" / "net.ckpt").unlink()
     layout = Layout((4,), ((), ()))
     catalog = ckpttool.scan(str(tmp_path / "src"))
-    strategy = join_stages({0: dict.fromkeys(tensors, layout)})
+    strategy = training(dict.fromkeys(tensors, layout))
     plan, destination = ckpttool.plan_merge(
         catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
     )
@@ -256,17 +268,17 @@ def test_a_small_tensor_that_is_whole_does_not_speak_against_a_shard(tmp_path):
     assert merged["w"] == w
 
 
-def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_none(tmp_path):
+def test_what_speaks_for_drift_is_a_finding_and_a_proven_shard_is_a_warning(tmp_path):
     drifted(tmp_path, 1e-3)
-    strategy = join_stages({0: dict.fromkeys(("w", "v"), Layout((4,), ((), ())))})
+    strategy = training(dict.fromkeys(("w", "v"), Layout((4,), ((), ()))))
     found = ckpttool.verify(ckpttool.scan(str(tmp_path / "src")), strategy, deep=True).findings
     assert {"replica", "undecided_shard"} == {finding.code for finding in found}
     w = noise("w", "Float32", (8, 3))
     catalog = checkpoint(tmp_path / "cut", 4, {"w": (w, 4)})
-    strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
-    report = ckpttool.verify(catalog, strategy, deep=True)
-    assert not report.findings
-    assert "inferred" in [note.code for note in report.notes]
+    strategy = training({"w": Layout((4,), ((), ()))})
+    for deep in (False, True):
+        (found,) = ckpttool.verify(catalog, strategy, deep=deep).findings
+        assert found.code == "inferred"
 
 
 @pytest.mark.parametrize(
@@ -384,7 +396,7 @@ def test_a_tensor_whose_replicas_the_shard_does_not_divide_is_whole(tmp_path):
     assert (merged["z"].shape, merged["o"].shape) == ((2, 6), (8, 3))
     proven, decided = (note.text for note in plan.notes if note.code == "inferred")
     assert proven.startswith("1 parameter has an optimizer shard (4) that the strategy does not")
-    assert "\n  w\n" in proven
+    assert "\n  w; or the strategy is of another run, and they are wrong\n" in proven
     assert decided.startswith("2 parameters decided by --optimizer-shard alone\n")
     assert "  sharded: o; in full: z\n  Try: `replicated` in a hand-written" in decided
 
@@ -411,9 +423,8 @@ def test_a_shard_that_would_not_be_looked_at_is_refused(tmp_path, words, problem
 
 def test_a_correction_is_told_even_to_who_wants_no_notes(tmp_path):
     checkpoint(tmp_path, 4, {"w": (noise("w", "Float32", (8, 3)), 4)})
-    (tmp_path / "s.json").write_text(
-        '{"parallel_layout_item": {"w": {"dev_matrix": [4], "tensor_map": [-1, -1]}}}'
-    )
+    items = {name: {"dev_matrix": [4], "tensor_map": [-1, -1]} for name in ("w", "moments.w")}
+    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": items}))
     words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5", "-q"]
     assert "warning[inferred]: 1 parameter has an optimizer" in message(run_well(*words))
 
@@ -511,7 +522,7 @@ def partial(folder, ranks, tensors, lost):
 
 
 def merge_of(folder, catalog, names, count, **more):
-    strategy = join_stages({0: {name: Layout((count,), ((), ())) for name in names}})
+    strategy = training(dict.fromkeys(names, Layout((count,), ((), ()))))
     plan, destination = ckpttool.plan_merge(
         catalog,
         strategy,
@@ -565,3 +576,96 @@ def test_gradients_tell_the_shard_where_files_are_missing(tmp_path):
     catalog = partial(tmp_path, 4, tensors, [2, 3])
     merged = merge_of(tmp_path, catalog, tensors, 4)
     assert merged == {name: entry for name, (entry, _) in tensors.items()}
+
+
+def of_inference(folder, names, shard, full_shape=None):
+    """Write slices of a shard, and the strategy of a network that has no optimizer."""
+    tensors = {name: (noise(name, "Float32", (16, 3)), shard) for name in names}
+    checkpoint(folder, 4, tensors)
+    layout = Layout((4,), ((), ()), full_shape=full_shape)
+    weights = [name for name in names if not name.startswith("adam_m.")]
+    return tensors, join_stages({0: dict.fromkeys(weights, layout)})
+
+
+@pytest.mark.parametrize("shard", [2, 4])
+@pytest.mark.parametrize(
+    ("names", "full_shape"),
+    [(["w", "v"], None), (["w", "v", "adam_m.w"], None), (["w", "v"], (16, 3))],  # as in JSON
+)
+def test_a_strategy_without_states_hides_no_shard(tmp_path, names, full_shape, shard):
+    tensors, strategy = of_inference(tmp_path, names, shard, full_shape)
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+    (problem,) = caught.value.diagnostics
+    said = f"slices of an optimizer shard ({shard}), and the strategy lists no optimizer state"
+    assert (problem.code, problem.message) == ("contradicted", said)
+    assert ("the files hold optimizer state: adam_m.w" in problem.facts) == (len(names) == 3)
+    assert problem.options == ("--optimizer-shard",)
+    for deep in (False, True):
+        report = ckpttool.verify(catalog, strategy, deep=deep)
+        assert problem.code in [found.code for found in report.findings]
+    options = ckpttool.ResolveOptions(optimizer_shard=shard)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == {name: full for name, (full, _) in tensors.items()}
+
+
+def test_replicas_that_differ_under_a_strategy_without_states_are_replicas(tmp_path):
+    _, strategy = of_inference(tmp_path, ["w"], 1)
+    catalog = catalog_on_disk(
+        tmp_path / "src",
+        {rank: {"w": noise(f"w{rank // 3}", "Float32", (16, 3))} for rank in range(4)},
+    )
+    with pytest.raises(ckpttool.PlanError, match="rank 3 differs from ranks 0-2"):
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+
+
+def joined(folder, shard, ranks=range(8)):
+    """Files with an optimizer shard of 1 or 2, and the strategy, which lists 2."""
+    names, full = ("w", "adam_m.w"), Layout((2, 4), ((0,), ()))
+    entries = {name: noise(name, "Float32", (16, 3)) for name in names}
+    held = cut(
+        entries, join_stages({0: dict.fromkeys(names, replace(full, optimizer_shard=shard))})
+    )
+    catalog = catalog_on_disk(folder / "src", {rank: held[rank] for rank in ranks})
+    return (
+        catalog,
+        join_stages({0: dict.fromkeys(names, replace(full, optimizer_shard=2))}),
+        entries,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code"),
+    [(range(8), "contradicted"), (range(4), "missing"), ((4, 1, 6, 3), "missing")],
+)
+def test_optimizer_shards_that_were_joined_before_are_read_without_them(tmp_path, ranks, code):
+    catalog, strategy, entries = joined(tmp_path, 1, ranks)
+    place = str(tmp_path / "m.ckpt")
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, place)
+    for problem in caught.value.diagnostics:
+        assert problem.code == code
+        assert "--optimizer-shard 1 if the optimizer shards were joined before" in problem.hint
+    options = ckpttool.ResolveOptions(optimizer_shard=1)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, place, options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == entries
+    said = "--optimizer-shard 1: 2 parameters are read without the optimizer shard in the strategy"
+    assert said in [note.message for note in plan.notes]
+
+
+@pytest.mark.parametrize("ranks", [range(8), [0, 1, 2, 3, 4, 5, 6]])
+def test_optimizer_shards_that_were_not_joined_are_not_read_without_them(tmp_path, ranks):
+    catalog, strategy, _ = joined(tmp_path, 2, ranks)
+    options = ckpttool.ResolveOptions(optimizer_shard=1)
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"), options)
+    (problem,) = caught.value.diagnostics
+    assert problem.message.startswith("--optimizer-shard 1, but files hold slices of the optimizer")
+    assert problem.facts == "w, adam_m.w"
+    if len(ranks) < 8:
+        with pytest.raises(ckpttool.PlanError) as caught:
+            ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+        assert all("--optimizer-shard" not in one.hint for one in caught.value.diagnostics)

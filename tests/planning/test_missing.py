@@ -184,7 +184,7 @@ def test_a_listed_parameter_that_no_rank_saved_is_not_lost_with_one_of_several_r
     catalog = catalog_of({rank: {"w": (4, 3)} for rank in range(4)})
     _, problems, notes = find(damaged(catalog, 2), strategy)
     assert not problems
-    the_one(notes["absent"], "1 parameter is in the strategy and in no file\n  frozen")
+    the_one(notes["unsaved"], "1 parameter is in the strategy and in no file\n  frozen")
     damage, problems, _ = outcome(damaged(catalog, 2, 3), strategy)
     assert len(damage) == 2
     assert problems[1:] == ["w: some slices are on no rank\n  ranks 2, 3: not read"]

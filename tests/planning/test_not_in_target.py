@@ -119,6 +119,37 @@ def test_a_map_of_one_entry_is_left_out_as_a_whole():
         assert held == ({} if choice == "drop" else tags)
 
 
+# ------------------------------------------------------------- what is no state stays in full
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (8, 6)])
+@pytest.mark.parametrize("name", ["ema.w", "adam_m.w", "accu_grads.w"])
+@pytest.mark.parametrize("states", [[], ["adam_v.w"]])  # that the target lists
+def test_what_all_ranks_hold_in_full_stays_in_full(shape, name, states):
+    full = {"w": shape, "u": shape, name: shape, f"{name[:-1]}u": shape}
+    ranks = {r: full | {"w": (4, shape[1]), "u": (4, shape[1])} for r in range(4)}
+    target = strategy_of(dict.fromkeys(["w", "u", *states], TWO_ROWS))
+    groups = {one: ((0, 1, 2, 3),) for one in full if "." in one}
+    reshard = plan_of(
+        catalog_of(ranks), strategy_of({"w": ROWS, "u": ROWS}), target, "follow", groups
+    )
+    split = plan_of(catalog_of({0: full}), None, target, "follow")
+    half, follows = (4, shape[1]), name.startswith("accu_grads.")
+    assert held_by(reshard)[1][name] == (half if follows else shape)
+    assert held_by(split)[1][name] == (shape if states and not follows else half)
+    assert held_by(split)[1][f"{name[:-1]}u"] == half  # the target lists no state of u
+
+
+def test_a_state_that_is_sharded_in_the_source_follows():
+    """The target lists another state, and the source shows that this is one too."""
+    ranks = {r: {"w": (4, 3), "mine.w": (4, 3)} for r in range(4)}
+    target = strategy_of({"w": TWO_ROWS, "adam_v.w": TWO_ROWS})
+    made = plan_of(
+        catalog_of(ranks), strategy_of({"w": ROWS}), target, "follow", {"mine.w": ((0, 1), (2, 3))}
+    )
+    assert held_by(made)[1] == {"w": (4, 3), "mine.w": (4, 3)}
+
+
 # ----------------------------------------------------------------------- on the command line
 
 
@@ -195,16 +226,21 @@ PREFIXES = ("adam_m.", "accu_grads.", "mine.", "adam_v.mine.")
 
 @st.composite
 def moves_with_states(draw) -> Move:
-    """A checkpoint with states of which either strategy lists some, not always cut like `w`."""
+    """A checkpoint with states of which either strategy lists some, not always cut like `w`.
+
+    The target lists all states of a parameter or none: one that it alone omits is no state to it.
+    """
     move = draw(moves())
     entries, sides = dict(move.entries), [dict(move.src.layouts), dict(move.dst.layouts)]
     for base in move.src.layouts:
         shape = move.entries[base].shape
+        lists_all = draw(st.booleans())
         for prefix in draw(st.sets(st.sampled_from(PREFIXES))):
             name = prefix + base
             entries[name] = noise(name, "Float32", shape)
-            for side in sides:
-                if draw(st.booleans()):
+            in_target = draw(st.booleans()) if prefix == "accu_grads." else lists_all
+            for side, is_listed in zip(sides, (draw(st.booleans()), in_target), strict=True):
+                if is_listed:
                     side[name] = tuple(
                         draw(st.sampled_from([one, draw(fitting(one, shape))]))
                         for one in side[base]
@@ -285,17 +321,16 @@ def test_merge_and_split_give_what_reshard_gives(move, choice):
 def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
     folder, random = GOLDEN / case, Random(case)
     sides = [read_strategy(str(folder / f"{side}_strategy.ckpt")) for side in ("src", "dst")]
-    names = [
-        name for name in sides[0].layouts if name in match_states_by_name(sides[0].layouts, {})
-    ]
-    assert names
+    owners = match_states_by_name(sides[0].layouts, {})
+    assert owners
     for number, share in enumerate((1.0, 0.5)):
         paths = []
+        omitted = {name for name in owners.values() if random.random() < share}
         for side, strategy in zip(("src", "dst"), sides, strict=True):
             kept = {
                 name: layouts
                 for name, layouts in strategy.layouts.items()
-                if name not in names or random.random() >= share
+                if owners.get(name) not in omitted
             }
             paths.append(tmp_path / f"{side}{number}.ckpt")
             ckpttool.write_strategy(replace(strategy, layouts=kept), str(paths[-1]))

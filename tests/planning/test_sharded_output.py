@@ -6,23 +6,33 @@ import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
+from ckpttool.formats import get_format, safetensors, weight_index
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.tensors import StoredFile
+from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
 from ckpttool.transaction import record
-from tests.support.checkpoints import ONE_STAGE, catalog_of, slice_catalog, with_names, write_file
+from tests.support.checkpoints import (
+    ONE_STAGE,
+    catalog_of,
+    noise,
+    slice_catalog,
+    with_names,
+    write_file,
+)
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte
 from tests.support.in_memory import full_tensors, merge_in_memory
 from tests.support.manifests import UNFINISHED
-from tests.support.readers import read, read_indexed, read_ranks
+from tests.support.readers import read, read_indexed, read_ranks, write_ckpt
 
 CASE = GOLDEN / "safetensors_pipeline"
 SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
@@ -69,10 +79,78 @@ def test_names_are_those_that_loaders_look_for(tmp_path):
     assert all(name in result.stdout for name in FILES)
 
 
-def test_no_part_is_larger_than_was_asked_for(tmp_path):
-    assert merge(tmp_path, size="5KB").exit_code == 0
-    for path in tmp_path.glob("model-*.safetensors"):
-        assert sum(len(entry.data) for entry in read(path).values()) <= 5000
+@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("size", [11_000, 14_500, 29_000])
+def test_no_file_is_larger_than_was_asked_for_with_its_header(tmp_path, format, size):
+    assert merge(tmp_path, "--format", format, size=f"{size}B").exit_code == 0
+    sizes = [path.stat().st_size for path in tmp_path.glob("model-*-of-*")]
+    assert max(sizes) <= size
+    assert len(sizes) < 12
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+@pytest.mark.parametrize("name", ["w{}", "a/b{}/c", "n" * 200 + "{}", "重{}"])
+def test_many_small_tensors_fill_files_up_to_the_limit(tmp_path, format, name):
+    entries = {name.format(i): noise(str(i), "Float32", (64,)) for i in range(300)}
+    write_ckpt(tmp_path / "in.ckpt", entries)
+    words = ["--max-shard-size", "50KB", "--format", format]
+    run_well("merge", tmp_path / "in.ckpt", "-o", tmp_path / "out", *words)
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("model-*-of-*")]
+    assert max(sizes) <= 50_000
+    assert len(sizes) <= 3 * (1 + sum(sizes) // 50_000)
+    run_well("diff", tmp_path / "in.ckpt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("largest", [2_000, 5_000])
+def test_a_header_too_large_for_one_file_is_spread_over_several(tmp_path, monkeypatch, largest):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", largest)
+    entries = {f"weight.{i}": noise(str(i), "Float32", (2,)) for i in range(100)}
+    write_ckpt(Path("in.ckpt"), entries)
+    result = run("merge", "in.ckpt", "-o", "one.safetensors")
+    assert result.exit_code == 5
+    assert f"at most {largest} are read" in message(result)
+    advice = "-o one --max-shard-size 10GB"
+    assert message(result).endswith(f"Try: {advice}, or -o one.h5, or -o one.ckpt")
+    assert files_below(Path()) == ["in.ckpt"]
+    run_well("merge", "in.ckpt", *advice.split())
+    run_well("verify", "one", "--deep")
+    run_well("diff", "in.ckpt", "one")
+
+
+def test_a_size_is_not_advised_where_the_common_file_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", 1000)
+    entries = {f"step.{i}": noise(str(i), "Int32", ()) for i in range(100)}
+    write_ckpt(Path("in.ckpt"), entries)
+    result = run("merge", "in.ckpt", "-o", "one.safetensors")
+    assert message(result).endswith("Try: -o one.h5, or -o one.ckpt")
+    result = run("merge", "in.ckpt", "-o", "one", "--max-shard-size", "10GB")
+    assert message(result).endswith("Try: --format hdf5, or --format ckpt")
+    run_well("merge", "in.ckpt", "-o", "one", "--max-shard-size", "10GB", "--format", "ckpt")
+
+
+@pytest.mark.parametrize("format", ["safetensors", "ckpt"])
+def test_the_largest_index_that_is_written_is_read_and_a_larger_one_is_refused(
+    tmp_path, monkeypatch, format
+):
+    monkeypatch.chdir(tmp_path)
+    write_ckpt(Path("in.ckpt"), {"重" * 30 + str(i): noise("w", "Int8", (2,)) for i in range(20)})
+    words = ["merge", "in.ckpt", "--max-shard-size", "10GB", "--format", format, "-o"]
+    run_well(*words, "a")
+    limit = Path("a/param_name_map.json").stat().st_size
+    for module in (weight_index, targets):
+        monkeypatch.setattr(module, "MAX_INDEX_BYTES", limit)
+    run_well(*words, "b")
+    for source in ("b", "b/param_name_map.json"):
+        run_well("verify", source)
+    for module in (weight_index, targets):
+        monkeypatch.setattr(module, "MAX_INDEX_BYTES", limit - 1)
+    result = run(*words, "c")
+    assert result.exit_code == 5
+    assert message(result).endswith("Try: -o c.ckpt without --max-shard-size")
+    assert not Path("c").exists()
+    run_well("merge", "in.ckpt", "-o", "c.ckpt")
 
 
 @pytest.mark.parametrize(("size", "is_told"), [("1KB", True), ("1MB", False)])
@@ -331,20 +409,21 @@ def names_by_file(plan, limit):
 
 
 @pytest.mark.parametrize(
-    ("limit", "files"),
+    ("fits", "less", "files"),
     [
-        (10_000, ["abcd"]),
-        (96, ["abcd"]),
-        (95, ["abc", "d"]),
-        (48, ["a", "bc", "d"]),  # b and c are as large as the limit
-        (47, ["a", "b", "cd"]),
-        (1, ["a", "b", "c", "d"]),
+        ("abcd", 0, ["abcd"]),
+        ("abcd", 1, ["abc", "d"]),
+        ("bc", 0, ["a", "bc", "d"]),  # b and c are as large as the limit
+        ("bc", 1, ["a", "b", "cd"]),
+        ("", 0, ["a", "b", "c", "d"]),
     ],
 )
-def test_tensors_go_into_files_in_order_and_none_is_too_large(limit, files):
+def test_tensors_go_into_files_in_order_and_none_is_too_large(fits, less, files):
     plan = merge_in_memory(
         full_tensors(a=(7,), b=(10,), c=(2,), d=(5,))
     )  # of 28, 40, 8 and 20 bytes
+    metas = [transfer.meta for transfer in plan.transfers if transfer.name in fits]
+    limit = get_format(plan.target.format).file_bytes(metas, plan.attrs) - less
     want = {f"{i}/{len(files)}": tuple(names) for i, names in enumerate(files)}
     assert names_by_file(plan, limit) == want
 
@@ -354,9 +433,10 @@ def test_a_tensor_larger_than_the_limit_has_a_file_of_its_own():
     assert list(names_by_file(plan, 20).values()) == [("a",), ("b",), ("c",)]
 
 
-def test_tensors_without_elements_take_no_room():
+def test_tensors_without_elements_take_room_for_their_names():
     plan = merge_in_memory(full_tensors(a=(0, 3), b=(5,), c=(0,)))
-    assert list(names_by_file(plan, 20).values()) == [("a", "b", "c")]
+    limit = get_format("ckpt").file_bytes([transfer.meta for transfer in plan.transfers])
+    assert list(names_by_file(plan, limit).values()) == [("a", "b", "c")]
 
 
 def test_what_the_strategy_does_not_list_goes_apart():

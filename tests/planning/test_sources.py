@@ -188,12 +188,24 @@ def test_a_strategy_without_layouts_says_that_all_ranks_hold_everything():
     assert found["w"][0].meta.shape == (8, 3)
 
 
-def test_parameters_of_the_strategy_that_nobody_saved_are_a_note():
-    strategy = strategy_of({"w": ROWS, "frozen": ROWS, "adam_m.w": ROWS})
-    _, problems, notes = find(with_names({"w": (4, 3)}), strategy)
+@pytest.mark.parametrize(
+    ("listed", "held", "code"),
+    [
+        (["w", "adam_m.w", "adam_v.w"], ["w"], "absent"),
+        (["w", "accu_grads.w", "moments.w"], ["w", "moments.w"], "absent"),
+        (["w", "frozen", "adam_m.w"], ["w"], "unsaved"),
+        (["w", "b", "moments.w", "moments.b"], ["w", "moments.w", "moments.b"], "unsaved"),
+    ],
+)
+def test_a_weight_that_nobody_saved_is_a_warning_and_optimizer_state_a_note(listed, held, code):
+    strategy = strategy_of(dict.fromkeys(listed, ROWS))
+    _, problems, notes = find(with_names(dict.fromkeys(held, (4, 3))), strategy)
     assert not problems
-    text = "2 parameters are in the strategy and in no file\n  frozen, adam_m.w"
-    assert notes["absent"] == [text]
+    names = [name for name in listed if name not in held]
+    of, verb = ("parameter", "is") if len(names) == 1 else ("parameters", "are")
+    text = f"{len(names)} {of} {verb} in the strategy and in no file\n  {', '.join(names)}"
+    assert notes.keys() == {code}
+    assert notes[code][0].startswith(text)
 
 
 TWO_STAGES = strategy_of(

@@ -1,13 +1,14 @@
 """Samples of contents, held against what a strategy says of them."""
 
+import numpy as np
 import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from tests.support.checkpoints import catalog_on_disk, noise, write_ranks
+from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
 from tests.support.diagnostics import graded, is_warning
-from tests.support.readers import Entry
+from tests.support.readers import Entry, entry_of, read
 
 COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
 
@@ -152,9 +153,126 @@ def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
     path.write_text("\n".join(lines))
     catalog = catalog_on_disk(tmp_path / "src", held)
     found = ckpttool.verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
-    assert [(one.code, one.tensor) for one in found] == [("equal_slices", n) for n in ("w", "u")]
-    for one, line in zip(found, (4, 5), strict=True):
-        assert f"{path}, line {line}, or above it" in one.hint
+    codes = [
+        ("contradicted", "w"),
+        ("equal_slices", "u"),
+    ]  # of two that line 5 matches, one is right
+    assert [(one.code, one.tensor) for one in found] == codes
+    assert found[0].where == f"{path}, line 4"
+    assert found[1].hint.startswith(f"correct {path}, line 5, or add a line above it")
+    assert {one.facts for one in found} == {"all ranks hold the same; what fits: replicated"}
+
+
+MESH = Layout((2, 4), ((0,), ()))  # four slices, two replicas of each
+INNER = Layout((4, 2), ((), (1,)))
+COLUMNS_OF_8 = Layout((2, 4), ((), (0,)))
+
+
+def plan_by_hand(folder, true, line, shape=(16, 8), **options):
+    """Merge what a strategy file omits, and a hand-written line describes."""
+    layouts = {"v": Layout((8,), ((0,), ())), "u": Layout((8,), ((0,), ()))}
+    entries = {name: noise(name, "Float32", shape) for name in ("v", "u", "w")}
+    catalog = catalog_on_disk(
+        folder / "src", cut(entries, join_stages({0: {**layouts, "w": true}}))
+    )
+    path = folder / "more.yaml"
+    path.write_text(f"ckpttool_strategy: 1\nparameters:\n  w: {line}\n")
+    ckpttool.write_strategy(join_stages({0: layouts}), str(folder / "s.ckpt"))
+    strategy = ckpttool.read_strategy([str(folder / "s.ckpt"), str(path)])
+    resolve_options = ckpttool.ResolveOptions(**options)
+    return ckpttool.plan_merge(catalog, strategy, str(folder / "m.h5"), resolve_options)
+
+
+@pytest.mark.parametrize(
+    ("true", "line", "code", "fits"),
+    [
+        (MESH, "{axis: 0}", "contradicted", "{device_matrix: [2, 4], tensor_map: [0, -1]}"),
+        (INNER, "{axis: 1}", "contradicted", "{device_matrix: [4, 2], tensor_map: [-1, 1]}"),
+        (COLUMNS_OF_8, "[2, 4]", "contradicted", "{device_matrix: [2, 4], tensor_map: [-1, 0]}"),
+        (Layout((8,), ((), ())), "{axis: 0}", "contradicted", "replicated"),
+        (MESH, "replicated", "replica", "{device_matrix: [2, 4], tensor_map: [0, -1]} or {"),
+        (MESH, "{axis: 0, parts: 4}", "replica", "{device_matrix: [2, 4], tensor_map: [0, -1]}"),
+    ],
+)
+def test_a_hand_written_line_is_refused_with_the_one_that_fits(tmp_path, true, line, code, fits):
+    with pytest.raises(ckpttool.PlanError) as caught:
+        plan_by_hand(tmp_path, true, line)
+    (problem,) = caught.value.diagnostics
+    assert (problem.code, problem.tensor) == (code, "w")
+    assert f"what fits: {fits}" in problem.facts
+    assert "more.yaml, line 3" in problem.hint
+    assert ("replicated" in problem.facts) == (fits == "replicated")
+    plan_by_hand(tmp_path / "again", true, fits.removesuffix(" or {"))
+
+
+def test_a_hand_written_line_that_no_layout_fits_may_be_trusted(tmp_path):
+    with pytest.raises(ckpttool.PlanError, match="or --trust-strategy") as caught:
+        plan_by_hand(tmp_path, COLUMNS_OF_8, "[4, 2]")
+    (problem,) = caught.value.diagnostics
+    assert "what fits" not in problem.facts
+
+
+def test_ranks_that_are_missing_in_another_stage_show_nothing(tmp_path):
+    """Two slices of a few Bool that are equal, and a rank of the other stage that is lost."""
+    first, second = Layout((2,), ((0,),)), Layout((2,), ((), ()))
+    held = {rank: {"a": noise("a", "Bool", (4,))} for rank in (0, 1)} | {
+        2: {"b": noise("b", "Float32", (4, 3))}
+    }
+    catalog = catalog_on_disk(tmp_path / "src", held)
+    strategy = join_stages({0: {"a": first}, 1: {"b": second}})
+    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
+    codes = [note.code for note in plan.notes if is_warning(note)]
+    assert codes == ["missing_replica", "equal_slices"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "is_refused"),
+    [("Bool", 2, False), ("Float32", 2, False), ("Float32", 1000, True)],
+)
+def test_slices_are_weighed_by_the_values_that_they_could_have(tmp_path, dtype, values, is_refused):
+    """Tables of signs repeat on all ranks by design; so may experts, and only the user knows."""
+    made = np.random.default_rng(1).integers(0, values, (2, 64, 32))
+    kind = {"Bool": "u1", "Float32": "f4"}[dtype]
+    tables = [Entry(dtype, (64, 32), table.astype(kind).tobytes()) for table in made]
+    held = {
+        rank: {"a": tables[0], "b": tables[1], "w": noise(f"w{rank}", "Float32", (4, 3))}
+        for rank in range(2)
+    }
+    catalog = catalog_on_disk(tmp_path / "src", held)
+    strategy = join_stages({0: dict.fromkeys(held[0], Layout((2,), ((0,), ())))})
+    place = str(tmp_path / "m.ckpt")
+    if not is_refused:
+        plan, _ = ckpttool.plan_merge(catalog, strategy, place)
+        assert {note.code for note in plan.notes if is_warning(note)} == {"equal_slices"}
+        return
+    with pytest.raises(ckpttool.PlanError) as caught:
+        ckpttool.plan_merge(catalog, strategy, place)
+    assert {one.code for one in caught.value.diagnostics} == {"contradicted"}
+    for one in caught.value.diagnostics:
+        assert one.message.endswith("in 2 of 3 sampled tensors")
+        assert one.facts == "all ranks hold the same"
+        assert "or --trust-strategy if slices repeat by design" in one.hint
+    ckpttool.plan_merge(catalog, strategy, place, ckpttool.ResolveOptions(trust_strategy=True))
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize("experts", [4, 8])
+def test_experts_that_are_copies_of_one_layer_may_be_trusted(tmp_path, experts, shard):
+    layout = Layout((shard, 4), ((0,), (), ()), shard)
+    one = noise("w", "Float32", (1, 32, 16)).array()
+    full = entry_of(np.concatenate([one] * experts * shard))
+    strategy = join_stages({0: {"w": layout}})
+    catalog = catalog_on_disk(tmp_path / "src", cut({"w": full}, strategy))
+    place = str(tmp_path / "m.ckpt")
+    with pytest.raises(ckpttool.PlanError, match="--trust-strategy if slices repeat") as caught:
+        ckpttool.plan_merge(catalog, strategy, place)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "contradicted"
+    assert problem.facts  # what was seen: shapes, or the ranks
+    options = ckpttool.ResolveOptions(trust_strategy=True)
+    plan, destination = ckpttool.plan_merge(catalog, strategy, place, options)
+    ckpttool.execute(plan, destination)
+    assert read(tmp_path / "m.ckpt") == {"w": full}
 
 
 def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):

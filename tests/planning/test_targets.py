@@ -330,7 +330,7 @@ def test_ranks_that_the_target_does_not_have_are_a_problem(ranks, words):
 
 @pytest.mark.parametrize("strategy", [None, ONE_STAGE])
 def test_a_source_without_parameters_is_a_problem(strategy):
-    the_one(problems_of(with_names({}), strategy), "run: no tensor to write")
+    the_one(problems_of(with_names({}), strategy), "run: no tensor was found", "4 files, 0 bytes")
 
 
 def test_all_problems_of_a_plan_are_in_one_error():

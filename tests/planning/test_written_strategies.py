@@ -243,6 +243,10 @@ OWN_NAMES += [f"{MANIFEST}.journal", ".ckpttool-part-1-of-2.json.journal"]  # of
         ("rank_3/s.ckpt", 5, "a strategy among the files of ranks would be read as"),
         ("rank_3/../rank_2/s.ckpt", 5, "a strategy among the files of ranks would be read as"),
         *((name, 5, "ckpttool itself uses this name") for name in OWN_NAMES),
+        ("rank_1", 5, "one of two files would have to be a folder the other is the output"),
+        (".", 5, "one of two files would have to be a folder the other is the output"),
+        ("rank_0/checkpoint_0.ckpt/s.ckpt", 5, "one of two files would have to be a folder"),
+        ("s.ckpt.partial", 5, "the name of a temporary file a run that writes s.ckpt removes it"),
     ],
 )
 def test_a_name_that_means_something_else_is_refused(tmp_path, name, code, said):

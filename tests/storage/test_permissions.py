@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from ckpttool.formats.local import describe_os_error
 from tests.support.commands import files_below, mentions, run_well
 from tests.support.permissions import (
     ROOT_ONLY,
@@ -187,3 +190,10 @@ def test_a_file_system_that_tells_no_longest_name_is_written_to(tmp_path, monkey
     monkeypatch.setattr(os, "pathconf", lambda path, name: answer)
     strategy = GOLDEN / "src_strategy.ckpt"
     run_well("merge", GOLDEN / "src", "-s", strategy, "-o", tmp_path / "m.h5")
+
+
+@pytest.mark.parametrize("kind", [str, Path, os.fsencode])
+def test_an_error_may_name_its_file_in_every_way_that_python_does(kind):
+    """Else the explanation of an error is an error: ``Path.stat`` names a Path."""
+    error = PermissionError(errno.EACCES, "Permission denied", kind("/proc/none/file"))
+    assert re.fullmatch(r"Permission denied \(/proc: owner root, .*\)", describe_os_error(error))

@@ -228,13 +228,18 @@ def test_unknown_fields_are_skipped(read):
         (layout("w", (2, 2), (0, -1), size=-2), "opt_weight_shard_size -2, expected -1 or more"),
         (layout("w", (4,), (), size=2), "optimizer shard of 2 on a 0-d tensor"),
         (
-            layout("w", (2,), (0,), split=(6, 4, 1)),
+            layout("w", (2,), (0,), split=(6, 4, 1), starts=(0, 6, 10)),
             r"split of \[6, 4, 1\] rows, expected 2",
         ),
         (
-            layout("w", (2,), (0,), split=(6, 4), field=3),
+            layout("w", (2,), (0,), split=(6, 4), starts=(0, 6), field=3),
             r"field-sliced \(3 fields\) and sharded along",
         ),
+        (
+            layout("w", (2,), (0,), split=(6, 4), starts=(0, 5)),
+            r"\[6, 4\] rows with indices_offset \[0, 5\], expected \[0, 6\]",
+        ),
+        (layout("w", (2,), (0,), split=(6, -4)), r"param_split_shape \[6, -4\], expected 0 or"),
         (layout("w", (2,), (0,), field=-1), "field -1, expected 0 or more"),
         (layout("w", (2**40,), (0,)), "at most 64 and 1048576$"),
         (layout("w", (2,), (-1,) * 65), "at most 64 and 1048576$"),

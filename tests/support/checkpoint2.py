@@ -237,3 +237,63 @@ def change(folder: Path, edit: Callable[[dict], object]) -> None:
     metadata = json.loads(path.read_text(encoding="utf-8"))
     edit(metadata)
     path.write_text(json.dumps(metadata), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class FsdpSave:
+    """Tensors cut by rows on the fsdp mesh alone, as MindFormers saves them in PyNative.
+
+    Rank ``r`` of ``fsdp * tp`` ranks has place ``r // tp`` in the list of the ranks that have the
+    same ``r % tp``.  MindFormers lists these ranks for the lowest rank only, and numbers the slice
+    of rank ``r`` by ``r % fsdp``.
+    """
+
+    entries: Mapping[str, Entry]
+    fsdp: int
+    tp: int
+    uncut: frozenset[str] = frozenset()
+
+    def write(self, folder: Path, saved_by: Mapping[str, Iterable[int]] | None = None) -> None:
+        """Write a folder; ``saved_by`` has the ranks that saved a tensor, by default all."""
+        folder.mkdir(parents=True)
+        ranks = range(self.fsdp * self.tp)
+        files: dict[int, dict[str, Entry]] = {rank: {} for rank in ranks}
+        tensors, storage = {}, {}
+        for name, entry in self.entries.items():
+            number_of_slices = 1 if name in self.uncut else self.fsdp
+            parts = np.split(entry.array(), number_of_slices)
+            tensors[name] = self._tensor(entry, number_of_slices)
+            for rank in (saved_by or {}).get(name, ranks):
+                part = parts[rank // self.tp % number_of_slices]
+                files[rank][name] = entry_of(part, entry.dtype)
+                number = rank % number_of_slices
+                place = {
+                    "file_name": self._file(rank),
+                    "storage_rank": rank,
+                    "rank_group": [r for r in ranks if r % number_of_slices == number],
+                }
+                storage.setdefault(str((name, (number,))), []).append(place)
+        for rank, held in files.items():
+            write_safetensors(folder / self._file(rank), held)
+        metadata = {"state_dict_metadata": tensors, "storage_data": storage}
+        (folder / "metadata.json").write_text(json.dumps(metadata))
+
+    def _file(self, rank: int) -> str:
+        return f"checkpoint-model-{rank:07d}-{self.fsdp * self.tp:07d}.safetensors"
+
+    def _tensor(self, entry: Entry, number_of_slices: int) -> dict[str, object]:
+        rows, *others = entry.shape
+        local = [rows // number_of_slices, *others]
+        return {
+            "properties": {"dtype": entry.dtype, "replica_id": [0] * self.fsdp},
+            "global_shape": list(entry.shape),
+            "axis_fragmentations": [number_of_slices, *[1] * len(others)],
+            "layout": {
+                "device_matrix": [self.fsdp],
+                "tensor_map": [0 if number_of_slices > 1 else -1, *[-1] * len(others)],
+                "rank_list": list(range(0, self.fsdp * self.tp, self.tp)),
+            },
+            "chunk": [
+                {"global_offset": [n], "local_shape": local} for n in range(number_of_slices)
+            ],
+        }

@@ -83,7 +83,8 @@ def oracle(layout: Layout) -> OracleLayout:
 
 def layouts_of(strategy: Strategy, name: str) -> tuple[Layout, ...] | None:
     """Return the layouts of a parameter, or of the parameter whose unlisted state it is."""
-    return strategy.layouts.get(name) or strategy.layouts.get(name.removeprefix("adam_m."))
+    parameter = name.removeprefix("adam_m.").removeprefix("accu_grads.")
+    return strategy.layouts.get(name) or strategy.layouts.get(parameter)
 
 
 def cut(entries: Mapping[str, Entry], strategy: Strategy) -> dict[int, dict[str, Entry]]:

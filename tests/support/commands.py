@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,10 +67,10 @@ def merged(source: Path, *words: str | Path) -> tuple[dict[str, Entry], str]:
     return read(out), message(result)
 
 
-def refused(source: Path, code: int, *patterns: str) -> str:
+def refused(source: Path, code: int, *patterns: str, options: Sequence[str] = ()) -> str:
     """Return what ``merge`` prints when it ends with this code; it has all the patterns in it."""
     out = source.parent / "never.h5"
-    result = run("merge", source, "-o", out)
+    result = run("merge", source, "-o", out, *options)
     text = message(result)
     assert result.exit_code == code, text
     assert not mentions(text, *patterns), text

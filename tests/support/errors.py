@@ -10,6 +10,7 @@ from ckpttool.errors import (
     LibraryError,
     NoStrategyError,
     PlanError,
+    SourceHashError,
     StepError,
     StrategyError,
     UnfinishedError,
@@ -143,6 +144,12 @@ EXAMPLES = [
         VerifyError("a.h5", ["w differs", "b is missing"]),
         {"path": "a.h5", "problems": ("w differs", "b is missing")},
         "a.h5: w differs\na.h5: b is missing",
+        7,
+    ),
+    (
+        SourceHashError("a.ckpt", ["w: changed"]),
+        {"path": "a.ckpt", "problems": ("w: changed",)},
+        "a.ckpt: w: changed",
         7,
     ),
 ]

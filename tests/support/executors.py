@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +50,15 @@ def ordered_words(
     """Return the same, one output after the other, perhaps from another source."""
     command, _, *more = reshard_words(folder, output_format)
     return [command, str(source), *more, "-j", "1"]
+
+
+def with_options(words: Sequence[str | Path], *more: str | Path) -> list[str]:
+    """Return a command line with more options; one that it has gets another value."""
+    found = [str(word) for word in words]
+    for flag in (str(word) for word in more):
+        if flag[:1] == "-" and flag in found:
+            del found[(at := found.index(flag)) : at + 2]
+    return [*found, *map(str, more)]
 
 
 def merge_words(folder: Path, output_format: str) -> list[str]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
+from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING
 
 import pytest
 
+import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, run, run_well
-from tests.support.executors import wait_until
+from tests.support.executors import wait_until, with_options
 from tests.support.manifests import MANIFEST
 
 if TYPE_CHECKING:
@@ -79,9 +82,9 @@ class SmallSet:
     def _suffix(self) -> str:
         return SUFFIXES[self.output_format]
 
-    def words(self, *more: str | Path) -> list[str | Path]:
-        """Return the command line."""
-        words = ["-o", self.target, "-j", "1"]
+    def words(self, *more: str | Path) -> list[str]:
+        """Return the command line with more options, or with other values of those that it has."""
+        words: list[str | Path] = ["-o", self.target, "-j", "1"]
         if self.command in ("split", "reshard"):
             words += ["-d", self.strategy]
         if self.command != "file":
@@ -89,8 +92,10 @@ class SmallSet:
         if self.command == "numbered":
             words += ["--max-shard-size", "400B"]
         if self.command == "reshard":
-            return ["reshard", self._ranks(), "-s", self.strategy, *words, *more]
-        return ["split" if self.command == "split" else "merge", self.source, *words, *more]
+            words = ["reshard", self._ranks(), "-s", self.strategy, *words]
+        else:
+            words = ["split" if self.command == "split" else "merge", self.source, *words]
+        return with_options(words, *more)
 
     def _ranks(self) -> Path:
         """Return the checkpoint as files of ranks."""
@@ -176,3 +181,59 @@ def filled_outputs() -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execute_module, "fill", fake)
         yield names
+
+
+class Other:
+    """A whole run of another host, in a thread; it waits when it has written two outputs."""
+
+    def __init__(self, small: SmallSet) -> None:
+        self.small, self.error = small, None
+        self._stands, self._may_end = Event(), Event()
+        self._thread = Thread(target=self._run)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Give it a host of its own, and have it wait."""
+        host, fill = socket.gethostname(), execute_module.fill
+        monkeypatch.setattr(socket, "gethostname", lambda: "node7" if self.is_this() else host)
+        monkeypatch.setattr(
+            execute_module,
+            "fill",
+            lambda task: (self.is_this() and self._pause(task), fill(task))[1],
+        )
+
+    def is_this(self) -> bool:
+        """Return whether this run asks."""
+        return current_thread() is self._thread
+
+    def start(self) -> None:
+        """Return when it waits, or has ended."""
+        self._thread.start()
+        assert self._stands.wait(60)
+
+    def end(self) -> None:
+        """Let it go on, and wait for its end."""
+        self._may_end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            execute_split(self.small)
+        except ckpttool.CkptToolError as error:
+            self.error = error
+        finally:
+            self._stands.set()
+
+    def _pause(self, task) -> None:
+        if task.units[0].tensor.file.path.startswith(str(self.small.outputs[2])):
+            self._stands.set()
+            assert self._may_end.wait(60)
+
+
+def execute_split(small: SmallSet) -> None:
+    """Split from Python; raises what ends the run."""
+    source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
+    options = ckpttool.OutputOptions("ckpt")
+    plan = ckpttool.plan_split(
+        source, ckpttool.read_strategy(strategy), str(small.out), output_options=options
+    )
+    ckpttool.execute(*plan)

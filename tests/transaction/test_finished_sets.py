@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.transaction import manifest
+import ckpttool
+from ckpttool.transaction import manifest, resume
 from tests.support.commands import message, run, run_well
 from tests.support.damage import cut_short, flip_byte, flip_unnoticed
 from tests.support.manifests import MANIFEST
-from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+from tests.support.small_sets import (
+    Other,
+    SmallSet,
+    execute_split,
+    filled_outputs,
+    while_filling,
+)
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -362,3 +369,108 @@ def test_a_document_as_large_as_a_disk_is_not_read(tmp_path):
         file.truncate(1 << 40)
     assert small.run("--resume").exit_code == 5
     small.run_well("--resume", "--overwrite")
+
+
+NAMES = ["m.partial", "sub/m.ckpt.partial", "m.ckpt.partial.0123456789abcdef"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_output_does_not_have_the_name_of_a_temporary_file(tmp_path, name):
+    """Else a run of another output takes it for half-written, and removes it."""
+    small, out = SmallSet(tmp_path), tmp_path / "out" / name
+    result = run("merge", small.source, "-o", out, "--format", "ckpt")
+    assert result.exit_code == 5
+    final = out.name.partition(".partial")[0]
+    text = f"{out}: the name of a temporary file a run that writes {final} removes it"
+    assert f"{text} Try: -o {out.with_name(final)}" in message(result)
+    assert not small.out.exists()
+    run_well("merge", small.source, "-o", out.with_name(final), "--format", "ckpt")
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",), ("--resume", "--overwrite")])
+@pytest.mark.parametrize(("command", "output"), [("file", 0), ("split", 2), ("numbered", 1)])
+def test_a_complete_output_is_never_removed_as_half_written(tmp_path, command, output, more):
+    """Else a file that was moved out of the way, with its manifest, is lost."""
+    small = SmallSet(tmp_path, command=command)
+    small.stop(output=output)
+    partial = Path(f"{small.outputs[output]}.partial")
+    kept = tmp_path / "kept.ckpt"
+    run_well("merge", small.source, "-o", kept)
+    before = kept.read_bytes()
+    kept.rename(partial)
+    Path(f"{kept}.{MANIFEST}").rename(f"{partial}.{MANIFEST}")
+    result = small.run(*more)
+    assert result.exit_code == 5
+    text = f"{partial} is a complete output and has the name of the temporary file Try: rename it"
+    assert text in message(result)
+    other = SmallSet(tmp_path, "other", command)
+    assert other.run(*more).exit_code == 5
+    assert partial.read_bytes() == before
+
+
+def test_a_plan_that_is_given_up_removes_no_complete_output(tmp_path):
+    """Else the same, when another command takes over what a killed run has left."""
+    small = SmallSet(tmp_path)
+    small.stop(output=3)
+    partial = Path(f"{small.outputs[3]}.partial")
+    Path(f"{partial}.{MANIFEST}").write_text("of a complete output")
+    before = partial.read_bytes()
+    others = ("merge", small.source, "-o", small.out, "--max-shard-size", "900B")
+    run_well(*others, "--format", "ckpt", "--overwrite")
+    assert partial.read_bytes() == before
+
+
+def begins_after_the_look(small, monkeypatch, other):
+    """Let another run begin when this one has seen that nobody writes; it is writing then."""
+    look = resume.look
+
+    def look_once(record):
+        found = look(record)
+        if not other.is_this():
+            monkeypatch.setattr(resume, "look", look)
+            other.start()
+        return found
+
+    other.patch(monkeypatch)
+    monkeypatch.setattr(resume, "look", look_once)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("name", ["a", "other"])
+def test_beside_a_run_that_has_just_begun_another_is_told_to_wait(
+    tmp_path, monkeypatch, is_left, name
+):
+    """Else of runs that begin together some are told to overwrite what is being written."""
+    small, other = SmallSet(tmp_path), Other(SmallSet(tmp_path, name))
+    small.out.mkdir()
+    if is_left:
+        SmallSet(tmp_path, name).stop()
+    begins_after_the_look(small, monkeypatch, other)
+    try:
+        with pytest.raises(ckpttool.PlanError, match="another run is writing it") as caught:
+            execute_split(small)
+    finally:
+        other.end()
+    assert {one.code for one in caught.value.diagnostics} == {"busy"}
+    assert "another part" not in str(caught.value)  # there are none
+    assert other.error is None
+
+
+def test_a_run_that_has_just_ended_is_seen_by_the_same_command_again(tmp_path, monkeypatch):
+    """Else a script that always resumes is told to overwrite what is complete."""
+    small, look = SmallSet(tmp_path), resume.look
+    small.out.mkdir()
+
+    def look_once(record):
+        found = look(record)
+        monkeypatch.setattr(resume, "look", look)
+        small.run_well()
+        return found
+
+    monkeypatch.setattr(resume, "look", look_once)
+    result = small.run("--resume")
+    assert result.exit_code == 5
+    assert "another run has written it since this one began Try: the same command" in message(
+        result
+    )
+    assert "4 kept, 0 written" in message(small.run_well("--resume"))

@@ -343,6 +343,8 @@ NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
 OTHER_BYTES = "1 : changed since it was written ranks 0-3; w0: expected SHA-256 "
 DAMAGED = {"verify": "1 checkpoint_0", "finalize": "7 checkpoint_0", "rerun": "5 exist",
            "resume": "5 checkpoint_0"}  # fmt: skip
+CHANGED = {**DAMAGED, "merge": "7 checkpoint_0 + --ignore-manifest"}
+ANOTHER_SET = {"inspect": "5 --ignore-manifest", "merge": "5 --ignore-manifest"}
 NO_PLAN = {"rerun": "5 plan.json + --overwrite", "resume": "5 plan.json + --overwrite",
            "inspect": "0 plan.json", "verify": "1 plan.json", "merge": "5",
            "finalize": "3 plan.json + --overwrite"}  # fmt: skip
@@ -361,7 +363,7 @@ HISTORIES = {
     "copied with cp -r": History(finished, copied, rerun=EXIST),
     "copied with cp -a": History(finished, copied_with_times, rerun=EXIST),
     "copied with cp -al": History(finished, hard_linked, rerun=EXIST),
-    "copied and damaged": History(finished, copied_and_damaged, **DAMAGED),
+    "copied and damaged": History(finished, copied_and_damaged, **CHANGED),
     "copied without .ckpttool": History(
         finished, copied_without_record, rerun=NO_STAMPS, resume=NO_STAMPS
     ),
@@ -378,9 +380,9 @@ HISTORIES = {
     "an output cut": History(
         finished, to_output(cut_short), inspect="3", merge="3", **DAMAGED
     ),
-    "an output changed": History(finished, to_output(flip_byte), **DAMAGED),
+    "an output changed": History(finished, to_output(flip_byte), **CHANGED),
     "an output changed, its time put back": History(
-        finished, to_output(flip_unnoticed), **DAMAGED
+        finished, to_output(flip_unnoticed), **CHANGED
     ),
     "half of the outputs deleted": History(
         finished, half_deleted, verify="1 missing", merge="5", finalize="7 missing",
@@ -420,11 +422,11 @@ HISTORIES = {
     ),
     "outputs restored from a backup": History(
         finished, backup_of_outputs_restored, verify=OTHER_BYTES,
-        finalize="7", rerun=ANOTHER, resume="5 --overwrite",
+        finalize="7", rerun=ANOTHER, resume="5 --overwrite", **ANOTHER_SET,
     ),
     "record restored from a backup": History(
         finished, backup_of_record_restored, verify=OTHER_BYTES,
-        finalize="7", rerun=EXIST, resume="5 --overwrite",
+        finalize="7", rerun=EXIST, resume="5 --overwrite", **ANOTHER_SET,
     ),
     "another set restored over it": History(
         finished, backup_restored, rerun=ANOTHER, resume=ANOTHER
@@ -434,10 +436,10 @@ HISTORIES = {
     ),
     "ckpttool.json of another checkpoint": History(
         finished, manifest_of_another, verify=OTHER_BYTES, finalize="7",
-        rerun=OTHER_STAMPS, resume=OTHER_STAMPS,
+        rerun=OTHER_STAMPS, resume=OTHER_STAMPS, **ANOTHER_SET,
     ),
     "an output changed, ckpttool.json put back": History(
-        finished, changed_and_manifest_put_back, **DAMAGED
+        finished, changed_and_manifest_put_back, **CHANGED
     ),
     "stamps.json of another checkpoint": History(
         finished, record_of_another("stamps.json"), rerun=ANOTHER, resume=ANOTHER

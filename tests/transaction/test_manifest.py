@@ -18,9 +18,9 @@ from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
+from ckpttool.planning import manifest_check
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.verification import manifest_check
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well, verify_document
 from tests.support.damage import flip_byte, flipped

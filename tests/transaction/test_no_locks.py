@@ -6,25 +6,28 @@ import errno
 import fcntl
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
 import time
-from threading import Event, Thread, current_thread
 
 import pytest
 
 import ckpttool
-from ckpttool.execution import execute as execute_module
 from ckpttool.transaction import claim
 from ckpttool.transaction.states import RecordedPlan
 from tests.support.commands import message, run, run_well
 from tests.support.manifests import reseal
-from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+from tests.support.small_sets import (
+    Other,
+    SmallSet,
+    execute_split,
+    filled_outputs,
+    while_filling,
+)
 
 ERRORS = [errno.ENOLCK, errno.EOPNOTSUPP, errno.EPERM]
-RESUMED = ("--resume", "--overwrite")
+RESUMED = ("--resume", "--no-locks")
 WARNING = "this file system has no locks"
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -78,6 +81,8 @@ def dead_process():
 LIVING = {
     "another host": lambda: ("node7", 12),
     "here": lambda: (socket.gethostname(), os.getppid()),
+    "here, in another container": lambda: (socket.gethostname(), dead_process()),
+    "here, with this number": lambda: (socket.gethostname(), os.getpid()),
 }
 
 
@@ -115,15 +120,24 @@ def test_a_run_is_refused_beside_a_process_that_may_live(small, no_locks, living
     result = small.run(*more)
     assert result.exit_code == 5, message(result)
     assert f"process {process} on {host} since {begun}" in message(result)
-    assert re.search("no locks.*.*; if it has ended, --resume --overwrite", message(result))
+    assert "this file system has no locks, so it may have ended" in message(result)
+    assert "Try: wait until it ends; if it has ended, --no-locks" in message(result)
     assert files_of(small) == before
     for words in (["verify", small.out, "-s", small.strategy], ["finalize", small.out]):
         assert f"process {process} on {host}" in message(run(*words))
         assert run(*words).exit_code == (1 if words[0] == "verify" else 5)
 
 
-@pytest.mark.parametrize(("more", "count"), [(("--overwrite",), 4), (RESUMED, 2)])
-def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, living, more, count):
+CHOICES = [
+    (("--overwrite",), 4),
+    (("--no-locks",), 4),
+    (("--resume", "--overwrite"), 2),
+    (RESUMED, 2),
+]
+
+
+@pytest.mark.parametrize(("more", "count"), CHOICES)
+def test_a_choice_goes_on_beside_a_process_that_may_live(small, no_locks, living, more, count):
     """Else nobody gets out, after a node that does not come back, or loses what it completed."""
     stop_as(small, *living)
     with filled_outputs() as filled:
@@ -132,25 +146,53 @@ def test_overwrite_goes_on_beside_a_process_that_may_live(small, no_locks, livin
     assert small.read() == small.wanted()
 
 
-@pytest.mark.parametrize(("more", "count"), [((), 4), (("--resume",), 2), (("--overwrite",), 4)])
-def test_a_run_goes_on_after_a_process_of_this_host_that_ended(small, no_locks, more, count):
-    """Else a killed run needs an option that gives up what it has completed."""
-    stop_as(small, socket.gethostname(), dead_process())
-    with filled_outputs() as filled:
-        result = small.run_well(*more)
-    assert len(filled) == count
-    assert message(result).count(WARNING) == 1
-    assert small.read() == small.wanted()
-
-
 def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_locks):
     """Else a folder is blocked by a run that failed."""
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
-    result = small.run("--resume")
+    result = small.run(*RESUMED)
     assert result.exit_code == 5
     assert "was begun with another or older source source files changed: m.ckpt" in message(result)
-    small.run_well()
+    small.run_well("--no-locks")
     assert small.read() == small.wanted()
+
+
+def test_a_run_that_fails_names_the_option_that_goes_on(small, no_locks):
+    """Else its advice is refused by the next run."""
+
+    def fail():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with while_filling(small.outputs[2], fail):
+        result = small.run()
+    assert result.exit_code == 6
+    assert "Try: the same command with --resume --no-locks" in message(result)
+    seen = message(run("inspect", small.out))
+    assert "if it has ended, the command that writes it, with --resume --no-locks" in seen
+    assert "2 kept, 2 written" in message(small.run_well(*RESUMED))
+
+
+@pytest.mark.parametrize("more", [("--resume",), ()])
+def test_a_plan_that_is_left_in_a_finished_set_needs_a_choice_too(small, no_locks, more):
+    """Else the set is called finished while a run with --overwrite has begun to replace it."""
+    small.run_well()
+    finished = SmallSet(small.folder / "finished")
+    finished.source.write_bytes(small.source.read_bytes())
+    stop_as(finished, "node7", 12)
+    (finished.record / "plan.json").rename(small.record / "plan.json")
+    result = small.run(*more)
+    assert result.exit_code == 5
+    assert "process 12 on node7" in message(result)
+    assert "4 kept, 0 written" in message(small.run_well(*RESUMED))
+    assert not (small.record / "plan.json").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--resume",)])
+def test_where_there_are_locks_the_option_changes_nothing(small, more):
+    """Else it is given everywhere, and two runs write the same files."""
+    with while_filling(small.outputs[2], lambda: small.run("--no-locks", *more)) as seen:
+        small.run_well()
+    assert seen[0].exit_code == 5
+    assert "another run is writing it" in message(seen[0])
 
 
 def test_a_second_run_is_refused_while_the_first_writes(small, no_locks, monkeypatch):
@@ -189,59 +231,6 @@ def test_of_two_runs_that_begin_at_the_same_time_one_is_refused(small, no_locks,
     assert "another run" in message(result)
     assert small.read() == {}
     assert (small.record / "plan.json").exists()
-
-
-class Other:
-    """A whole run of another host, in a thread; it waits when it has written two outputs."""
-
-    def __init__(self, small):
-        self.small, self.error = small, None
-        self._stands, self._may_end = Event(), Event()
-        self._thread = Thread(target=self._run)
-
-    def patch(self, monkeypatch):
-        """Give it a host of its own, and have it wait."""
-        host, fill = socket.gethostname(), execute_module.fill
-        monkeypatch.setattr(socket, "gethostname", lambda: "node7" if self.is_this() else host)
-        monkeypatch.setattr(
-            execute_module,
-            "fill",
-            lambda task: (self.is_this() and self._pause(task), fill(task))[1],
-        )
-
-    def is_this(self):
-        return current_thread() is self._thread
-
-    def start(self):
-        """Return when it waits, or has ended."""
-        self._thread.start()
-        assert self._stands.wait(60)
-
-    def end(self):
-        self._may_end.set()
-        self._thread.join()
-
-    def _run(self):
-        try:
-            execute_split(self.small)
-        except ckpttool.CkptToolError as error:
-            self.error = error
-        finally:
-            self._stands.set()
-
-    def _pause(self, task):
-        if task.units[0].tensor.file.path.startswith(str(self.small.outputs[2])):
-            self._stands.set()
-            assert self._may_end.wait(60)
-
-
-def execute_split(small):
-    source, strategy = ckpttool.scan(str(small.source)), [str(small.strategy)]
-    options = ckpttool.OutputOptions("ckpt")
-    plan = ckpttool.plan_split(
-        source, ckpttool.read_strategy(strategy), str(small.out), output_options=options
-    )
-    ckpttool.execute(*plan)
 
 
 def test_of_two_runs_that_both_find_no_plan_one_is_refused(small, monkeypatch):

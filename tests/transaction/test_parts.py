@@ -161,6 +161,63 @@ def test_parts_of_a_merge_into_numbered_files_leave_the_indexes_to_commit(tmp_pa
     assert not {*indexes, "ckpttool.json"} & set(left)
 
 
+DOCUMENTS = {
+    "indexes": (
+        ("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"),
+        ("param_name_map.json",),
+    ),
+    "one of the indexes of .ckpt files": (
+        (
+            *("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt"),
+            *("--max-shard-size", "10KB", "--format", "ckpt"),
+        ),
+        ("model.ckpt.index.json",),
+    ),
+    "a strategy": (
+        (
+            *("reshard", CASE / "src", "-s", CASE / "src_strategy.ckpt"),
+            *("-d", CASE / "dst_strategy.ckpt", "--write-strategy", "b/strategies/s.ckpt"),
+        ),
+        ("strategies/s.ckpt",),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_part_removes_no_document_that_no_run_of_its_plan_wrote(tmp_path, monkeypatch, kind):
+    words, names = DOCUMENTS[kind]
+    monkeypatch.chdir(tmp_path)
+    command = [str(word) for word in words] + ["-o", "b", "--part", "1/2"]
+    for name in names:
+        (tmp_path / "b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "b" / name).write_text("of a person")
+    result = run(*command)
+    assert result.exit_code == 5
+    assert f"b/{names[0]} exists already Try: --overwrite" in message(result)
+    assert files_below(tmp_path / "b") == sorted(names)
+    run_well(*command, "--overwrite")
+    assert not {*names} & {*files_below(tmp_path / "b")}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_part_that_is_queued_again_finds_the_documents_of_its_own_plan(
+    tmp_path, monkeypatch, kind
+):
+    words, names = DOCUMENTS[kind]
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        command = [str(word) for word in words] + ["-o", "b"]
+        run_well(*command, *(("--part", "1/2") if folder == "parts" else ()))
+    for name in names:  # finalize was killed before its last line
+        Path("b", name).parent.mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "whole" / "b" / name, Path("b", name))
+    run_well(*command, "--part", "1/2", "--resume")
+    run_well(*command, "--part", "2/2")
+    run_well("finalize", "b")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
 def test_no_document_is_written_where_a_link_leads_to(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path / "out", "--part", "1/1")
@@ -408,6 +465,19 @@ def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_p
     run_parts(tmp_path, (2,), 2, "ckpt", way)
     run_well("finalize", tmp_path)
     assert outputs_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_outputs_are_named_by_rank_in_whichever_order_threads_completed_them(tmp_path, number):
+    run_parts(tmp_path, (1, 2), 2)
+    log = tmp_path / PART_LOG.format(number, 2)
+    begin, one, its_stamp, other, other_stamp, done = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join((begin, other, other_stamp, one, its_stamp, done)))
+    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (number - 1, number + 1)]
+    for name in names:
+        (tmp_path / name).unlink()
+    text = commit_fails(tmp_path, 7)
+    assert f"{names[0]} and 1 more: missing also {tmp_path / names[1]}" in text
 
 
 def test_a_commit_can_be_repeated_and_looks_again(tmp_path):

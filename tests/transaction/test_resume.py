@@ -34,6 +34,7 @@ from tests.support.executors import (
     split_words,
     start,
     wait_until,
+    with_options,
     write_source,
 )
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS, log_line, reseal
@@ -285,7 +286,10 @@ BY = "by another command"
         (change_mtime, "with another or older source source files changed: "),
         (change_contents, "with another or older source source files changed: "),
         (change_strategy, f"{BY} strategy other.ckpt in place of dst_strategy.ckpt"),
-        (lambda source, words: [*words, "--format", "hdf5"], f"{BY} --format hdf5 in place of"),
+        (
+            lambda source, words: with_options(words, "--format", "hdf5"),
+            f"{BY} --format hdf5 in place of",
+        ),
         (lambda source, words: [*words, "--crc"], f"{BY} --crc in place of no --crc"),
         (lambda source, words: [*words, "--prefix", "x"], f"{BY} --prefix x in place of"),
         (lambda source, words: [*words, "--rank", "0-2"], f"{BY} ranks 0-2 in place of"),
@@ -316,12 +320,12 @@ ASKED = [
 @pytest.mark.parametrize(("more", "said"), ASKED)
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
 def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
-    words = [*ordered_words(tmp_path / "out"), *part, "-j", "1"]
+    words = [*ordered_words(tmp_path / "out"), *part]
     failing("rank_2")
     assert run(*words).exit_code == 6
     failing(None)
     more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
-    result = run(*words, *more, "--resume")
+    result = run(*with_options(words, *more), "--resume")
     assert result.exit_code == 5
     assert f"was begun by another command {said} Try: the same command without --resume" in message(
         result
@@ -332,7 +336,7 @@ def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
 @pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
 def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
     run_well(*ordered_words(tmp_path))
-    result = run(*ordered_words(tmp_path), *more, "--resume")
+    result = run(*with_options(ordered_words(tmp_path), *more), "--resume")
     assert result.exit_code == 5
     assert (
         f"written by another command {said} Try: --overwrite, or -o with another path"
@@ -375,7 +379,7 @@ def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_th
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
     """The hashes of a manifest are those of tensors."""
-    words = [*ordered_words(tmp_path / "out", "safetensors"), "--crc", "-j", "2"]
+    words = with_options(ordered_words(tmp_path / "out", "safetensors"), "--crc", "-j", "2")
     file = tmp_path / "out" / "rank_0" / "checkpoint_0.safetensors"
     failing("rank_3" if is_left else None, after=file)
     assert run(*words).exit_code == (6 if is_left else 0)
@@ -747,7 +751,7 @@ def test_a_set_of_which_all_was_removed_keeps_no_other_from_its_place(tmp_path):
 
 def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
     run_well(*ordered_words(tmp_path))
-    other = [*ordered_words(tmp_path), "--format", "hdf5"]
+    other = with_options(ordered_words(tmp_path), "--format", "hdf5")
     (tmp_path / MANIFEST).unlink()
     said = f"{tmp_path}: 4 files of another run {tmp_path}/rank_0/checkpoint_0.ckpt, "
     assert said in message(run(*other))
@@ -790,10 +794,10 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     out = tmp_path / "out"
     if rank:
         failing(f"rank_{rank}")
-        assert run(*ordered_words(out), "-j", "1").exit_code == 6
+        assert run(*ordered_words(out)).exit_code == 6
         failing(None)
     else:
-        run_with_signal(signal.SIGKILL, *ordered_words(out), "-j", "1")
+        run_with_signal(signal.SIGKILL, *ordered_words(out))
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
     said = " and 7 more, src_strategy.ckpt, dst_strategy.ckpt; writes --format ckpt, ranks 0-3, "
     said += f"--prefix checkpoint_; complete: {names[0] if rank else 'nothing'}"
@@ -1001,7 +1005,7 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
         "from ckpttool.transaction import record\n"
         "end = record.LogWriter.end\n"
         "record.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
-        "record.remove_leftovers = lambda given: os._exit(9)\n"
+        "record.remove_leftovers = lambda *given: os._exit(9)\n"
         "main()"
     )
     assert finish(start(sys.executable, "-c", code, *words))[0] == 9
@@ -1085,7 +1089,7 @@ def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
 
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
 def test_what_a_killed_run_left_of_one_file_of_a_set_is_explained(tmp_path, part):
-    run_with_signal(signal.SIGKILL, *ordered_words(tmp_path), *part, "-j", "1")
+    run_with_signal(signal.SIGKILL, *ordered_words(tmp_path), *part)
     for rank in (0, 9):
         path = tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
         result = run("verify", path)

@@ -56,7 +56,7 @@ def test_nothing_is_wrong_with_what_mindspore_saved(name):
     run_well("verify", GOLDEN / name / "src", "-s", strategy, "--deep")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "params_outside_strategy"])
 def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
     words = [GOLDEN / name / "src", "-s", min(GOLDEN.joinpath(name).glob("src_strategy*"))]
     if key := case_facts(name).get("enc_key"):
@@ -64,6 +64,17 @@ def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
         (tmp_path / "key").write_text(key, encoding="ascii")
         words += ["--dec-key-file", tmp_path / "key"]
     assert ": the headers and samples are right (" in run_well("verify", *words).stdout
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("shape", [(8, 4), (3,)])
+def test_what_is_not_listed_and_differs_is_a_warning(tmp_path, shape, deep):
+    ranks = ranks_of(whole())
+    for rank, tensors in ranks.items():
+        tensors["frozen"] = noise(f"frozen {rank // 2}", "Float32", shape)
+    (found,) = check(tmp_path, ranks, deep=deep).findings
+    assert (found.code, found.tensor) == ("unlisted", "frozen")
+    assert "rank" in found.facts
 
 
 def test_nan_names_the_ranks_that_hold_it(tmp_path):
@@ -487,7 +498,7 @@ def test_a_long_list_is_cut_and_says_so(tmp_path):
     ]
     text = run("verify", tmp_path / "m.ckpt", "--deep", "--limit", "0").stdout
     assert text.splitlines()[0].startswith(
-        f"warning: {tmp_path}/m.ckpt: 61 warnings (1 rank, 61 tensors"
+        f"warning: {tmp_path}/m.ckpt: 61 warnings (1 file, 61 tensors"
     )
     assert text.splitlines()[1] == "and 2 more (--limit N shows N, --json all)"
     document = json.loads(run("verify", tmp_path / "m.ckpt", "--deep", "--json").stdout)
@@ -519,7 +530,7 @@ def test_warnings_can_be_ignored_and_errors_cannot(source):
     assert note["text"].startswith("rank 7: no checkpoint file found")
     result = run(*words(source, "--ignore", "damaged_replica"))
     assert result.exit_code == 2
-    assert "'damaged_replica' is not one of missing_rank, missing_replica, " in message(result)
+    assert mentions(message(result), "'damaged_replica' is not one of .*missing_replica") == []
 
 
 def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):

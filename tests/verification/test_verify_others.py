@@ -8,7 +8,7 @@ import pytest
 
 from tests.oracle import OracleLayout
 from tests.support.checkpoint2 import Save
-from tests.support.checkpoints import noise
+from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well, verify_document
 from tests.support.corpus import BROKEN, GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
@@ -159,3 +159,50 @@ def test_an_emergency_save_that_did_not_finish_is_found(tmp_path):
     result = run("diff", source, SAMPLES / "mp2_dp4" / "ckpt", *words)
     assert result.exit_code == 5
     assert "did not finish" in message(result)
+
+
+# ---------------------------------------------------------------------------- nothing to examine
+
+
+def _write_nothing(folder, format, is_indexed):
+    """Write files without a tensor: those of two ranks, or two that no index names."""
+    if not is_indexed:
+        write_ranks(folder, {0: {}, 1: {}}, format)
+        return folder
+    for number in (1, 2):
+        write_file(folder / f"model-0000{number}-of-00002.safetensors", {"w": W}, format)
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("format", "is_indexed"), [("hdf5", False), ("safetensors", False), ("safetensors", True)]
+)
+def test_a_checkpoint_without_a_tensor_is_never_right(tmp_path, format, is_indexed):
+    source = _write_nothing(tmp_path / "src", format, is_indexed)
+    words = [source] if is_indexed else [source, "--replicated"]
+    for more in ([], ["--deep"]):
+        assert [kind for kind, _ in findings(*words, *more)] == ["nothing"]
+    result = run("diff", source, *words)
+    assert result.exit_code == 1
+    assert "nothing was compared (0 tensors, 0 B compared, bytes)" in message(result)
+    assert "equal" not in message(result)
+    assert "complete" in (shown := run_well("inspect", source).stdout)
+    assert "yes" not in shown
+    result = run("merge", *words, "-o", tmp_path / "m.h5")
+    assert (result.exit_code, list(tmp_path.iterdir())) == (5, [source])
+    assert "error[nothing]" in message(result)
+
+
+@pytest.mark.parametrize("format", ["ckpt", "hdf5"])
+def test_tensors_without_an_element_are_a_warning(tmp_path, format):
+    source = tmp_path / "src"
+    hollow = {name: noise(name, "Float16", (0, 4)) for name in ("a", "b")}
+    write_ranks(source, {0: hollow, 1: hollow}, format)
+    words = [source, "--replicated"]
+    assert [kind for kind, _ in findings(*words, "--deep")] == ["no_elements"]
+    run_well("verify", *words, "--ignore", "no_elements")
+    run_well("merge", *words, "-o", tmp_path / "m.h5")
+    assert run("merge", *words, "-o", tmp_path / "s.h5", "--strict").exit_code == 5
+    write_ranks(tmp_path / "sound", {0: {**hollow, "w": W}, 1: {**hollow, "w": W}}, format)
+    run_well("verify", tmp_path / "sound", "--replicated", "--deep")

@@ -1,0 +1,256 @@
+"""The files of ranks by their saves: names, records of the last save, traces of unfinished ones.
+
+A folder may hold files of several steps and of several training runs.  MindSpore adds ``_1``,
+``_2`` to a prefix that a folder has already.  This counter belongs to the folder of a rank, not to
+the run: after a node was replaced, or with more ranks than before, the ranks of one run have
+different counters.
+
+MindFormers records the last save of a rank in ``meta.json`` in the rank's folder: an object with
+``last_epoch`` and ``last_step`` (numbers) and ``last_ckpt_file`` (a name that ends in the same
+step).  It is replaced when a save is complete.
+
+Source
+------
+MindSpore 2.10 ``train/callback/_checkpoint.py`` (``_chg_ckpt_file_name_if_same_exist``);
+MindFormers ``core/callback/callback.py`` (``record_last_ckpt_to_json``), ``tools/resume_ckpt.py``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ckpttool.discovery.file_names import (
+    RANK_IN_NAME,
+    RankFile,
+    SaveName,
+    Step,
+    read_names,
+    step_of,
+)
+from ckpttool.errors import FormatError, PlanError
+from ckpttool.formats.local import list_folder
+from ckpttool.formats.strict_json import read_json_object
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.wording import format_ranks
+
+_RECORD = "meta.json"
+_BEGUN = ".tmp"  # MindSpore renames a file when all of it is written
+MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
+
+
+class Save(NamedTuple):
+    """What the names of all files of a save have in common."""
+
+    prefix: str
+    suffix: str
+    step: Step | None
+
+    @property
+    def order(self) -> Step:
+        """The step for comparison; names without a step come first."""
+        return self.step or Step(-1, -1, False)
+
+    @property
+    def text(self) -> str:
+        """The step, or the name if it has none."""
+        return f"step {self.step.label}" if self.step else self.prefix + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file of a rank, and what its name says."""
+
+    rank: int
+    path: Path
+    name: SaveName
+
+    @property
+    def save(self) -> Save:
+        """The save that it is of, by its name."""
+        return Save(self.name.prefix, self.name.suffix, self.name.step)
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """Prefix and suffix, which runs may have in common."""
+        return self.name.prefix, self.name.suffix
+
+    @property
+    def counter(self) -> int:
+        """The counter in its name; 0 for none, as in the first run of a folder."""
+        return self.name.counter or 0
+
+    @property
+    def run(self) -> tuple[str, str, int]:
+        """Series and counter, equal for all files of a run in a folder."""
+        return *self.series, self.counter
+
+    def is_called(self, name: str) -> bool:
+        """Return whether ``name`` is the name of the file, with or without its suffix."""
+        return name in (self.path.name, self.path.stem)
+
+
+def _covers_nothing(ranks: Collection[int]) -> bool:
+    """Return False: without a strategy nothing is known of slices."""
+    return False
+
+
+@dataclass(frozen=True)  # no slots, for cached_property
+class SavedFiles:
+    """The files of some ranks, of all saves.
+
+    Attributes
+    ----------
+    src
+        Their folder, for messages.
+    files
+        The files, by rank and step.
+    records
+        Rank to the file that its ``meta.json`` names, which may be lost.
+    begun
+        Files of saves that did not finish, under the names that they would have.
+    covers
+        Returns whether some ranks hold all slices, by a strategy; False if there is none.
+    """
+
+    src: str
+    files: tuple[SavedFile, ...]
+    records: Mapping[int, SavedFile]
+    begun: tuple[SavedFile, ...] = ()
+    covers: Callable[[Collection[int]], bool] = _covers_nothing
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have a file, ascending."""
+        return tuple(sorted({file.rank for file in self.files}))
+
+    @cached_property
+    def saves(self) -> Mapping[Save, Mapping[int, Sequence[SavedFile]]]:
+        """Save to rank to files, the highest counter first."""
+        saves: dict[Save, dict[int, list[SavedFile]]] = defaultdict(lambda: defaultdict(list))
+        for file in sorted(self.files, key=lambda file: (file.rank, -file.counter)):
+            saves[file.save][file.rank].append(file)
+        return saves
+
+    def is_recorded(self, file: SavedFile) -> bool:
+        """Return whether the record of its rank names just this file."""
+        record = self.records.get(file.rank)
+        return record is not None and record.path == file.path
+
+    def limited_to(self, ranks: Collection[int]) -> SavedFiles:
+        """Return the files of some ranks."""
+        return replace(
+            self,
+            files=tuple(file for file in self.files if file.rank in ranks),
+            records={rank: file for rank, file in self.records.items() if rank in ranks},
+            begun=tuple(file for file in self.begun if file.rank in ranks),
+        )
+
+    def without(self, dropped: Collection[SavedFile]) -> SavedFiles:
+        """Return the files without some runs, and without the records of these."""
+        runs = {(file.rank, file.run) for file in dropped}
+        return replace(
+            self,
+            files=tuple(file for file in self.files if (file.rank, file.run) not in runs),
+            records={n: file for n, file in self.records.items() if (n, file.run) not in runs},
+        )
+
+
+def read_saved_files(src: str, found: Sequence[RankFile], diagnostics: Diagnostics) -> SavedFiles:
+    """Read what the names of files say, and the traces of saves beside them.
+
+    Parameters
+    ----------
+    src
+        The folder, for messages.
+    found
+        The files of all ranks.
+    diagnostics
+        Gets a note on records that are broken.
+
+    Raises
+    ------
+    PlanError
+        A rank has two files of one name.
+    """
+    files = [
+        SavedFile(item.rank, item.path, name)
+        for item, name in zip(found, read_names(found), strict=True)
+    ]
+    _refuse_equal_names(files)
+    recorded, begun = _list_traces(found, diagnostics)
+    by_path = {file.path: file for file in files}
+    lost = [one for one in (*recorded, *begun) if one.path not in by_path]
+    if lost:  # what their names say follows from those of the others, too
+        names = read_names([*found, *lost])[len(found) :]
+        for one, name in zip(lost, names, strict=True):
+            by_path[one.path] = SavedFile(one.rank, one.path, name)
+    records = {one.rank: by_path[one.path] for one in recorded}
+    files.sort(key=lambda file: (file.rank, file.save.order, file.counter))
+    return SavedFiles(src, tuple(files), records, tuple(by_path[one.path] for one in begun))
+
+
+def _refuse_equal_names(files: Iterable[SavedFile]) -> None:
+    """Raise PlanError if a rank has two files of one name, in two folders."""
+    paths: dict[tuple[int, SaveName], Path] = {}
+    twice: dict[int, str] = {}
+    for file in files:
+        other = paths.setdefault((file.rank, file.name), file.path)
+        if other != file.path:
+            twice.setdefault(file.rank, f"{other} and {file.path}")
+    if twice:
+        ranks, facts = tuple(sorted(twice)), twice[min(twice)]
+        text = f"two files of one step for {format_ranks(ranks)}"
+        hint = "a --pattern that matches one file of each rank"
+        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
+
+
+def _list_traces(
+    found: Iterable[RankFile], diagnostics: Diagnostics
+) -> tuple[list[RankFile], list[RankFile]]:
+    """Return the files that records name, and the files of saves that did not finish."""
+    ranks_in: dict[Path, set[int]] = defaultdict(set)
+    for item in found:
+        ranks_in[item.path.parent].add(item.rank)
+    recorded = []
+    begun = []
+    broken: dict[int, FormatError] = {}
+    for folder, ranks in sorted(ranks_in.items(), key=lambda one: min(one[1])):
+        for path in list_folder(folder):
+            if path.name == _RECORD and len(ranks) == 1:
+                (rank,) = ranks
+                try:
+                    name = _read_record(path)
+                except FormatError as error:
+                    broken[rank] = error
+                else:
+                    recorded.append(RankFile(rank, folder / name, name))
+            elif path.suffix == _BEGUN:
+                match = RANK_IN_NAME.search(path.name) if len(ranks) > 1 else None
+                rank = int(match[1]) if match else min(ranks)
+                if rank in ranks:
+                    begun.append(RankFile(rank, path, path.name))
+    if broken:
+        ranks_of, (first, *_) = tuple(broken), broken.values()
+        text = f"{format_ranks(ranks_of)}: meta.json does not say which step was saved last"
+        facts = f"{first.path}: {first.reason}"
+        diagnostics.add(Diagnostic("doubt", text, facts=facts, ranks=ranks_of, path=first.path))
+    return recorded, begun
+
+
+def _read_record(path: Path) -> str:
+    """Return the name of a file in a ``meta.json``; raise FormatError if it is broken."""
+    entries = read_json_object(str(path), MAX_BYTES)
+    epoch, step = (entries.get(key) for key in ("last_epoch", "last_step"))
+    name = entries.get("last_ckpt_file")
+    if not isinstance(name, str) or type(epoch) is not int or type(step) is not int:
+        reason = "expected the numbers last_epoch, last_step and the name last_ckpt_file"
+        raise FormatError(str(path), None, reason)
+    recorded = step_of(name)
+    if recorded is None or recorded[:2] != (epoch, step):
+        raise FormatError(str(path), None, f"lists step {epoch}_{step} and the file {name}")
+    return name

@@ -1,0 +1,172 @@
+"""Fit a strategy to names and shapes: what only they decide, and what does not fit them.
+
+A network inside another cell has a prefix before all of its names (``network.``), so that files and
+strategy may differ by one.  The strategy is read with the names of the files.
+
+A strategy file holds no shapes.  ``param_split_shape`` may be the rows of a manual split, or the
+shape of the parameter; the slices of a source decide, and the full tensor in a target.  The rules
+of a hand-written strategy become layouts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Rules, Strategy
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.model.wording import shorten
+from ckpttool.planning.optimizer_state import match_states_by_name
+
+
+def fit_to_slices(catalog: Catalog, strategy: Strategy) -> tuple[Strategy, list[Diagnostic]]:
+    """Return the strategy of a checkpoint with all that its slices decide, and the problems."""
+    strategy = align_names(strategy, catalog.metas, "the files")
+
+    def shapes(name: str, layout: Layout) -> set[tuple[int, ...]]:
+        metas = catalog.metas_of(name) if name in catalog.holders else {}
+        return {meta.shape for rank, meta in metas.items() if rank in layout.ranks}
+
+    strategy, unfit = strategy.settle_splits(
+        lambda name, layout: layout.settled_by_slices(shapes(name, layout))
+    )
+    problems = list(_patterns_without_prefix(strategy.rules, catalog.metas))
+    problems += [_split_problem(name, one, shapes(name, one)) for name, one in unfit.items()]
+    strategy, reasons = strategy.resolve(catalog.metas)
+    return strategy, [*problems, *reasons]
+
+
+def fit_to_full_tensors(
+    strategy: Strategy,
+    full: Mapping[str, TensorMeta],
+    names: Mapping[str, TensorMeta],
+    is_rest_decided: bool,
+) -> tuple[Strategy, list[Diagnostic]]:
+    """Return the strategy of a target with all that its full tensors decide, and the problems.
+
+    Parameters
+    ----------
+    strategy
+        The strategy of the target.
+    full
+        The full tensors by name.
+    names
+        The same, and the tensors without a full shape.
+    is_rest_decided
+        Whether an option decides how names without a rule are written.
+    """
+
+    def settle(name: str, layout: Layout) -> Layout | None:
+        if name not in full:
+            return replace(layout, split_shape=())
+        return layout.settled_by_full_shape(full[name].shape)
+
+    strategy = align_names(strategy, full, "SRC")
+    strategy, unfit = strategy.settle_splits(settle)
+    problems = [_split_problem(name, one, [full[name].shape]) for name, one in unfit.items()]
+    strategy, reasons = strategy.resolve(names, is_rest_decided)
+    return strategy, [*problems, *reasons]
+
+
+def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str) -> Strategy:
+    """Return the strategy with the names of the tensors, if all differ by one prefix; with a note.
+
+    Nothing changes if a parameter that the strategy lists is there, if several prefixes are
+    possible, or if the prefix explains only a minority of the names.
+
+    Parameters
+    ----------
+    strategy
+        Its layouts, and rules of single names, are aligned; patterns are not.
+    metas
+        The tensors by name.
+    holder
+        What holds the tensors, for the note.
+    """
+    rules = strategy.rules if strategy.rules and strategy.rules.are_recorded else None
+    listed = [*strategy.layouts, *(rule.pattern for rule in (rules.rules if rules else ()))]
+    parameter_of_state = match_states_by_name(listed, {})
+    parameters = {name for name in listed if name not in parameter_of_state}
+    if parameters & metas.keys():
+        return strategy
+    weights = _weights(metas)
+    added, removed = _find_prefix(weights, parameters), _find_prefix(parameters, weights)
+    if not (added or removed) or (added and removed):
+        return strategy
+
+    def rename(name: str) -> str:
+        parameter = parameter_of_state.get(name, name)
+        return f"{name.removesuffix(parameter)}{added}{parameter.removeprefix(removed)}"
+
+    example = min(parameters)
+    text = f"names in the strategy {'lack' if added else 'begin with'} {added or removed}"
+    facts = f"{example} in {strategy.origin} is {rename(example)} in {holder}"
+    note = Diagnostic("corrected", f"{text}; read as those of {holder}", facts=facts)
+    return replace(
+        strategy,
+        layouts={rename(name): layouts for name, layouts in strategy.layouts.items()},
+        rules=strategy.rules if rules is None else rules.renamed(rename),
+        notes=(note, *strategy.notes),
+    )
+
+
+def _weights(metas: Mapping[str, TensorMeta]) -> set[str]:
+    """Return the names of the tensors with several elements that are not optimizer states."""
+    states = match_states_by_name((), metas)
+    return {name for name, meta in metas.items() if not meta.is_single and name not in states}
+
+
+def _patterns_without_prefix(
+    rules: Rules | None, metas: Mapping[str, TensorMeta]
+) -> Iterator[Diagnostic]:
+    """Yield the problem of patterns that match no name, but all names without their prefix."""
+    if rules is None or not rules.rules or any(map(rules.find, metas)):
+        return
+    weights = _weights(metas)
+    for prefix, _ in _splits(min(weights, default="")):
+        inside = [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
+        if len(inside) == len(weights) and any(map(rules.find, inside)):
+            text = f"the names in the files begin with {prefix}, which the patterns lack"
+            hint = f'"{prefix}{rules.rules[0].pattern}" and so on'
+            facts = f"such as {min(weights)}"
+            yield Diagnostic("strategy", text, hint, facts=facts, where=rules.path)
+            return
+
+
+def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
+    """Return the prefix before names of ``shorter`` in ``longer``; "" if none is the only one.
+
+    Examples
+    --------
+    >>> _find_prefix({"net.a.w", "net.b.a.w", "net.c"}, {"a.w", "b.a.w", "c"})
+    'net.'
+    >>> _find_prefix({"encoder.0.w", "decoder.0.w"}, {"0.w"})
+    ''
+    """
+    found = Counter(start for name in longer for start, rest in _splits(name) if rest in shorter)
+    prefix = max(sorted(found), key=found.__getitem__, default="")
+    explained = {name for name in longer if prefix and name.removeprefix(prefix) in shorter}
+    others = (name for name in longer if name not in explained)
+    if any(rest in shorter for name in others for _, rest in _splits(name)):
+        return ""
+    return prefix if 2 * len(explained) > min(len(longer), len(shorter)) else ""
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the ways to split a name behind a dot."""
+    parts = name.split(".")
+    for number in range(1, len(parts)):
+        yield ".".join(parts[:number]) + ".", ".".join(parts[number:])
+
+
+def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]]) -> Diagnostic:
+    """Return the problem of a ``param_split_shape`` that is neither rows nor a shape."""
+    facts = f"it is {list(layout.split_shape)}, and the shape {shorten(map(str, shapes), 3)}; "
+    facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
+    text = "param_split_shape is neither its shape nor the rows of its slices"
+    hint = "the strategy of this run; `ckpttool help shape` explains"
+    return Diagnostic("shape", text, hint, facts=facts, tensor=name)

@@ -1,0 +1,316 @@
+"""Files compared with the manifest of their set: sizes, headers, and hashes of contents.
+
+Every command compares the files that it reads.  Of each file it reads as many units as tell the
+file from all others of the set, mostly one, up to `SAMPLED_BYTES` in all.  So an exchanged file is
+found, and a changed one if the change lies there.  verify reads all units with ``--deep`` or
+``--check-manifest``, and a conversion compares the units that it reads as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import zip_longest
+from pathlib import Path
+
+from ckpttool.concurrency import OnProgress, wait_result
+from ckpttool.discovery.rank_folders import find_manifests, is_single_file, list_paths
+from ckpttool.errors import FormatError, join_clauses
+from ckpttool.formats import read_index
+from ckpttool.formats.local import is_file
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, list_outputs
+from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.storage.sampling import hash_unit, hash_units
+from ckpttool.transaction.manifest import ManifestFile, remedy_for
+from ckpttool.transaction.outputs import output_problems
+
+SAMPLED_BYTES = 64 << 20  # of a set; a disk reads them in less than a second
+MAX_IN_FLIGHT = 32
+_WRITE_AGAIN = "the command that wrote the set, with --resume --overwrite"
+_IGNORE = "put the file back, or --ignore-manifest to read it as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a set: its path as it was given, its header, and its entry in the manifest."""
+
+    path: str
+    index: FileIndex
+    listed: ListedOutput
+
+
+def _files_to_check(catalog: Catalog, path: Path) -> set[str] | None:
+    """Return the absolute paths to check against a manifest; None for all that it lists."""
+    if path.name != MANIFEST:
+        return {_absolute(str(path).removesuffix(f".{MANIFEST}"))}
+    return {_absolute(name) for name in list_paths(catalog)} if is_single_file(catalog) else None
+
+
+def _absolute(name: str | Path) -> str:
+    return os.path.abspath(name)  # noqa: PTH100 - a link keeps its name
+
+
+def fingerprint(tensor: StoredTensor, hashes: Sequence[str]) -> bytes:
+    """Return a digest that identifies a stored tensor together with its hashes."""
+    return sha256(repr((tensor.file.path, tensor.meta.name, *hashes)).encode()).digest()[:16]
+
+
+def check_source(
+    catalog: Catalog, executor: Executor, diagnostics: Diagnostics
+) -> Mapping[str, ListedOutput]:
+    """Compare the files of a source with their manifest, and return the entries of those alike.
+
+    Files that no manifest lists, and listed files that the source does not have, do not matter.
+    """
+    given = {
+        _absolute(name): (name, file) for file in catalog.files.values() for name in file.paths
+    }
+    found: dict[str, ListedOutput] = {}
+    for path in find_manifests(catalog):
+        try:
+            listed = _list_outputs(ManifestFile.read(path))
+        except FormatError as error:
+            text, facts = "no file was compared with this manifest", error.reason
+            hint = remedy_for(error)
+            diagnostics.add(Diagnostic("not_compared", text, hint, facts=facts, where=str(path)))
+            continue
+        comparison = _Comparison(path.parent, listed, executor)
+        files = [
+            _File(*given[name], output)
+            for output in listed
+            if (name := _absolute(path.parent / output.entry.path)) in given
+        ]
+        right = []
+        for file in files:
+            wrong = list(comparison.check_header(file))
+            diagnostics.add(*wrong)
+            right += [] if wrong else [file]
+        diagnostics.add(*comparison.check_samples(right))
+        found |= {file.path: file.listed for file in right}
+    return found
+
+
+def _list_outputs(manifest: ManifestFile) -> list[ListedOutput]:
+    """Return the outputs of a manifest; raise `FormatError` if a line does not describe one."""
+    try:
+        return list_outputs(manifest.outputs())
+    except ValueError as error:
+        raise FormatError(str(manifest.path), None, f"sha256: {error}") from error
+
+
+def check_set(
+    catalog: Catalog,
+    path: Path,
+    executor: Executor,
+    reads_all: bool,
+    on_progress: OnProgress = lambda nbytes: None,
+    verified: AbstractSet[bytes] = frozenset(),
+) -> Iterator[Diagnostic]:
+    """Yield the differences between a folder or a file and its manifest, for verify.
+
+    Parameters
+    ----------
+    catalog
+        The scanned files.
+    path
+        The manifest, from `find_manifests`.
+    executor
+        Reads the contents.
+    reads_all
+        Compare the hashes of all units.
+    on_progress
+        Called with the number of bytes read.
+    verified
+        The `fingerprint` of tensors that were read before; these are not read again.
+    """
+    given = {_absolute(name): file for file in catalog.files.values() for name in file.paths}
+    to_check: AbstractSet[str] | None = _files_to_check(catalog, path)
+    as_given = {_absolute(name): name for name in list_paths(catalog)}
+    try:
+        manifest = ManifestFile.read(path)
+        listed = _list_outputs(manifest)
+        wrong_strategies = list(manifest.strategy_problems())
+    except FormatError as error:
+        text = "the manifest cannot be read"
+        yield _finding(path, text, remedy_for(error), facts=error.reason)
+        return
+    comparison = _Comparison(path.parent, listed, executor, is_verify=True)
+    right, names = [], set()
+    for output in listed:
+        name = _absolute(path.parent / output.entry.path)
+        names.add(name)
+        if to_check is not None and name not in to_check:
+            continue
+        shown = as_given.get(name) or str(path.parent / output.entry.path)
+        if not is_file(name):
+            hint = "the command that wrote the set, with --resume"
+            ranks = (output.entry.rank,)
+            yield _finding(shown, "listed in the manifest, and missing", hint, ranks)
+            continue
+        index = given.get(name)
+        if index is None and (problem := next(output_problems(path.parent, output.entry), "")):
+            text, ranks = "not what its manifest lists", (output.entry.rank,)
+            yield _finding(shown, text, _WRITE_AGAIN, ranks, problem)
+            continue
+        file = _File(shown, index or read_index(shown), output)
+        wrong = list(comparison.check_header(file))
+        yield from wrong
+        right += [] if wrong else [file]
+    if reads_all:
+        yield from comparison.check_all(right, on_progress, verified)
+    else:
+        yield from comparison.check_samples(right)
+    for problem in wrong_strategies if to_check is None else ():
+        yield _finding(path, problem)
+    if to_check is None:
+        to_check = given.keys()
+    elif path.name == MANIFEST:  # its folder may hold other files
+        return
+    for name in sorted(to_check - names):
+        hint = "its old name, if it was renamed"
+        yield _finding(as_given[name], "not listed in the manifest", hint)
+    for name in sorted(names - to_check) if path.name != MANIFEST else ():
+        yield _finding(path, f"lists {os.path.relpath(name, path.parent)}, which is another file")
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """The comparison of files with the manifest in ``folder``; verify gives other hints."""
+
+    folder: Path
+    listed: Sequence[ListedOutput]
+    executor: Executor
+    is_verify: bool = False
+    _sound: set[tuple[int, int]] = field(default_factory=set)  # equal headers, by their identities
+
+    def _differs(self, file: _File, text: str, facts: str, tensor: str | None = None) -> Diagnostic:
+        """Return the finding that a file is not what its manifest lists."""
+        ranks = (file.listed.entry.rank,)
+        found = _finding(file.path, text, _WRITE_AGAIN, ranks, facts, tensor)
+        if self.is_verify:
+            return found
+        return replace(found, hint=_IGNORE, options=("--ignore-manifest",))
+
+    def check_header(self, file: _File) -> Iterator[Diagnostic]:
+        """Yield the finding that the size or the tensors of a file are not as listed."""
+        entry, key = file.listed.entry, (id(file.index.header), id(file.listed.alike))
+        if key in self._sound and file.index.nbytes == entry.nbytes:
+            return
+        problems = list(output_problems(self.folder, entry, file.index))
+        if not problems:
+            self._sound.add(key)
+            return
+        names = {
+            (one.meta.name, one.meta.dtype, one.meta.shape) for one in file.index.tensors.values()
+        }
+        groups = {id(one.alike): one.alike for one in self.listed}.values()
+        alike = (
+            one for one in groups if names == {(t.name, t.dtype, t.shape) for t in one.tensors}
+        )
+        holder = self._name_holder(file, next(alike, None), {})
+        text = "not what its manifest lists"
+        for problem in [join_clauses(*problems[:1], holder)] if holder else problems:
+            yield self._differs(file, text, problem)
+
+    def check_samples(self, files: Sequence[_File]) -> Iterator[Diagnostic]:
+        """Yield what the units that tell files apart show, and how many files were compared."""
+        left = SAMPLED_BYTES
+        pending: list[tuple[_File, dict[Unit, Future[str]]]] = []
+        for file in files:
+            telling = file.listed.alike.telling_units(file.listed)
+            if sum(telling.values()) <= left:
+                left -= sum(telling.values())
+                pending.append((file, self._submit(file, telling)))
+        for file, futures in pending:
+            found = {unit: bytes.fromhex(wait_result(one)) for unit, one in futures.items()}
+            yield from self._check_units(file, found)
+        if len(pending) < len(files):
+            text = f"hashes of {len(pending):,} of {len(files):,} files compared"
+            facts = "of the others sizes and names; `ckpttool verify --check-manifest` compares all"
+            yield Diagnostic("verified", text, facts=facts, where=str(self.folder / MANIFEST))
+
+    def _submit(self, file: _File, units: Iterable[Unit]) -> dict[Unit, Future[str]]:
+        tensors = file.index.tensors
+        return {
+            (name, number): self.executor.submit(hash_unit, tensors[name], number)
+            for name, number in units
+        }
+
+    def check_all(
+        self, files: Iterable[_File], on_progress: OnProgress, verified: AbstractSet[bytes]
+    ) -> Iterator[Diagnostic]:
+        """Yield what the hashes of all tensors show that are not ``verified``."""
+        pending: deque[tuple[_File, StoredTensor, Future[tuple[str, ...]]]] = deque()
+        wrong: dict[str, tuple[_File, dict[Unit, bytes]]] = {}
+
+        def collect() -> None:
+            file, tensor, future = pending.popleft()
+            name, hashes = tensor.meta.name, wait_result(future)
+            on_progress(tensor.meta.nbytes)
+            if hashes != (listed := file.listed.sha256(name)):
+                of_file = wrong.setdefault(file.path, (file, {}))[1]
+                for number, (one, _) in enumerate(zip_longest(hashes, listed, fillvalue="")):
+                    of_file[name, number] = bytes.fromhex(one)
+
+        for file in files:
+            for tensor in file.index.tensors.values():
+                if fingerprint(tensor, file.listed.sha256(tensor.meta.name)) not in verified:
+                    pending.append((file, tensor, self.executor.submit(hash_units, tensor)))
+                while len(pending) > MAX_IN_FLIGHT:
+                    collect()
+        while pending:
+            collect()
+        for file, found in wrong.values():
+            yield from self._check_units(file, found)
+
+    def _check_units(self, file: _File, found: Mapping[Unit, bytes]) -> Iterator[Diagnostic]:
+        """Yield what hashes of a file show: it is another file of its set, or was changed."""
+        wrong = [unit for unit in found if found[unit] != file.listed.digest(unit)]
+        if wrong and (holder := self._name_holder(file, file.listed.alike, found)):
+            yield self._differs(file, "not the file that its manifest lists", holder)
+            return
+        for name in dict.fromkeys(name for name, _ in wrong):
+            first = next(unit for unit in wrong if unit[0] == name)
+            expected, most = file.listed.digest(first).hex(), len(file.listed.alike.numbers[name])
+            where = f" (of stretch {first[1] + 1} of {most})" if most > 1 else ""
+            facts = f"expected SHA-256 {expected}, found {found[first].hex()}{where}"
+            yield self._differs(file, "changed since it was written", facts, name)
+
+    def _name_holder(
+        self, file: _File, alike: AlikeOutputs | None, found: Mapping[Unit, bytes]
+    ) -> str:
+        """Return which other file of ``alike`` has the contents of a file, or "".
+
+        ``found`` are hashes that are known; units that decide are read.
+        """
+        if alike is None:
+            return ""
+        known = dict(found)
+        for one in alike.find_holders(found):
+            telling = alike.telling_units(one)
+            unknown = self._submit(file, [unit for unit in telling if unit not in known])
+            known |= {unit: bytes.fromhex(wait_result(sha)) for unit, sha in unknown.items()}
+            is_same = all(known[unit] == one.digest(unit) for unit in telling)
+            if telling and is_same and one is not file.listed:
+                return f"its contents are those of {one.entry.path}"
+        return ""
+
+
+def _finding(
+    path: str | Path,
+    problem: str,
+    hint: str = "",
+    ranks: tuple[int, ...] = (),
+    facts: str = "",
+    tensor: str | None = None,
+) -> Diagnostic:
+    """Return the finding that an output, or a set, is not what its manifest lists."""
+    path = str(path)
+    return Diagnostic("manifest", problem, hint, (), facts, tensor, ranks, path, where=path)

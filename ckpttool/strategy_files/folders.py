@@ -1,0 +1,149 @@
+"""The strategy files of a folder: one that ``-s`` names, or one that lies beside a checkpoint.
+
+::
+
+    FOLDER/*.ckpt, FOLDER/*.json      files of ranks, of stages, merged ones
+    FOLDER/strategy/                  else those of the folder of this name, as MindFormers has it
+    FOLDER/rank_{r}/strategy.ckpt     else those in folders whose names differ only in a number
+    FOLDER/{role}/                    else those in one other folder
+
+Folders of several roles (``train_policy_strategy``, ``infer_ref_strategy``) are a choice.  Hidden
+folders are not searched.  In a folder inside FOLDER only strategies count, and files of other ranks
+with the same name: one rank's file may be damaged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
+from ckpttool.model.manifest import MANIFEST
+
+STRATEGY_FOLDER = "strategy"
+SUFFIXES = (".ckpt", ".json")
+_NUMBER = re.compile(r"\d+")
+_NUMBERED = re.compile(r"(.*?)(\d+)(\.[a-z]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFiles:
+    """The strategy files of a folder.
+
+    Attributes
+    ----------
+    files
+        All of them, sorted; none if there is a choice.
+    of_ranks
+        Those whose names, or folders, have the numbers of ranks.
+    choices
+        Folders of which one has to be chosen.
+    """
+
+    files: tuple[Path, ...] = ()
+    of_ranks: frozenset[Path] = frozenset()
+    choices: tuple[Path, ...] = ()
+
+
+def is_merged_name(name: str) -> bool:
+    """Return whether MindFormers gives this name to a strategy merged over stages."""
+    return name.startswith("merged")
+
+
+def files_that_may_be_strategies(folder: str | Path) -> list[Path]:
+    """Return the files in a folder with the suffix of a strategy, but not a manifest of ours."""
+    return [path for path in _with_suffix(folder) if is_file(path)]
+
+
+def _with_suffix(folder: str | Path) -> list[Path]:
+    """Return the paths in a folder with the suffix of a strategy; some may be folders."""
+    paths = list_folder(folder)
+    return [p for p in paths if p.suffix in SUFFIXES and not p.name.endswith(MANIFEST)]
+
+
+def find_strategy_files(folder: Path) -> StrategyFiles:
+    """Return the strategy files of a folder, in the order of the module.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be read.
+    """
+    files = files_that_may_be_strategies(folder)
+    if select_strategies(files):
+        return StrategyFiles(tuple(files), frozenset(_numbered(files)))
+    named = folder / STRATEGY_FOLDER
+    if is_folder(named):
+        found = find_strategy_files(named)
+        if found.files or found.choices:
+            return found
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for path in list_folder(folder):
+        if not path.name.startswith(".") and is_folder(path):  # not the record of a run
+            groups[_without_numbers(path.name)].append(path)
+    holding = {}
+    for folders in groups.values():
+        inside = [path for one in folders for path in _files_inside(one)]
+        if chosen := select_strategies(inside):
+            holding[folders[0]] = chosen
+    if len(holding) != 1:
+        return StrategyFiles(choices=tuple(holding))
+    (files,) = holding.values()
+    are_numbered = len({path.parent for path in files}) > 1
+    return StrategyFiles(tuple(files), frozenset(files if are_numbered else _numbered(files)))
+
+
+def _files_inside(folder: Path) -> list[Path]:
+    """Return the candidates in a folder of a rank; none if it cannot be read, as a lost rank's."""
+    try:
+        return _with_suffix(folder)
+    except OSError:
+        return []
+
+
+def select_strategies(files: Sequence[Path]) -> list[Path]:
+    """Return the strategies among the files of ranks, by name and content.
+
+    The content of one file decides for all whose names differ only in numbers, so that a large
+    checkpoint is not read.
+    """
+    first: dict[str, Path] = {}
+    for path in files:
+        name = _without_numbers(path.name)
+        if name not in first and is_file(path) and stat_file(path).nbytes:
+            first[name] = path
+    names = {name for name, path in first.items() if is_strategy(path)}
+    return [path for path in files if _without_numbers(path.name) in names and is_file(path)]
+
+
+def is_strategy(path: Path) -> bool:
+    """Return whether a file is a strategy, by its content; reading another reports its errors."""
+    try:
+        kind = identify_foreign(str(path))
+    except OSError:
+        return False
+    return kind is not None and kind.kind == "strategy"
+
+
+def _without_numbers(name: str) -> str:
+    return _NUMBER.sub("#", name)
+
+
+def _numbered(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files whose names end in the numbers of ranks.
+
+    These are ``rank_3`` and any names with numbers from 0 without a gap.
+    """
+    groups: dict[tuple[str, str], dict[int, Path]] = defaultdict(dict)
+    for path in files:
+        match = _NUMBERED.fullmatch(path.name)
+        if match is not None and not is_merged_name(path.name):
+            groups[match[1], match[3]][int(match[2])] = path
+    for (start, _), by_number in groups.items():
+        has_all = len(by_number) > 1 and max(by_number) == len(by_number) - 1
+        if has_all or start.endswith("rank_"):
+            yield from by_number.values()

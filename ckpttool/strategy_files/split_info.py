@@ -1,0 +1,102 @@
+"""Split information of mindone: which parameters ZeRO sharded, in data parallel.
+
+MindSpore writes no strategy file in data parallel.  mindone's ``ZeroHelper`` writes a JSON file for
+each rank of the optimizer's group, ``params_info/params_split_info_{rank}.json``::
+
+    {"blocks.0.weight": {"split": true, "group_size": 4, "rank_id": 1}, ...}
+
+All parameters have the same ``group_size`` and ``rank_id``.  With ``split`` each rank of the group
+holds an equal slice of axis 0, in the order of ``rank_id``; otherwise all hold the full tensor.
+All ranks write the same but for ``rank_id``, so that one file says everything.  The state of the
+optimizer follows its parameter.  Parameters that are not listed are treated as beside a strategy
+file that does not list them.
+
+The files of ranks are those of one group, from ``rank_id`` 0.
+
+Source
+------
+mindone ``mindone/trainers/zero.py`` (``dump_params_split_info``, ``transform_checkpoints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttool.errors import StrategyError, raise_all
+from ckpttool.formats.foreign import is_split_info
+from ckpttool.formats.local import read_file
+from ckpttool.formats.strict_json import parse_json
+from ckpttool.model.layout import MAX_RANKS, Layout
+from ckpttool.model.strategy import Rule, Rules, Strategy
+from ckpttool.model.wording import shorten
+
+
+def holds_split_info(path: str) -> bool:
+    """Return whether a file is split information, by its content."""
+    if not path.endswith(".json"):
+        return False
+    data = read_file(path)
+    try:
+        return b'"group_size"' in data and is_split_info(parse_json(data))
+    except ValueError:
+        return False
+
+
+def read_split_info(paths: Sequence[str]) -> Strategy:
+    """Return the strategy in the split information of one rank or of several.
+
+    Raises
+    ------
+    StrategyError
+        A file is impossible, or two files disagree.  Several mistakes are a `CombinedError`.
+    """
+    first, *others = [_read(path) for path in paths]
+    errors = []
+    for other in others:
+        differing = {name for name, _ in first.splits.items() ^ other.splits.items()}
+        if differing or other.group_size != first.group_size:
+            text = f"not of the run of {first.path}: other parameters, splits or group size"
+            hint = "the files of one run"
+            errors.append(StrategyError(other.path, text, hint, shorten(sorted(differing), 3)))
+    raise_all(errors)
+    ranks = first.group_size
+    layouts = {True: Layout((ranks,), ((0,),)), False: Layout((ranks,), ())}
+    rules = tuple(
+        Rule(name, layouts[is_split], True, (0,), first.path)
+        for name, is_split in first.splits.items()
+    )
+    return Strategy({}, 1, ranks, tuple(paths), rules=Rules(first.path, rules, are_recorded=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitInfo:
+    """The content of one file: name to whether it is split."""
+
+    path: str
+    group_size: int
+    splits: Mapping[str, bool]
+
+
+def _read(path: str) -> _SplitInfo:
+    """Return the content of a file of split information."""
+    document = parse_json(read_file(path))
+    assert isinstance(document, dict), "checked by the caller"
+    entries: dict[str, tuple[bool, int, int]] = {}
+    for name, one in document.items():
+        is_split, size, rank = one["split"], one["group_size"], one["rank_id"]
+        if type(is_split) is not bool or type(size) is not int or type(rank) is not int:
+            text = f"split {is_split!r}, group_size {size!r}, rank_id {rank!r}"
+            raise StrategyError(
+                f"{path}: {name}", f"{text}, expected true or false and two numbers"
+            )
+        entries[name] = is_split, size, rank
+    groups = {(size, rank) for _, size, rank in entries.values()}
+    (size, rank), *more = sorted(groups)
+    if more:
+        text = f"rank {rank} of {size} and rank {more[0][1]} of {more[0][0]}, expected one rank"
+        raise StrategyError(path, text, "the file as mindone wrote it")
+    if not 0 <= rank < size <= MAX_RANKS:
+        text = f"rank_id {rank} in a group of {size}, expected 0 to {size - 1}"
+        raise StrategyError(path, text, "the file as mindone wrote it")
+    return _SplitInfo(path, size, {name: is_split for name, (is_split, *_) in entries.items()})

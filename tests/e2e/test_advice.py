@@ -1,0 +1,149 @@
+"""Each advice is followed: what stands behind ``Try:`` is a command or an option that helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ckpttool.formats.local import more_files_hint
+from tests.support.checkpoints import noise, write_file, write_indexed
+from tests.support.commands import message, run, run_well
+from tests.support.readers import read
+
+TENSORS = {"w": noise("w", "Float32", (4, 2)), "b": noise("b", "BFloat16", (3,))}
+REVISIONS = ("0123456789abcdef0123456789abcdef01234567", "fe" * 20)
+
+
+def advice(result) -> str:
+    """Return what stands behind the last ``Try:``."""
+    return message(result).rpartition("Try: ")[2]
+
+
+def cache(root: Path, files: dict[str, dict], revisions=REVISIONS[:1], main: int = 0) -> Path:
+    """Write the cache of a model as huggingface_hub does: blobs, links to them, and refs/main."""
+    (root / "blobs").mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(revisions[main], encoding="utf-8")
+    for revision in revisions:
+        folder = root / "snapshots" / revision
+        write_indexed(folder, files, index="model.safetensors.index.json")
+        if len(files) == 1:
+            (folder / "model.safetensors.index.json").unlink()
+        for path in sorted(folder.iterdir()):
+            blob = root / "blobs" / f"{revision[:4]}{path.name.encode().hex()}"
+            path.rename(blob)
+            path.symlink_to(os.path.relpath(blob, folder))
+    return root
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.safetensors": TENSORS},
+        {"weights_7.safetensors": TENSORS},
+        {f"model-0000{i}-of-00002.safetensors": {n: TENSORS[n]} for i, n in ((1, "w"), (2, "b"))},
+    ],
+)
+def test_the_root_of_a_hugging_face_cache_names_its_revision(tmp_path, files, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cache(Path("models--org--m"), files)
+    for command in ("inspect", "verify"):
+        source, _, rest = advice(run(command, "models--org--m")).partition(" as SRC")
+        assert (source, rest) == (f"models--org--m/snapshots/{REVISIONS[0]}", "")
+    result = run("merge", source, "-o", "out.safetensors")
+    if result.exit_code:  # a file of another name than Hugging Face's is named in turn
+        source = advice(result).removesuffix(" as SRC")
+        run_well("merge", source, "-o", "out.safetensors")
+    assert read(Path("out.safetensors")) == TENSORS
+
+
+@pytest.mark.parametrize("out", ["out.h5", "out", "out.hdf5"])
+def test_a_checksum_goes_into_a_format_that_has_a_place_for_it(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    write_file(Path("in.ckpt"), TENSORS, "ckpt")
+    words = ["merge", "in.ckpt", "--crc", "--overwrite"]
+    first, second = advice(run(*words, "-o", out)).split(", or ")
+    for option in (first, second):
+        run_well(
+            *words, *(option.split() if option.startswith("-o") else ["-o", out, *option.split()])
+        )
+
+
+@pytest.mark.parametrize("main", [0, 1])
+def test_the_main_revision_of_a_cache_comes_first(tmp_path, main):
+    cache(tmp_path / "hub" / "models--a--b", {"model.safetensors": TENSORS}, REVISIONS, main)
+    result = run("inspect", tmp_path / "hub")
+    assert "a folder of 2 merged checkpoints" in message(result)
+    assert advice(result).removesuffix(" as SRC").endswith(f"snapshots/{REVISIONS[main]}")
+    run_well("inspect", advice(result).removesuffix(" as SRC"))
+
+
+def test_rank_files_beside_a_merged_checkpoint_keep_their_pattern(tmp_path):
+    for rank in range(2):
+        write_file(tmp_path / f"worker{rank}" / "net.ckpt", TENSORS, "ckpt")
+    write_file(tmp_path / "hf" / "model.safetensors", TENSORS, "safetensors")
+    assert advice(run("inspect", tmp_path)).startswith("--pattern 'worker{rank}/*.ckpt'")
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_an_hdf5_file_that_a_writer_left_open_is_cleared_in_a_copy(tmp_path, monkeypatch, follows):
+    """By a writer that was killed, and by one that others may follow (SWMR)."""
+    monkeypatch.chdir(tmp_path)
+    script = """
+import h5py, os, sys
+file = h5py.File("left open.h5", "w", libver="latest")
+file["w"] = [1.0, 2.0]
+file.flush()
+if int(sys.argv[1]):
+    file.swmr_mode = True
+file.flush()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script, str(int(follows))], check=True)
+    result = run("inspect", "left open.h5")
+    assert result.exit_code == 3
+    assert "error[unsupported]: left open.h5: a program writes this HDF5 file" in message(result)
+    assert advice(result) == "cp 'left open.h5' COPY.h5 && h5clear -s COPY.h5"
+    if shutil.which("h5clear") is None:
+        pytest.skip("h5clear is not installed")
+    subprocess.run(advice(result), shell=True, check=True)
+    run_well("verify", "COPY.h5", "--deep")
+    with h5py.File("COPY.h5") as file:
+        assert np.array_equal(file["w"], [1.0, 2.0])
+
+
+def test_too_many_open_files_name_a_limit_that_helps(tmp_path):
+    """On a source of many shards, with a limit that the run needs more than."""
+    files = {f"part{i}.safetensors": {f"w{i}": noise("w", "Int8", (2,))} for i in range(100)}
+    src = write_indexed(tmp_path / "src", files)
+    words = [sys.executable, "-m", "ckpttool", "merge", str(src), "-o", str(tmp_path / "out.ckpt")]
+
+    def limited(number: int) -> subprocess.CompletedProcess[str]:
+        line = 'ulimit -S -n "$0"; exec "$@"'
+        return subprocess.run(
+            ["sh", "-c", line, str(number), *words], capture_output=True, text=True
+        )
+
+    few = next(done for number in (24, 32, 48, 64) if (done := limited(number)).returncode != 1)
+    assert few.returncode in (3, 6)
+    assert "Too many open files" in few.stderr
+    said = few.stderr.rpartition("Try: ")[2].split(",")[0].strip()
+    assert said.startswith("ulimit -n ")
+    assert limited(int(said.split()[-1])).returncode == 0
+
+
+def test_the_limit_of_open_files_grows_where_it_is_high_already(monkeypatch):
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for limits, wanted in (((4096, 1 << 20), 16384), ((64, 512), 512), ((256, 256), 1024)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert more_files_hint(error) == f"ulimit -n {wanted}"
+    assert more_files_hint(OSError(errno.EIO, os.strerror(errno.EIO))) == ""

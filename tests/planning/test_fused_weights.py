@@ -1,0 +1,73 @@
+"""Weights that each rank fused for itself are pointed out when their slices are joined or cut."""
+
+from dataclasses import replace
+
+import pytest
+
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Target
+from ckpttool.model.strategy import Merged
+from tests.support.checkpoints import catalog_of, strategy_of
+from tests.support.in_memory import plan_in_memory
+
+FUSED = ["layers.0.attention.w_qkv.weight", "mlp.linear_fc1.bias", "model.mlp.experts.weight1"]
+
+
+def layout_of(name, ranks, shard=1):
+    """The fused axis in ``ranks`` slices, and replicas of each for an optimizer shard."""
+    axis = 1 if name.endswith("weight1") else 0
+    cut = tuple((0,) if one == axis else () for one in range(2))
+    return Layout((shard, ranks), cut, shard)
+
+
+def notes_of(name, src, dst):
+    """The notes of a plan from one strategy to another, or from or to a full tensor."""
+    ranks = {rank: {name: (24, 24)} for rank in ([0] if src is None else src.ranks)}
+    target = dst if dst is not None else Merged()
+    number = len(dst.ranks) if dst is not None else 1
+    paths = {rank: f"out/{rank}" for rank in range(number)}
+    made = plan_in_memory(catalog_of(ranks), src, Target("ckpt", paths, number, target), {})
+    return [note for note in made.notes if "fused" in note.message]
+
+
+def by_hand(name, ranks):
+    """A hand-written strategy."""
+    return replace(inference(name, ranks), handwritten={name: "more.yaml, line 3"})
+
+
+def inference(name, ranks):
+    return strategy_of({name: layout_of(name, ranks)})
+
+
+def training(name, ranks, shard=1):
+    layout = layout_of(name, ranks, shard)
+    return strategy_of({name: layout, f"adam_m.{name}": layout})
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("make", [by_hand, inference])
+def test_fused_weights_that_change_their_slices_are_noted_once(name, make):
+    for src, dst in ((make(name, 2), None), (None, make(name, 2)), (make(name, 4), make(name, 2))):
+        (note,) = notes_of(name, src, dst)
+        assert note.message == "1 fused weight changes the number of slices"
+        assert note.facts == f"{name}; wrong if each rank fused its own parts"
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_one_side_of_training_does_not_vouch_for_the_other(name):
+    assert notes_of(name, training(name, 2), inference(name, 4))
+    assert notes_of(name, by_hand(name, 2), training(name, 4))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_slices_of_a_full_tensor_are_not_noted(name):
+    assert not notes_of(name, training(name, 2), training(name, 4))
+    assert not notes_of(name, training(name, 2), None)
+    assert not notes_of(name, inference(name, 2), by_hand(name, 2))  # the same number
+    assert not notes_of("layers.0.wo.weight", by_hand("layers.0.wo.weight", 2), None)
+
+
+def test_an_optimizer_shard_joins_what_one_rank_fused():
+    name = FUSED[0]
+    shard = strategy_of({name: layout_of(name, 2, shard=2)})
+    assert not notes_of(name, shard, inference(name, 2))
