@@ -100,7 +100,8 @@ def failing(monkeypatch):
 @pytest.fixture(scope="module")
 def new_folder(tmp_path_factory):
     """Return a function that makes a folder for an example."""
-    return lambda: tmp_path_factory.mktemp("example")
+    # Folders that differ in a number alone might be those of ranks.
+    return lambda: tmp_path_factory.mktemp("example-run")
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from typing import TypeAlias
 
 from ckpttool.discovery.saves import SavedFile, SavedFiles
 from ckpttool.formats import read_indexes
+from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
+from ckpttool.model.wording import shorten
 from ckpttool.secret import Secret
 
 _Runs: TypeAlias = "dict[tuple[int, tuple[str, str, int]], list[SavedFile]]"
@@ -22,11 +24,14 @@ _Runs: TypeAlias = "dict[tuple[int, tuple[str, str, int]], list[SavedFile]]"
 _Implied: TypeAlias = "frozenset[tuple[str, tuple[int, ...] | None]]"
 
 
-def drop_unfit_runs(found: SavedFiles, strategy: Strategy, key: Secret | None) -> SavedFiles:
+def drop_unfit_runs(
+    found: SavedFiles, strategy: Strategy, key: Secret | None, diagnostics: Diagnostics
+) -> SavedFiles:
     """Return the files without those of runs that do not fit the strategy.
 
     One header of each run is read, and only if ranks have files of several runs.  A run is dropped
-    if another one fits all ranks of the stage, or as many as hold all slices.
+    if another one fits all ranks of the stage, or as many as hold all slices, unless it holds a
+    parameter that this one lacks.
     """
     runs: _Runs = defaultdict(list)
     for file in found.files:
@@ -38,18 +43,30 @@ def drop_unfit_runs(found: SavedFiles, strategy: Strategy, key: Secret | None) -
     metas = {name: one.meta for file in headers.values() for name, one in file.header.items()}
     strategy, _ = strategy.resolve(metas, is_rest_decided=True)
     implied = {one: _implied_shapes(strategy, one[0], file) for one, file in headers.items()}
-    dropped = []
+    dropped: list[tuple[int, tuple[str, str, int]]] = []
     for stage in range(strategy.stages):
         ranks = strategy.ranks_of(stage)
         holding: dict[_Implied, set[int]] = defaultdict(set)
         for (rank, _), shapes in implied.items():
             if rank in ranks and all(shape is not None for _, shape in shapes):
                 holding[shapes].add(rank)
-        fits = [shapes for shapes, of in holding.items() if strategy.is_covered_by(of, stage)]
+        fits = {shapes for shapes, of in holding.items() if strategy.is_covered_by(of, stage)}
+        names = {
+            name for one, file in headers.items() if implied[one] in fits for name in file.header
+        }
         if fits:
-            unfit = (one for one in implied if one[0] in ranks and implied[one] not in fits)
-            dropped += [file for one in unfit for file in runs[one]]
-    return found.without(dropped)
+            dropped += [
+                one
+                for one, file in headers.items()
+                if one[0] in ranks and implied[one] not in fits
+                if names.issuperset(file.header) or None in dict(implied[one]).values()
+            ]
+    if dropped:
+        lost = dict.fromkeys(runs[one][0].path.name for one in dropped)
+        text = f"{shorten(lost, 3)}: files of a run that does not fit the strategy: ignored"
+        ranks_of = tuple(sorted({rank for rank, _ in dropped}))
+        diagnostics.add(Diagnostic("skipped", text, ranks=ranks_of))
+    return found.without([runs[one][0] for one in dropped])
 
 
 def slices_of(

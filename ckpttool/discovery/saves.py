@@ -131,9 +131,9 @@ class SavedFiles:
     @cached_property
     def saves(self) -> Mapping[Save, Mapping[int, Sequence[SavedFile]]]:
         """Save to rank to files, the highest counter first."""
-        saves: dict[Save, dict[int, list[SavedFile]]] = defaultdict(lambda: defaultdict(list))
+        saves: dict[Save, dict[int, list[SavedFile]]] = {}
         for file in sorted(self.files, key=lambda file: (file.rank, -file.counter)):
-            saves[file.save][file.rank].append(file)
+            saves.setdefault(file.save, {}).setdefault(file.rank, []).append(file)
         return saves
 
     @cached_property

@@ -290,7 +290,8 @@ def _choose(
     saved, wanted = found.saved, found.step
     if strategy is None:
         return choose_save(saved, wanted, diagnostics), None
-    saved = replace(drop_unfit_runs(saved, strategy, found.key), covers=strategy.is_covered_by)
+    saved = drop_unfit_runs(saved, strategy, found.key, diagnostics)
+    saved = replace(saved, covers=strategy.is_covered_by)
     others = [rank for rank in saved.ranks if rank not in strategy.ranks]
     if not others or len(others) == len(saved.ranks):
         return choose_save(saved, wanted, diagnostics), None

@@ -272,13 +272,13 @@ def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> 
 
 def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
-    holding: dict[Step, set[int]] = defaultdict(set)
+    holding: dict[Step | Save, set[int]] = defaultdict(set)
     for save in found.saves:
-        holding[save.order].update(found.saves[save])
+        holding[save.step or save].update(found.saves[save])
     texts = [
         f"{save.text} is not on {format_ranks(absent)}"
         for save in sorted(saves, key=lambda save: (save.order, save), reverse=True)
-        if (absent := [rank for rank in found.ranks if rank not in holding[save.order]])
+        if (absent := [rank for rank in found.ranks if rank not in holding[save.step or save]])
     ]
     if not texts:  # each rank has files of a step, but not of one name, or of the recorded run
         names = {file.rank: file.path.name for file in found.files}

@@ -933,10 +933,12 @@ def test_files_of_another_format_stay_beside_the_new_ones_and_are_not_mixed_with
     run_well("reshard", *words)
     assert run("reshard", *words, "--format", "ckpt").exit_code == 5
     run_well("reshard", *words, "--format", "ckpt", "--overwrite")
-    result = run("inspect", tmp_path / "r")
-    assert result.exit_code == 5
-    said = "several checkpoints in the folders of ranks 0, 1 checkpoint_0.ckpt, checkpoint_0.h5 "
-    assert f"{said}Try: --step checkpoint_0.ckpt, or another of these names" in message(result)
+    said = message(run_well("inspect", tmp_path / "r"))
+    assert (
+        "0 checkpoint_{rank}.ckpt, checkpoint_{rank}.h5" in said or "checkpoint_{rank}.h5" in said
+    )
+    assert "several checkpoints in the folders of ranks 0, 1" in said
+    assert "Try: --step checkpoint_0.ckpt, or --step checkpoint_0.h5" in said
     for suffix, code in ((".ckpt", 0), (".h5", 1)):  # the manifest is that of the later run
         run_well("inspect", tmp_path / "r", "--step", f"checkpoint_0{suffix}")
         meant = ["--pattern", f"rank_{{rank}}/*{suffix}"]

@@ -15,6 +15,7 @@ import click
 import pytest
 
 import ckpttool.errors
+from ckpttool.cli import workflow
 from ckpttool.cli.main import PIPE_CLOSED, main
 from ckpttool.errors import CkptToolError
 from tests.support.commands import message, run, run_well
@@ -94,7 +95,7 @@ def test_a_mistake_of_ours_has_a_code_of_its_own(monkeypatch):
     def divide(*_, **__):
         return 1 // 0
 
-    monkeypatch.setattr(ckpttool, "scan", divide)
+    monkeypatch.setattr(workflow, "find", divide)
     result = run("inspect", *SOURCE, "--json")
     assert result.exit_code == 70
     (one,) = json.loads(result.stdout)["error"]["diagnostics"]
