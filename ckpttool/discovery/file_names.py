@@ -180,6 +180,13 @@ def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
     return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
 
 
+def form_around(name: str, number: re.Match[str]) -> tuple[str, str]:
+    """Return the text around a number in a file's name, with the step and without a counter."""
+    head = run_of(name)
+    before, after = _form(head, number, step_of(name) is not None)
+    return before, after + name[len(head) :]
+
+
 def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int, str]]:
     """Return names that differ in one number, by this number, if it may be that of a rank.
 

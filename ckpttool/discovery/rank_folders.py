@@ -37,6 +37,7 @@ from ckpttool.discovery.file_names import (
     STEP_IN_NAME,
     RankFile,
     find_numbered,
+    form_around,
     ranks_in_names,
     run_of,
 )
@@ -500,19 +501,49 @@ def _misplaced_files(
 ) -> Diagnostic | None:
     """Return the problem of files in the folder of another rank than their names say, or None.
 
-    Names say the rank only if most of them say that of their folder.
+    Names say the rank if most of them say that of their folder, or if those of one save say the
+    ranks in another order.  Numbers that repeat may be those of devices.
     """
-    named = [(one, int(m[1])) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
-    misplaced = [(one.path, rank) for one, rank in named if rank != one.rank]
-    if not 0 < len(misplaced) < len(named) - len(misplaced):
+    named = [(one, m) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
+    misplaced = [(one, match) for one, match in named if int(match[1]) != one.rank]
+    is_exchanged = _are_exchanged(named, folders)
+    if not misplaced or not (is_exchanged or len(misplaced) < len(named) - len(misplaced)):
         return None
-    path, rank = misplaced[0]
+    one, match = misplaced[0]
+    rank = int(match[1])
     hint = f"move {'them' if misplaced[1:] else 'it'} away; `ckpttool help source` explains"
-    if rank in folders and not exists(folders[rank] / path.name) and not misplaced[1:]:
-        hint = f"mv {shlex.quote(str(path))} {shlex.quote(str(folders[rank]))}/"
+    if is_exchanged:
+        by_name, by_folder = _patterns_of_both(root, one, match)
+        hint = f"--pattern {by_name} if the names are right, or --pattern {by_folder}"
+    elif rank in folders and not exists(folders[rank] / one.path.name) and not misplaced[1:]:
+        hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
     text = f"{count(len(misplaced), 'file')} in the folder of another rank than the name says"
-    facts = shorten((str(path.relative_to(root)) for path, _ in misplaced), 3)
+    facts = shorten((str(other.path.relative_to(root)) for other, _ in misplaced), 3)
     return Diagnostic("source", text, hint, facts=facts, where=str(root))
+
+
+def _are_exchanged(named: Iterable[tuple[RankFile, re.Match[str]]], ranks: Collection[int]) -> bool:
+    """Return whether the names of one save say ranks, each once, and not those of the folders."""
+    saves: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    for one, match in named:
+        saves[form_around(one.path.name, match)].add((one.rank, int(match[1])))
+    return any(
+        len({rank for rank, _ in pairs}) == len({said for _, said in pairs}) == len(pairs) > 1
+        and any(rank != said for rank, said in pairs)
+        and all(said in ranks for _, said in pairs)
+        for pairs in saves.values()
+    )
+
+
+def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[str, str]:
+    """Return patterns that take the number in names like that of a file, and in its folder."""
+    folders = file.path.relative_to(root).parts[:-1]
+    places = [_place(Path(folder), file.rank) for folder in folders]
+    own = max(i for i, place in enumerate(places) if place != folders[i])
+    by_name = ["*" for _ in folders] + [f"{said.string[: said.start(1)]}{{rank}}*"]
+    by_folder = [place if i == own else "*" for i, place in enumerate(places)] + ["*"]
+    suffix = file.path.suffix
+    return shlex.quote("/".join(by_name) + suffix), shlex.quote("/".join(by_folder) + suffix)
 
 
 # --------------------------------------------------------------------- folders without rank folders
