@@ -123,6 +123,7 @@ def list_rank_files(
             homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
             places |= {_place(home.relative_to(folder), rank): home for home in homes}
         found += [RankFile(rank, path, path.name) for path in inside]
+    found = _without_strategies(found) or found
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
@@ -157,8 +158,13 @@ def list_rank_files(
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
+    return found
+
+
+def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
+    """Return the files of ranks that are no strategies."""
     strategies = {*select_strategies([one.path for one in found])}
-    return [one for one in found if one.path not in strategies] or found
+    return [one for one in found if one.path not in strategies]
 
 
 def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
@@ -554,9 +560,9 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    found = _named_files(files)
+    found = _without_strategies(_named_files(files))
     if not found and not find_nested_checkpoints(root):
-        found = _named_files_in_hosts(root) or _numbered_files(files)
+        found = _named_files_in_hosts(root) or _without_strategies(_numbered_files(files))
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
@@ -578,6 +584,7 @@ def _named_files_in_hosts(root: Path) -> list[RankFile]:
     """Return the files with a rank in their names in the folders of hosts, none in two of them."""
     folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
     found = [item for folder in folders for item in _named_files(checkpoint_files(folder))]
+    found = _without_strategies(found)
     homes = {(item.rank, item.path.parent) for item in found}
     return found if len(homes) == len({rank for rank, _ in homes}) else []
 
@@ -585,8 +592,7 @@ def _named_files_in_hosts(root: Path) -> list[RankFile]:
 def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
     """Return the files whose names differ in a number that may be the rank's."""
     ranks = ranks_in_names(path.name for path in files)
-    found = [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
-    return [] if all(is_strategy(item.path) for item in found) else found
+    return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
 
 
 def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:

@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from pathlib import Path
 from shlex import quote
 
 import pytest
@@ -169,13 +170,34 @@ def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
     assert fails(src) == (f"{src}: no ranks in it, but one file\n  Try: {src}/a.ckpt as SRC",)
 
 
-@pytest.mark.parametrize("names", [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"]])
+@pytest.mark.parametrize(
+    "names",
+    [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"], ["s_rank_0.ckpt", "s_rank_1.ckpt"]],
+)
 def test_a_folder_of_strategies_is_called_that(tmp_path, names):
     for name in names:
         shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", tmp_path / name)
     (problem,) = fails(tmp_path)
     text = f"{tmp_path}: strategy files, not a checkpoint\n  {', '.join(names)}\n"
     assert problem == f"{text}  Try: the checkpoint as SRC, and -s {quote(str(tmp_path))}"
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("net_rank_{rank}-1_2.ckpt", "ckpt_strategy_rank_{rank}.ckpt"),
+        ("w_{rank}.ckpt", "strategy_{rank}.ckpt"),
+        ("pod{host}/w_rank{rank}.ckpt", "pod{host}/train_rank{rank}.ckpt"),
+        ("rank_{rank}/net.ckpt", "rank_{rank}/strategy.ckpt"),
+    ],
+)
+def test_strategies_beside_the_files_of_ranks_are_no_candidates(make_run, name, strategy):
+    names = [name.format(rank=rank, host=rank // 2) for rank in range(4)]
+    root = make_run(*names)
+    for rank in range(4):
+        path = Path(root, strategy.format(rank=rank, host=rank // 2))
+        shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", path)
+    assert found(root) == dict(enumerate(names))
 
 
 @pytest.mark.parametrize(("suffix", "tool"), [(".gz", "gunzip"), (".zst", "unzstd")])
