@@ -36,10 +36,12 @@ from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     STEP_IN_NAME,
     RankFile,
+    base_of,
     find_numbered,
     form_around,
     ranks_in_names,
     run_of,
+    step_of,
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
@@ -237,7 +239,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
     for folder in homes:
         ((word, _, _),) = _named_folders([folder])
-        place = _any_number(file.relative_to(folder))
+        place = _any_save(file.relative_to(folder))
         try:
             beside = _named_folders(list_folder(folder.parent))
         except OSError:
@@ -252,7 +254,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
             return folder.name, others
     for folder in homes:
         ((word, own, _),) = _named_folders([folder])
-        place = _any_number(file.relative_to(folder))
+        place = _any_save(file.relative_to(folder))
         hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
         others = [
             f"{path.parent.name}/{path.name}"
@@ -280,10 +282,10 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
         if not _DIGITS.search(path.name):
             continue
         try:
-            beside = find_numbered((p.name for p in list_folder(path.parent)), are_files=not depth)
+            names_beside = [p.name for p in list_folder(path.parent)]
         except OSError:
             continue  # a folder further up need not be readable
-        for names in beside:
+        for names in find_numbered([*names_beside, path.name], are_files=not depth):
             own = next((number for number, name in names.items() if name == path.name), None)
             if own is None:
                 continue
@@ -296,24 +298,43 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
 
 
 def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
-    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it."""
+    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it.
+
+    A file of the same step may have another counter.
+    """
     if not parts:
         yield folder
         return
-    end = len(parts[0]) if len(parts) > 1 else len(run_of(parts[0]))  # no number of a step
-    wanted = "".join(
-        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
-        for part in _DIGITS.split(parts[0][:end])
-    )
-    wanted += re.escape(parts[0][end:])
+    name = parts[0]
+    heads, tail = {name}, ""
+    if len(parts) == 1:
+        heads, tail = {run_of(name), base_of(name)}, name[len(run_of(name)) :]
+    wanted = "|".join(_with_either(head, own, other) for head in sorted(heads))
+    counter = r"(?:_[1-9]\d*)?" if len(parts) == 1 and step_of(name) is not None else ""
+    expression = re.compile(f"(?:{wanted}){counter}{re.escape(tail)}")
     for path in list_folder(folder) if is_folder(folder) else ():
-        if re.fullmatch(wanted, path.name):
+        if expression.fullmatch(path.name):
             yield from _at(path, parts[1:], own, other)
+
+
+def _with_either(text: str, own: int, other: int) -> str:
+    """Return the regular expression of a text whose number ``own`` may be ``other``."""
+    return "".join(
+        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
+        for part in _DIGITS.split(text)
+    )
 
 
 def _any_number(path: Path | str) -> str:
     """Return a path as a pattern of glob in which each number may be another."""
     return re.sub(r"\d+", "*", glob.escape(str(path)))
+
+
+def _any_save(file: Path) -> str:
+    """Return a file's path as such a pattern, whatever counter is before the step."""
+    name = _any_number(file.name[len(run_of(file.name)) :])
+    head = base_of(file.name) if step_of(file.name) is None else f"{base_of(file.name)}0"
+    return f"{_any_number(file.parent)}/{_any_number(head)}{name}"
 
 
 def find_nested_checkpoints(root: Path) -> list[Path]:
