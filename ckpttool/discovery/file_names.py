@@ -180,23 +180,34 @@ def _form(head: str, number: re.Match[str], has_step: bool) -> tuple[str, str]:
     return head[: number.start()], _COUNTER.sub("", tail) if has_step else tail
 
 
+def form_around(name: str, number: re.Match[str]) -> tuple[str, str]:
+    """Return the text around a number in a file's name, with the step and without a counter."""
+    head = run_of(name)
+    before, after = _form(head, number, step_of(name) is not None)
+    return before, after + name[len(head) :]
+
+
 def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int, str]]:
     """Return names that differ in one number, by this number, if it may be that of a rank.
 
     The numbers go from 0 to at least 1 without a gap.  They are not in the step of a file's name,
-    and no word before them says that they count epochs, runs or folds.
+    and no word before them says that they count epochs, runs or folds.  Counters of files may
+    differ, steps not; of several names with a number the last one counts.
 
     Examples
     --------
     >>> find_numbered(["net_0-1_2.ckpt", "net_1-1_2.ckpt", "net_1-2_2.ckpt"], are_files=True)
     [{0: 'net_0-1_2.ckpt', 1: 'net_1-1_2.ckpt'}]
+    >>> find_numbered(["net_0_1-1_2.ckpt", "net_1-1_2.ckpt"], are_files=True)
+    [{0: 'net_0_1-1_2.ckpt', 1: 'net_1-1_2.ckpt'}]
     >>> find_numbered(["fold_0", "fold_1", "10.0.0.4"], are_files=False)
     []
     """
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     for name in names:
         for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
-            forms[name[: match.start()], name[match.end() :]][int(match[0])] = name
+            form = name[: match.start()], name[match.end() :]
+            forms[form_around(name, match) if are_files else form][int(match[0])] = name
     return [found for (head, _), found in forms.items() if _may_be_ranks(head, found)]
 
 
@@ -237,6 +248,17 @@ def step_of(name: str) -> Step | None:
 def run_of(name: str) -> str:
     """Return the part of a name before the step, which differs between training runs."""
     return STEP_IN_NAME.sub("", _stem(name))
+
+
+def base_of(name: str) -> str:
+    """Return the part of a name before counter and step; a rank's number may look like a counter.
+
+    Examples
+    --------
+    >>> base_of("net_rank_3_1-10_2.ckpt"), base_of("net_3.ckpt")
+    ('net_rank_3', 'net_3')
+    """
+    return run_of(name) if step_of(name) is None else _COUNTER.sub("", run_of(name))
 
 
 def _stem(name: str) -> str:

@@ -36,9 +36,12 @@ from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     STEP_IN_NAME,
     RankFile,
+    base_of,
     find_numbered,
+    form_around,
     ranks_in_names,
     run_of,
+    step_of,
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
@@ -122,6 +125,7 @@ def list_rank_files(
             homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
             places |= {_place(home.relative_to(folder), rank): home for home in homes}
         found += [RankFile(rank, path, path.name) for path in inside]
+    found = _without_strategies(found) or found
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
@@ -156,8 +160,13 @@ def list_rank_files(
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
+    return found
+
+
+def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
+    """Return the files of ranks that are no strategies."""
     strategies = {*select_strategies([one.path for one in found])}
-    return [one for one in found if one.path not in strategies] or found
+    return [one for one in found if one.path not in strategies]
 
 
 def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
@@ -230,7 +239,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
     for folder in homes:
         ((word, _, _),) = _named_folders([folder])
-        place = _any_number(file.relative_to(folder))
+        place = _any_save(file.relative_to(folder))
         try:
             beside = _named_folders(list_folder(folder.parent))
         except OSError:
@@ -245,7 +254,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
             return folder.name, others
     for folder in homes:
         ((word, own, _),) = _named_folders([folder])
-        place = _any_number(file.relative_to(folder))
+        place = _any_save(file.relative_to(folder))
         hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
         others = [
             f"{path.parent.name}/{path.name}"
@@ -273,10 +282,10 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
         if not _DIGITS.search(path.name):
             continue
         try:
-            beside = find_numbered((p.name for p in list_folder(path.parent)), are_files=not depth)
+            names_beside = [p.name for p in list_folder(path.parent)]
         except OSError:
             continue  # a folder further up need not be readable
-        for names in beside:
+        for names in find_numbered([*names_beside, path.name], are_files=not depth):
             own = next((number for number, name in names.items() if name == path.name), None)
             if own is None:
                 continue
@@ -289,24 +298,43 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
 
 
 def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
-    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it."""
+    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it.
+
+    A file of the same step may have another counter.
+    """
     if not parts:
         yield folder
         return
-    end = len(parts[0]) if len(parts) > 1 else len(run_of(parts[0]))  # no number of a step
-    wanted = "".join(
-        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
-        for part in _DIGITS.split(parts[0][:end])
-    )
-    wanted += re.escape(parts[0][end:])
+    name = parts[0]
+    heads, tail = {name}, ""
+    if len(parts) == 1:
+        heads, tail = {run_of(name), base_of(name)}, name[len(run_of(name)) :]
+    wanted = "|".join(_with_either(head, own, other) for head in sorted(heads))
+    counter = r"(?:_[1-9]\d*)?" if len(parts) == 1 and step_of(name) is not None else ""
+    expression = re.compile(f"(?:{wanted}){counter}{re.escape(tail)}")
     for path in list_folder(folder) if is_folder(folder) else ():
-        if re.fullmatch(wanted, path.name):
+        if expression.fullmatch(path.name):
             yield from _at(path, parts[1:], own, other)
+
+
+def _with_either(text: str, own: int, other: int) -> str:
+    """Return the regular expression of a text whose number ``own`` may be ``other``."""
+    return "".join(
+        f"0*(?:{own}|{other})" if part.isdecimal() and int(part) == own else re.escape(part)
+        for part in _DIGITS.split(text)
+    )
 
 
 def _any_number(path: Path | str) -> str:
     """Return a path as a pattern of glob in which each number may be another."""
     return re.sub(r"\d+", "*", glob.escape(str(path)))
+
+
+def _any_save(file: Path) -> str:
+    """Return a file's path as such a pattern, whatever counter is before the step."""
+    name = _any_number(file.name[len(run_of(file.name)) :])
+    head = base_of(file.name) if step_of(file.name) is None else f"{base_of(file.name)}0"
+    return f"{_any_number(file.parent)}/{_any_number(head)}{name}"
 
 
 def find_nested_checkpoints(root: Path) -> list[Path]:
@@ -500,19 +528,49 @@ def _misplaced_files(
 ) -> Diagnostic | None:
     """Return the problem of files in the folder of another rank than their names say, or None.
 
-    Names say the rank only if most of them say that of their folder.
+    Names say the rank if most of them say that of their folder, or if those of one save say the
+    ranks in another order.  Numbers that repeat may be those of devices.
     """
-    named = [(one, int(m[1])) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
-    misplaced = [(one.path, rank) for one, rank in named if rank != one.rank]
-    if not 0 < len(misplaced) < len(named) - len(misplaced):
+    named = [(one, m) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
+    misplaced = [(one, match) for one, match in named if int(match[1]) != one.rank]
+    is_exchanged = _are_exchanged(named, folders)
+    if not misplaced or not (is_exchanged or len(misplaced) < len(named) - len(misplaced)):
         return None
-    path, rank = misplaced[0]
+    one, match = misplaced[0]
+    rank = int(match[1])
     hint = f"move {'them' if misplaced[1:] else 'it'} away; `ckpttool help source` explains"
-    if rank in folders and not exists(folders[rank] / path.name) and not misplaced[1:]:
-        hint = f"mv {shlex.quote(str(path))} {shlex.quote(str(folders[rank]))}/"
+    if is_exchanged:
+        by_name, by_folder = _patterns_of_both(root, one, match)
+        hint = f"--pattern {by_name} if the names are right, or --pattern {by_folder}"
+    elif rank in folders and not exists(folders[rank] / one.path.name) and not misplaced[1:]:
+        hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
     text = f"{count(len(misplaced), 'file')} in the folder of another rank than the name says"
-    facts = shorten((str(path.relative_to(root)) for path, _ in misplaced), 3)
+    facts = shorten((str(other.path.relative_to(root)) for other, _ in misplaced), 3)
     return Diagnostic("source", text, hint, facts=facts, where=str(root))
+
+
+def _are_exchanged(named: Iterable[tuple[RankFile, re.Match[str]]], ranks: Collection[int]) -> bool:
+    """Return whether the names of one save say ranks, each once, and not those of the folders."""
+    saves: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    for one, match in named:
+        saves[form_around(one.path.name, match)].add((one.rank, int(match[1])))
+    return any(
+        len({rank for rank, _ in pairs}) == len({said for _, said in pairs}) == len(pairs) > 1
+        and any(rank != said for rank, said in pairs)
+        and all(said in ranks for _, said in pairs)
+        for pairs in saves.values()
+    )
+
+
+def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[str, str]:
+    """Return patterns that take the number in names like that of a file, and in its folder."""
+    folders = file.path.relative_to(root).parts[:-1]
+    places = [_place(Path(folder), file.rank) for folder in folders]
+    own = max(i for i, place in enumerate(places) if place != folders[i])
+    by_name = ["*" for _ in folders] + [f"{said.string[: said.start(1)]}{{rank}}*"]
+    by_folder = [place if i == own else "*" for i, place in enumerate(places)] + ["*"]
+    suffix = file.path.suffix
+    return shlex.quote("/".join(by_name) + suffix), shlex.quote("/".join(by_folder) + suffix)
 
 
 # --------------------------------------------------------------------- folders without rank folders
@@ -523,9 +581,9 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    found = _named_files(files)
+    found = _without_strategies(_named_files(files))
     if not found and not find_nested_checkpoints(root):
-        found = _named_files_in_hosts(root) or _numbered_files(files)
+        found = _named_files_in_hosts(root) or _without_strategies(_numbered_files(files))
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
@@ -547,6 +605,7 @@ def _named_files_in_hosts(root: Path) -> list[RankFile]:
     """Return the files with a rank in their names in the folders of hosts, none in two of them."""
     folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
     found = [item for folder in folders for item in _named_files(checkpoint_files(folder))]
+    found = _without_strategies(found)
     homes = {(item.rank, item.path.parent) for item in found}
     return found if len(homes) == len({rank for rank, _ in homes}) else []
 
@@ -554,8 +613,7 @@ def _named_files_in_hosts(root: Path) -> list[RankFile]:
 def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
     """Return the files whose names differ in a number that may be the rank's."""
     ranks = ranks_in_names(path.name for path in files)
-    found = [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
-    return [] if all(is_strategy(item.path) for item in found) else found
+    return [RankFile(ranks[p.name], p, p.name) for p in files if p.name in ranks]
 
 
 def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path]) -> Diagnostic:

@@ -86,6 +86,27 @@ def numbered_beside_others(tmp_path: Path) -> Path:
     return tmp_path / "net2B6_0-2_10.ckpt"
 
 
+def of_unlike_counters(tmp_path: Path) -> Path:
+    for rank, name in enumerate(["w_0_2-1_9.ckpt", "w_1-1_9.ckpt", "w_2_1-1_9.ckpt"]):
+        shutil.copy(CASE / "src" / f"rank_{rank}" / FILE, tmp_path / name)
+    return tmp_path / "w_1-1_9.ckpt"
+
+
+def of_process_folders_with_unlike_counters(tmp_path: Path) -> Path:
+    for rank, name in enumerate(["w_3-1_9.ckpt", "w-1_9.ckpt"]):
+        (tmp_path / f"gpu{rank}").mkdir()
+        shutil.copy(CASE / "src" / f"rank_{2 * rank}" / FILE, tmp_path / f"gpu{rank}" / name)
+    return tmp_path / "gpu0" / "w_3-1_9.ckpt"
+
+
+def in_nested_folders_with_unlike_counters(tmp_path: Path) -> Path:
+    for rank, name in enumerate(["w-1_9.ckpt", "w_1-1_9.ckpt"]):
+        folder = tmp_path / f"device{rank}" / "out"
+        folder.mkdir(parents=True)
+        shutil.copy(CASE / "src" / f"rank_{rank}" / FILE, folder / name)
+    return tmp_path / "device0" / "out" / "w-1_9.ckpt"
+
+
 SINGLE = {
     in_rank_folder: "rank_0 lies beside rank_1, rank_2, rank_3 and 4 more",
     of_other_words: "device1 lies beside device0",
@@ -96,6 +117,9 @@ SINGLE = {
     of_process_folders: "LOG5 lies beside LOG0, LOG1, LOG2 and 4 more, with the same",
     of_another_hosts_rank: "10.1.0.7/rank_0 lies beside 10.1.0.8/rank_1",
     numbered_beside_others: "net2B6_0-2_10.ckpt lies beside net2B6_1-2_10.ckpt, net2B6_2-2_10.ckpt",
+    of_unlike_counters: "w_1-1_9.ckpt lies beside w_0_2-1_9.ckpt, w_2_1-1_9.ckpt",
+    of_process_folders_with_unlike_counters: "gpu0 lies beside gpu1, with the same",
+    in_nested_folders_with_unlike_counters: "device0 lies beside device1",
     numbered: "model-0000003-0000008.safetensors is a name of one of 8 files",
 }
 FOLDERS = {
@@ -210,6 +234,8 @@ def test_files_that_nothing_shows_to_be_a_ranks_are_taken(tmp_path):
         ("net_1.ckpt", ["net_2.ckpt"]),
         ("net_0.ckpt", ["net_2.ckpt"]),
         ("a0/net_1.ckpt", ["a1/net_0.ckpt"]),
+        ("a0/net_1-1_2.ckpt", ["a1/net-1_3.ckpt"]),
+        ("net_1_1-1_2.ckpt", ["net_1-1_2.ckpt", "net_2-1_2.ckpt"]),
         ("a0/net.ckpt", ["a1/other.ckpt"]),
     ],
 )

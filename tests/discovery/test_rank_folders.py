@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from pathlib import Path
 from shlex import quote
 
 import pytest
@@ -169,13 +170,34 @@ def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
     assert fails(src) == (f"{src}: no ranks in it, but one file\n  Try: {src}/a.ckpt as SRC",)
 
 
-@pytest.mark.parametrize("names", [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"]])
+@pytest.mark.parametrize(
+    "names",
+    [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"], ["s_rank_0.ckpt", "s_rank_1.ckpt"]],
+)
 def test_a_folder_of_strategies_is_called_that(tmp_path, names):
     for name in names:
         shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", tmp_path / name)
     (problem,) = fails(tmp_path)
     text = f"{tmp_path}: strategy files, not a checkpoint\n  {', '.join(names)}\n"
     assert problem == f"{text}  Try: the checkpoint as SRC, and -s {quote(str(tmp_path))}"
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("net_rank_{rank}-1_2.ckpt", "ckpt_strategy_rank_{rank}.ckpt"),
+        ("w_{rank}.ckpt", "strategy_{rank}.ckpt"),
+        ("pod{host}/w_rank{rank}.ckpt", "pod{host}/train_rank{rank}.ckpt"),
+        ("rank_{rank}/net.ckpt", "rank_{rank}/strategy.ckpt"),
+    ],
+)
+def test_strategies_beside_the_files_of_ranks_are_no_candidates(make_run, name, strategy):
+    names = [name.format(rank=rank, host=rank // 2) for rank in range(4)]
+    root = make_run(*names)
+    for rank in range(4):
+        path = Path(root, strategy.format(rank=rank, host=rank // 2))
+        shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", path)
+    assert found(root) == dict(enumerate(names))
 
 
 @pytest.mark.parametrize(("suffix", "tool"), [(".gz", "gunzip"), (".zst", "unzstd")])
@@ -468,3 +490,47 @@ def test_a_file_in_the_folder_of_another_rank_than_it_names_is_said(
 )
 def test_a_name_that_is_the_same_in_all_folders_says_no_rank(make_run, names):
     assert found(make_run(*names)) == dict(enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "by_name", "by_folder"),
+    [
+        (
+            ["rank_0/l_rank_1-2_10.ckpt", "rank_1/l_rank_0-2_10.ckpt"],
+            "*/l_rank_{rank}*.ckpt",
+            "rank_{rank}/*.ckpt",
+        ),
+        (
+            [f"10.0.0.{r}/device{r}/w_rank{(r + 1) % 4}.ckpt" for r in range(4)],
+            "*/*/w_rank{rank}*.ckpt",
+            "*/device{rank}/*.ckpt",
+        ),
+        (
+            ["node0/o/rank_02-1_1.ckpt", "node1/o/rank_01-1_1.ckpt", "node2/o/rank_00-1_1.ckpt"],
+            "*/*/rank_{rank}*.ckpt",
+            "node{rank}/*/*.ckpt",
+        ),
+    ],
+)
+def test_names_that_say_the_ranks_in_another_order_are_a_question(
+    make_run, names, by_name, by_folder
+):
+    """The halves of a tensor would be exchanged."""
+    root = make_run(*names)
+    fails(
+        root,
+        f"another rank than the name says\n  {names[0]}, ",
+        f"Try: --pattern '{by_name}' if the names are right, or --pattern '{by_folder}'",
+    )
+    assert set(found(root, pattern=by_name).values()) == set(names)
+    assert found(root, pattern=by_folder) == dict(enumerate(names))
+
+
+def test_numbers_of_devices_in_names_are_no_exchanged_ranks(make_run):
+    names = [f"rank_{rank}/net_rank_{rank % 4}.ckpt" for rank in range(8)]
+    assert found(make_run(*names)) == dict(enumerate(names))
+
+
+def test_counters_do_not_hide_that_ranks_are_exchanged(make_run):
+    names = ["rank_0/l_rank_1-2_10.ckpt", "rank_1/l_rank_0_1-2_10.ckpt"]
+    fails(make_run(*names), "another rank than the name says", ", ".join(names))
