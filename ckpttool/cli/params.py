@@ -80,7 +80,7 @@ def refuse_repeated(option: click.Option, values: Sequence[object]) -> None:
     """
     if len(values) > 1:
         hint = f"the same command with one {option.opts[0]}"
-        raise UsageProblem(f"given {len(values)} times, and takes one value", hint)
+        raise UsageProblem(f"given {len(values)} times, expected once", hint)
 
 
 class Choice(ChoiceType):

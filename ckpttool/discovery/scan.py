@@ -314,7 +314,7 @@ def _choose(
         newest = {file.rank: file.path for file in of_others}
         return replace(chosen, files={**chosen.files, **newest}), None
     steps = shorten(dict.fromkeys(file.save.text for file in of_others), 3)
-    facts = f"{strategy.origin} is for {format_ranks(strategy.ranks)}; the others have {steps}"
+    facts = f"{strategy.origin_is} for {format_ranks(strategy.ranks)}; the others have {steps}"
     if wanted is None and any(file.save.order > save.order for file in alike):
         text = f"{format_ranks(others)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"

@@ -64,6 +64,11 @@ class Strategy:
         return shorten(self.files, 2) or "the strategy"
 
     @property
+    def origin_is(self) -> str:
+        """The files that were read and the verb, for messages."""
+        return f"{self.origin} {'are' if len(self.files) > 1 else 'is'}"
+
+    @property
     def ranks(self) -> range:
         """All ranks of all stages."""
         return range(self.stages * self.stage_ranks)

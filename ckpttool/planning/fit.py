@@ -48,6 +48,7 @@ def fit_to_full_tensors(
     full: Mapping[str, TensorMeta],
     names: Mapping[str, TensorMeta],
     is_rest_decided: bool,
+    src: str,
 ) -> tuple[Strategy, list[Diagnostic]]:
     """Return the strategy of a target with all that its full tensors decide, and the problems.
 
@@ -61,6 +62,8 @@ def fit_to_full_tensors(
         The same, and the tensors without a full shape.
     is_rest_decided
         Whether an option decides how names without a rule are written.
+    src
+        The path of the source, for messages.
     """
 
     def settle(name: str, layout: Layout) -> Layout | None:
@@ -68,7 +71,7 @@ def fit_to_full_tensors(
             return replace(layout, split_shape=())
         return layout.settled_by_full_shape(full[name].shape)
 
-    strategy = align_names(strategy, full, "SRC")
+    strategy = align_names(strategy, full, src)
     strategy = _with_all_axes(strategy, full)
     strategy, unfit = strategy.settle_splits(settle)
     problems = [_split_problem(name, one, [full[name].shape]) for name, one in unfit.items()]

@@ -340,7 +340,7 @@ def source_sharding(
             catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
         )
     if is_merged and (len(strategy.ranks) > 1 or catalog.documents):
-        text = f"but {strategy.origin} is for {count(len(strategy.ranks), 'rank')}"
+        text = f"but {strategy.origin_is} for {count(len(strategy.ranks), 'rank')}"
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",

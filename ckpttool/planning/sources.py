@@ -752,7 +752,7 @@ def _extra_ranks_problem(
 ) -> Diagnostic:
     """Return the problem of ranks outside of the strategy."""
     text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
-    facts = f"found {format_ranks(found)}; {strategy.origin} is for {format_ranks(strategy.ranks)}"
+    facts = f"found {format_ranks(found)}; {strategy.origin_is} for {format_ranks(strategy.ranks)}"
     facts = "; ".join(
         [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
     )

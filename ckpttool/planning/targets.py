@@ -102,7 +102,8 @@ def _resolve_names(
     full = {source.meta.name: source.meta for source in resolved.sources}
     names = {**resolved.catalog.metas, **full}
     is_rest_decided = target.not_in_target != "follow"
-    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided)
+    src = resolved.catalog.root
+    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided, src)
     return replace(target, sharding=strategy), problems
 
 

@@ -190,7 +190,7 @@ def _parse_sizes(path: str, top: Mapping[str, Node], listed: Strategy | None) ->
     if listed is not None and 0 < ranks <= MAX_RANKS:
         listed = listed.for_ranks(range(ranks))
     if listed is not None and (stages, ranks) != (listed.stages, len(listed.ranks)):
-        text = f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin} is for "
+        text = f"{ranks} ranks in {count(stages, 'stage')}, but {listed.origin_is} for "
         raise StrategyError(place, f"{text}{len(listed.ranks)} in {listed.stages}")
     if not 0 < stages <= ranks <= MAX_RANKS or ranks % stages:
         facts = f"expected a multiple of the stages, {MAX_RANKS} at most"
@@ -499,14 +499,17 @@ def _decode(data: bytes, path: str) -> str:
         if wrong is not None:
             at, sign = wrong
             reason = f"{sign} where the ASCII sign {_ascii_of(sign)} belongs"
-            hint = f"{_ascii_of(sign)} in place of {sign}, in all of the file"
+            hint = f"`{_ascii_of(sign)}` in place of `{sign}`, in all of the file"
             facts = f"the line is {line.strip()[:80]}"
             raise StrategyError(f"{path}, line {number}, column {at}", reason, hint, facts)
     return text
 
 
 def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> StrategyError:
-    """Return the error of a document that is not UTF-8, with its encoding if that is known."""
+    """Return the error of a document that is not UTF-8, with the encodings that it may have.
+
+    Almost all bytes have a meaning in GBK, so that only a reader of the line can tell.
+    """
     encoding = "UTF-16" if data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "GB18030"
     try:
         text = data.decode(encoding)
@@ -517,10 +520,9 @@ def _encoding_error(data: bytes, path: str, error: UnicodeDecodeError) -> Strate
     hint = f"iconv -f {encoding} -t UTF-8 {quote(path)} > NEW{Path(path).suffix}"
     if encoding == "UTF-16":
         return StrategyError(path, "not UTF-8, but UTF-16", hint)
-    at = next(i for i, sign in enumerate(text) if not sign.isascii())
-    line = text.count("\n", 0, at) + 1
-    place = f"{path}, line {line}"
-    return StrategyError(place, "not UTF-8, but GBK", hint, f"the first sign in GBK is {text[at]}")
+    number, decoded = next(one for one in enumerate(text.split("\n"), 1) if not one[1].isascii())
+    facts = f"in GBK it reads {decoded.strip()[:80]}"
+    return StrategyError(f"{path}, line {number}", "not UTF-8", f"if that is right, {hint}", facts)
 
 
 def _ascii_of(sign: str) -> str:

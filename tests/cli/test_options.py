@@ -264,7 +264,7 @@ def test_an_option_of_one_value_is_not_given_twice(name, option):
     again = f"{last}={value}" if last[:2] == "--" else last + value
     result = run(name, *paths, first, value, again)
     assert result.exit_code == 2
-    said = f": given 2 times, and takes one value Try: the same command with one {first}"
+    said = f": given 2 times, expected once Try: the same command with one {first}"
     assert said in message(result)
 
 

@@ -304,7 +304,7 @@ def test_strategies_of_some_stages_are_not_enough(output):
         (output / "strategy" / f"ckpt_strategy_rank_{rank}.ckpt").unlink()
     result = run("merge", output, "-o", output / "full.h5")
     assert result.exit_code == 5
-    assert not mentions(message(result), "ranks 4-7 are not", "is for ranks 0-3")
+    assert not mentions(message(result), "ranks 4-7 are not", "are for ranks 0-3")
 
 
 def test_strategies_of_another_run_are_an_error(output):

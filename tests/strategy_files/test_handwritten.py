@@ -442,7 +442,7 @@ def test_a_strategy_by_hand_corrects_nothing(write, listed, parameters, reason):
 def test_both_files_must_be_for_the_same_ranks(write, listed):
     assert read_strategy([*listed, write(beside({}, ranks=4, stages=2))]).stages == 2
     for top in ({"ranks": 8}, {"stages": 1}):
-        with pytest.raises(StrategyError, match=r"ranks in . stages?, but .* is for 4 in 2"):
+        with pytest.raises(StrategyError, match=r"ranks in . stages?, but .* (is|are) for 4 in 2"):
             read_strategy([*listed, write(beside({}, **top))])
 
 

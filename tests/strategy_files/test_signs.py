@@ -1,6 +1,7 @@
 """Hand-written strategies from Chinese keyboards: signs and encodings that YAML does not know."""
 # ruff: noqa: RUF001
 
+import re
 import subprocess
 
 import pytest
@@ -37,8 +38,9 @@ def test_signs_that_only_look_like_ascii_are_named_with_their_line(old, new, wor
     path.write_text(CHINESE, encoding="utf-8")
     assert read_strategy(str(path)).rules is not None  # comments and quoted names may have them
     path.write_text(CHINESE.replace(old, new), encoding="utf-8")
-    with pytest.raises(StrategyError, match=rf"hand\.yaml, {words}"):
+    with pytest.raises(StrategyError, match=rf"hand\.yaml, {words}") as caught:
         read_strategy(str(path))
+    assert re.fullmatch("`.` in place of `.`, in all of the file", caught.value.hint)
 
 
 def test_typographic_quotes_in_json_are_named_with_their_line(tmp_path):
@@ -52,12 +54,25 @@ def test_typographic_quotes_in_json_are_named_with_their_line(tmp_path):
 def test_a_file_in_gbk_is_named_with_its_line_and_the_command_that_converts_it(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(CHINESE.replace("手", "\n# 联通手").encode("gbk"))
-    said = r"line 2: not UTF-8, but GBK; the first sign in GBK is 联; iconv -f GB18030 -t UTF-8"
+    said = r"line 2: not UTF-8; in GBK it reads # 联通手写的策略：.*; if that is right, iconv -f GB"
     with pytest.raises(StrategyError, match=said) as caught:
         read_strategy(str(path))
-    command = caught.value.hint.replace("NEW", str(tmp_path / "new"))
+    _, _, command = caught.value.hint.partition(", ")
+    command = command.replace("NEW", str(tmp_path / "new"))
     subprocess.run(command, shell=True, check=True)
     assert read_strategy(str(next(tmp_path.glob("new*")))).rules is not None
+
+
+@pytest.mark.parametrize(
+    ("comment", "read"),
+    [("größe der Gewichte", "gr鲞e der Gewichte"), ("poids répétés", "poids r")],
+)
+def test_a_file_in_latin_1_is_shown_as_gbk_would_read_it(comment, read, tmp_path):
+    path = tmp_path / "hand.yaml"
+    path.write_bytes(f"ckpttool_strategy: 1\n# {comment} .\n".encode("latin-1"))
+    said = f"line 2: not UTF-8; in GBK it reads # {read}.*; if that is right, iconv"
+    with pytest.raises(StrategyError, match=said):
+        read_strategy(str(path))
 
 
 def test_other_encodings_are_told(tmp_path):

@@ -130,7 +130,7 @@ def test_a_hand_written_strategy_adds_what_split_information_omits(stored, tmp_p
     ("line", "said"),
     [
         ("stages: 1", "the key ranks is missing"),
-        ("ranks: 5", r"5 ranks in 1 stage, but .* is for 6 in 1"),
+        ("ranks: 5", r"5 ranks in 1 stage, but .* are for 6 in 1"),
     ],
 )
 def test_a_hand_written_strategy_beside_split_information_has_the_ranks(line, said, tmp_path):
