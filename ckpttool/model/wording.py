@@ -83,11 +83,15 @@ def format_difference(groups: Sequence[Sequence[int]]) -> str:
     Examples
     --------
     >>> format_difference([[3, 6, 7], [2]]), format_difference([[0], [1], [2]])
-    ('rank 2 differs from ranks 3, 6, 7', 'rank 0 | rank 1 | rank 2 differ')
+    ('rank 2 differs from ranks 3, 6, 7', 'ranks 0-2 all differ')
+    >>> format_difference([[0, 2], [1], [3]])
+    'ranks 0, 2 | rank 1 | rank 3 differ'
     """
     if len(groups) == 2:
         few, many = sorted(groups, key=len)
         return f"{format_ranks(few)} differ{'s' if len(few) == 1 else ''} from {format_ranks(many)}"
+    if len(groups) > 2 and all(len(group) == 1 for group in groups):
+        return f"{format_ranks([rank for (rank,) in groups])} all differ"
     return format_groups(groups) + (" differ" if len(groups) > 2 else "")
 
 
