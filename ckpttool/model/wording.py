@@ -84,15 +84,15 @@ def format_difference(groups: Sequence[Sequence[int]]) -> str:
     --------
     >>> format_difference([[3, 6, 7], [2]]), format_difference([[0], [1], [2]])
     ('rank 2 differs from ranks 3, 6, 7', 'ranks 0-2 all differ')
-    >>> format_difference([[0, 2], [1], [3]])
-    'ranks 0, 2 | rank 1 | rank 3 differ'
+    >>> format_difference([[0, 3], [1, 4], [2]])
+    'ranks 0, 3 | ranks 1, 4 | rank 2 differ from each other'
     """
     if len(groups) == 2:
         few, many = sorted(groups, key=len)
         return f"{format_ranks(few)} differ{'s' if len(few) == 1 else ''} from {format_ranks(many)}"
-    if len(groups) > 2 and all(len(group) == 1 for group in groups):
-        return f"{format_ranks([rank for (rank,) in groups])} all differ"
-    return format_groups(groups) + (" differ" if len(groups) > 2 else "")
+    if len(groups) > 2 and all(len(ranks) == 1 for ranks in groups):
+        return f"{format_ranks([rank for (rank,) in groups], most=4)} all differ"
+    return format_groups(groups) + (" differ from each other" if len(groups) > 2 else "")
 
 
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "": ""}  # of verbs; others end with an s

@@ -1,8 +1,8 @@
-"""The line of a hand-written strategy that fits the ranks with equal slices.
+"""The lines of a hand-written strategy that fit the ranks with equal slices.
 
 A hand-written layout that contents contradict has the wrong groups of ranks.  The contents show the
-right groups.  They do not show which tensor axis is sharded: that is taken from the layout, or all
-axes are possible if it shards none.
+right groups.  They do not show which tensor axes are sharded, so that each axis is possible, and so
+are two if the number of slices factors.  Each line comes with the full shape that it gives.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from functools import lru_cache
+from itertools import combinations, product
 
 from ckpttool.model.layout import Layout
 
 RankGroups = tuple[tuple[int, ...], ...]  # ranks with equal slices, group by group
 
 
-def fitting_lines(layout: Layout, groups: RankGroups, stages: Sequence[int] = ()) -> list[str]:
+def fitting_lines(
+    layout: Layout, groups: RankGroups, slice_shape: tuple[int, ...], stages: Sequence[int] = ()
+) -> list[str]:
     """Return the layouts that give equal slices to the ranks of each group, as they are written.
+
+    Those that shard the same tensor axes as ``layout`` come first.
 
     Parameters
     ----------
@@ -26,20 +31,31 @@ def fitting_lines(layout: Layout, groups: RankGroups, stages: Sequence[int] = ()
         The hand-written layout, which has other groups.
     groups
         The ranks of the stage that have a file, in groups that hold equal slices.
+    slice_shape
+        The shape of every slice.
     stages
         The pipeline stages that hold the parameter; empty for all of them.
 
     Examples
     --------
-    >>> fitting_lines(Layout((8,), ((), (0,))), ((0, 4), (1, 5), (2, 6), (3, 7)))
-    ['{device_matrix: [2, 4], tensor_map: [-1, 0]}']
-    >>> fitting_lines(Layout((4,), ((), (0,))), ((0, 1, 2, 3),))
+    >>> for line in fitting_lines(Layout((4,), ((), (0,))), ((0, 2), (1, 3)), (4, 3)):
+    ...     print(line)
+    {device_matrix: [2, 2], tensor_map: [-1, 0]} makes (4, 6)
+    {device_matrix: [2, 2], tensor_map: [0, -1]} makes (8, 3)
+    >>> fitting_lines(Layout((4,), ((), (0,))), ((0, 1, 2, 3),), (4, 3))
     ['replicated']
     """
-    if not layout.is_even:
+    if not layout.is_even or len(layout.tensor_map) != len(slice_shape):
         return []
     if len(groups) == 1 and not stages:
         return ["replicated"]
+    fitting = sorted(_fitting(layout, groups), key=lambda one: _sharded(one) != _sharded(layout))
+    return [f"{_write(one, stages)} makes {one.implied_shape(slice_shape)}" for one in fitting]
+
+
+@lru_cache(maxsize=256)
+def _fitting(layout: Layout, groups: RankGroups) -> tuple[Layout, ...]:
+    """Return the layouts for `fitting_lines`, which many layers of a model have in common."""
     present = {rank for group in groups for rank in group}
     fitting: list[Layout] = []
     for candidate in _candidates(layout, len(groups)):
@@ -47,11 +63,16 @@ def fitting_lines(layout: Layout, groups: RankGroups, stages: Sequence[int] = ()
         if sorted(tuple(sorted(ranks)) for ranks in owners) == sorted(groups):
             known = any(candidate.cuts_like(one) for one in fitting)
             fitting += [] if known else [candidate]
-    return [_write(candidate, stages) for candidate in fitting]
+    return tuple(fitting)
+
+
+def _sharded(layout: Layout) -> list[bool]:
+    """Return whether each tensor axis is sharded."""
+    return [bool(axes) for axes in layout.tensor_map]
 
 
 def _candidates(layout: Layout, slices: int) -> Iterator[Layout]:
-    """Yield the layout with fewer device axes in use, then those with one sharded tensor axis."""
+    """Yield the layout with fewer device axes in use, then those with one or two sharded axes."""
     tensor_map = layout.tensor_map
     used = [axis for axes in tensor_map for axis in axes]
     for number in reversed(range(len(used) + 1)):
@@ -59,17 +80,33 @@ def _candidates(layout: Layout, slices: int) -> Iterator[Layout]:
             axes = tuple(tuple(axis for axis in cut if axis in kept) for cut in tensor_map)
             yield replace(layout, tensor_map=axes, optimizer_shard=1)
     ranks = math.prod(layout.device_matrix)
-    sharded = [axis for axis, axes in enumerate(tensor_map) if axes] or [*range(len(tensor_map))]
-    if len(sharded) > 1 and used:
-        return  # contents do not show how many slices each of the axes has
-    replicas = ranks // slices if ranks % slices == 0 else 0
-    for axis in sharded:
-        for inner in (n for n in range(1, replicas + 1) if replicas % n == 0):
-            outer = replicas // inner
-            matrix = (*(outer,) * (outer > 1), slices, *(inner,) * (inner > 1))
-            cut = int(inner > 1)  # device axes are counted from the right
-            axes = tuple((cut,) if one == axis else () for one in range(len(tensor_map)))
-            yield replace(layout, device_matrix=matrix, tensor_map=axes, optimizer_shard=1)
+    replicas, numbers = ranks // slices, range(len(tensor_map))
+    if ranks % slices:
+        return
+    for outer in _divisors(replicas):
+        for axis in numbers:
+            yield _shard(layout, (outer, slices, replicas // outer), {axis: 1})
+    for first, outer in product(_divisors(slices)[1:-1], _divisors(replicas)):
+        for between in _divisors(replicas // outer):
+            sizes = (outer, first, between, slices // first, replicas // outer // between)
+            for axis, other in product(numbers, numbers):
+                if axis != other:
+                    yield _shard(layout, sizes, {axis: 1, other: 3})
+
+
+def _shard(layout: Layout, sizes: Sequence[int], cut: dict[int, int]) -> Layout:
+    """Return a layout of other device axes; ``cut`` maps tensor axes to positions in ``sizes``."""
+    positions = [at for at, size in enumerate(sizes) if size > 1]
+    device_axis = {at: len(positions) - 1 - i for i, at in enumerate(positions)}  # from the right
+    axes = tuple(
+        (device_axis[cut[axis]],) if axis in cut else () for axis in range(len(layout.tensor_map))
+    )
+    matrix = tuple(sizes[at] for at in positions)
+    return replace(layout, device_matrix=matrix, tensor_map=axes, optimizer_shard=1)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _write(layout: Layout, stages: Sequence[int]) -> str:

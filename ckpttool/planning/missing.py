@@ -24,7 +24,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby, permutations
 from pathlib import Path
 
 from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, join_clauses
@@ -376,6 +376,45 @@ def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: b
         facts="; ".join(remarks),
         ranks=tuple(owners),
     )
+
+
+def propose_stages(
+    catalog: Catalog, sharding: Sharding, problems: Sequence[Diagnostic]
+) -> list[Diagnostic]:
+    """Return the problems; the hint of hand-written lines without pipeline stages is the stages.
+
+    Consecutive ranks with the same parameters are a stage, if all stages are of equal length and
+    each holds something of its own.
+    """
+    by_hand = [
+        one for one in problems if one.code == "missing" and one.tensor in sharding.handwritten
+    ]
+    if not by_hand or not isinstance(sharding, Strategy) or {*sharding.ranks} - {*catalog.files}:
+        return [*problems]
+    names = [catalog.files[rank].header.keys() for rank in sharding.ranks]
+    stages = [(held, len([*ranks])) for held, ranks in groupby(names)]
+    number, length = len(stages), len(names) // len(stages)
+    has_own = all(not held <= other for (held, _), (other, _) in permutations(stages, 2))
+    if number == 1 or number % sharding.stages or {n for _, n in stages} != {length} or not has_own:
+        return [*problems]
+    lines: dict[str, list[str]] = defaultdict(list)
+    for name in (str(one.tensor) for one in by_hand):
+        (layout, *_), held_by = sharding.layouts[name], [name in held for held, _ in stages]
+        axis = next((axis for axis, n in enumerate(layout.slice_counts) if n > 1), 0)
+        slices = math.prod(layout.slice_counts)
+        cut = f"axis: {axis}" if length % slices else f"parts: {list(layout.slice_counts)}"
+        on = [stage for stage, is_held in enumerate(held_by) if is_held]
+        lines[f"{{{cut}, stages: {on}}}"].append(name)
+    fitting = "; ".join(f"{shorten(named, 2)}: {line}" for line, named in lines.items())
+    place = sharding.handwritten[str(by_hand[0].tensor)]
+    hint = f"`stages: {number}` at the top of that file, and these lines above: {fitting}"
+    text = f"each {length} ranks hold other parameters: {count(number, 'pipeline stage')}?"
+    return [
+        replace(one, hint=hint, facts=f"{one.facts}; {text}", where=place, options=())
+        if one in by_hand
+        else one
+        for one in problems
+    ]
 
 
 REDUNDANCY_KEY = "remove_redundancy"

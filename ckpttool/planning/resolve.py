@@ -39,7 +39,12 @@ from ckpttool.planning.hidden_shards import (
     infer_strategy,
 )
 from ckpttool.planning.joined_shards import find_joined_shards, without_listed_shards
-from ckpttool.planning.missing import note_written_ranks, quarantine_damaged, scan_notes
+from ckpttool.planning.missing import (
+    note_written_ranks,
+    propose_stages,
+    quarantine_damaged,
+    scan_notes,
+)
 from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import REPLICA_CODES, compare_copies, replica_problems
 from ckpttool.planning.sources import (
@@ -262,7 +267,7 @@ def _resolve(
         sources = sources or find(sharding)
     damage, problems = _propose_step(catalog, sources)
     diagnostics.failures += damage
-    diagnostics.add(*problems, *sources.notes)
+    diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
     if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:

@@ -14,7 +14,7 @@ equal, every rank holds full tensors, as MindSpore saves by default (``integrate
 Other ranks are missing only by the ranks of the same stage: each stage is saved for itself.
 
 The same evidence refuses a strategy file and a line of a hand-written one.  Its message has the
-line that fits the ranks with equal slices.
+lines that fit the ranks with equal slices.
 
 The manifest of an output folder also names the strategy that it was written for.
 """
@@ -433,6 +433,9 @@ def _correct(place: str) -> str:
     return f"correct {place}, or add a line above it for one tensor"
 
 
+_MOST_LINES = 6  # of those that fit, in a message
+
+
 def _fitting_text(sharding: Sharding, one: SampledTensor) -> str:
     """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
     samples = chain.from_iterable(by_rank.values() for by_rank in one.samples)
@@ -441,8 +444,12 @@ def _fitting_text(sharding: Sharding, one: SampledTensor) -> str:
     assert isinstance(sharding, Strategy), "no other kind has hand-written layouts"
     stages = sharding.stages_of(one.source.parameter or one.source.meta.name)
     some = stages if len(stages) < sharding.stages else ()
-    lines = fitting_lines(one.source.layout, one.groups, some)
-    return f"; what fits: {' or '.join(lines)}" if lines else ""
+    shape = next(tensor.meta.shape for ranks in one.replicas for tensor in ranks.values())
+    lines = fitting_lines(one.source.layout, one.groups, shape, some)
+    more = f" or {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    choice = "; contents do not show axes and their order: take the shape of the model"
+    choice = choice if lines[1:] else ""
+    return f"; what fits: {' or '.join(lines[:_MOST_LINES])}{more}{choice}" if lines else ""
 
 
 _REPLICA_EXPLAINED = "`ckpttool help replica` explains"

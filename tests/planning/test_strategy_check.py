@@ -190,7 +190,7 @@ def plan_by_hand(folder, true, line, shape=(16, 8), **options):
         (INNER, "{axis: 1}", "contradicted", "{device_matrix: [4, 2], tensor_map: [-1, 1]}"),
         (COLUMNS_OF_8, "[2, 4]", "contradicted", "{device_matrix: [2, 4], tensor_map: [-1, 0]}"),
         (Layout((8,), ((), ())), "{axis: 0}", "contradicted", "replicated"),
-        (MESH, "replicated", "replica", "{device_matrix: [2, 4], tensor_map: [0, -1]} or {"),
+        (MESH, "replicated", "replica", "{device_matrix: [2, 4], tensor_map: [0, -1]}"),
         (MESH, "{axis: 0, parts: 4}", "replica", "{device_matrix: [2, 4], tensor_map: [0, -1]}"),
     ],
 )
@@ -199,15 +199,48 @@ def test_a_hand_written_line_is_refused_with_the_one_that_fits(tmp_path, true, l
         plan_by_hand(tmp_path, true, line)
     (problem,) = caught.value.diagnostics
     assert (problem.code, problem.tensor) == (code, "w")
-    assert f"what fits: {fits}" in problem.facts
+    right = fits if fits == "replicated" else f"{fits} makes (16, 8)"
+    assert right in problem.facts.partition("what fits: ")[2]
     assert "more.yaml, line 3" in problem.hint
     assert ("replicated" in problem.facts) == (fits == "replicated")
-    plan_by_hand(tmp_path / "again", true, fits.removesuffix(" or {"))
+    plan_by_hand(tmp_path / "again", true, fits)
+
+
+@pytest.mark.parametrize(
+    ("true", "line"),
+    [
+        (COLUMNS_OF_8, "{axis: 0}"),  # another axis than the line says
+        (Layout((2, 2, 2), ((1,), (0,))), "{axis: 0}"),  # both axes
+        (Layout((2, 2, 2), ((0,), (2,))), "{axis: 1}"),  # with the replicas between
+        (Layout((2, 2, 2), ((1,), (0,))), "{device_matrix: [2, 2, 2], tensor_map: [2, 1]}"),
+    ],
+)
+def test_lines_that_fit_are_named_for_all_axes_with_their_shapes(tmp_path, true, line):
+    """Contents show which ranks are equal, and not which axis is sharded."""
+    with pytest.raises(ckpttool.PlanError) as caught:
+        plan_by_hand(tmp_path, true, line)
+    (problem,) = caught.value.diagnostics
+    listed = problem.facts.partition("what fits: ")[2].partition("; contents do not show")[0]
+    lines = [one.partition(" makes ")[::2] for one in listed.split(" or ")]
+    assert len(lines) > 1
+    of_model = [text for text, shape in lines if shape == "(16, 8)"]
+    whole = noise("w", "Float32", (16, 8))
+    merged = []
+    for number, text in enumerate(of_model):
+        plan, destination = plan_by_hand(tmp_path / str(number), true, text)
+        ckpttool.execute(plan, destination)
+        merged.append(read(tmp_path / str(number) / "m.h5")["w"])
+    assert whole in merged
 
 
 def test_a_hand_written_line_that_no_layout_fits_may_be_trusted(tmp_path):
+    catalog = held_by(tmp_path, "aaab")
+    (tmp_path / "hand.yaml").write_text(
+        "ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: replicated\n"
+    )
+    strategy = ckpttool.read_strategy([str(tmp_path / "hand.yaml")])
     with pytest.raises(ckpttool.PlanError, match="or --trust-strategy") as caught:
-        plan_by_hand(tmp_path, COLUMNS_OF_8, "[4, 2]")
+        ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
     (problem,) = caught.value.diagnostics
     assert "what fits" not in problem.facts
 

@@ -632,6 +632,45 @@ def test_a_tensor_that_is_cut_by_mistake_is_pointed_out(hybrid, write, tmp_path)
     assert read(tmp_path / "full.h5")["rate"].data == full["rate"].data * 4
 
 
+@pytest.mark.parametrize(("line", "cut"), [({"axis": 0}, "axis: 0"), ([4, 1], "parts: [4, 1]")])
+def test_lines_without_pipeline_stages_are_refused_with_those_that_have_them(
+    write, tmp_path, line, cut
+):
+    full = {name: noise(name, "Float32", (16, 8)) for name in ("a", "b", "shared")}
+    rows = {
+        rank: {
+            name: full[name].excerpt(slice(4 * (rank % 4), 4 * (rank % 4) + 4))
+            for name in ("a" if rank < 4 else "b", "shared")
+        }
+        for rank in range(8)
+    }
+    folder = write_ranks(tmp_path / "run", rows, "ckpt")
+    words = ["merge", folder, "-o", tmp_path / "full.h5", "-s"]
+    result = run(*words, write(document({"[ab]": line, "shared": "replicated"}, 8)))
+    assert result.exit_code == 5
+    said = f"a: {{{cut}, stages: [0]}}; b: {{{cut}, stages: [1]}}"
+    assert f"Try: `stages: 2` at the top of that file, and these lines above: {said}" in message(
+        result
+    )
+    (key, number) = (cut.partition(": ")[0], line["axis"] if isinstance(line, dict) else line)
+    lines = {name: {key: number, "stages": [stage]} for stage, name in enumerate("ab")}
+    run_well(*words, write(document(lines | {"shared": [4, 1]}, 8, stages=2)))
+    assert read(tmp_path / "full.h5") == full
+
+
+def test_a_file_that_was_cut_short_is_no_pipeline_stage(write, tmp_path):
+    ranks = {
+        rank: {name: noise(f"{name}{rank}", "Float32", (4, 8)) for name in "ab"} for rank in (0, 1)
+    }
+    del ranks[1]["b"]
+    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
+    result = run(
+        "merge", folder, "-s", write(document({"*": {"axis": 0}}, 2)), "-o", tmp_path / "f.h5"
+    )
+    assert result.exit_code == 5
+    assert "Try: copy the files again" in message(result)
+
+
 def test_every_tensor_by_hand_is_looked_at_not_only_the_largest(write, tmp_path):
     """Samples of the largest would do for a strategy of MindSpore's; a pattern matches anything."""
     ranks = {
