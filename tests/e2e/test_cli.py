@@ -205,7 +205,9 @@ def test_inspect_points_out_what_contents_contradict(tmp_path):
     strategy = '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
     (tmp_path / "s.json").write_text(strategy)
     result = run_well("inspect", tmp_path / "src", "-s", tmp_path / "s.json", "-q")
-    text = f"warning[replica]: {tmp_path / 'src'}: w: different between ranks that should hold"
+    text = (
+        f"warning[contradicted]: {tmp_path / 's.json'}: 1 parameter: diverged replicas, or slices"
+    )
     assert text in message(result)
 
 
