@@ -125,7 +125,7 @@ def list_rank_files(
             homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
             places |= {_place(home.relative_to(folder), rank): home for home in homes}
         found += [RankFile(rank, path, path.name) for path in inside]
-    found = _without_strategies(found) or found
+    found, told = _by_names(root, _without_strategies(found) or found, folders)
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
@@ -155,8 +155,8 @@ def list_rank_files(
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
         problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
-    if (misplaced := _misplaced_files(root, found, folders)) is not None:
-        problems.append(misplaced)
+    problems += [one for one in told if one.code == "source"]
+    diagnostics.add(*(one for one in told if one.code != "source"))
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
@@ -523,43 +523,60 @@ def _place(inside: Path, rank: int) -> str:
     )
 
 
-def _misplaced_files(
-    root: Path, found: Iterable[RankFile], folders: Mapping[int, Path]
-) -> Diagnostic | None:
-    """Return the problem of files in the folder of another rank than their names say, or None.
+def _by_names(
+    root: Path, found: Sequence[RankFile], folders: Mapping[int, Path]
+) -> tuple[list[RankFile], list[Diagnostic]]:
+    """Return the files without copies of other ranks' files, a note on these, and the problem.
 
-    Names say the rank if most of them say that of their folder, or if those of one save say the
-    ranks in another order.  Numbers that repeat may be those of devices.
+    Names say the rank if most of them say that of their folder, if a folder has files of one save
+    of several ranks, or if those of one save say the ranks in another order.  Else numbers that
+    repeat may be those of devices.  Then a file of another rank than its folder's is a copy if the
+    folder has the file of its own rank, and the other rank's folder has this one.
     """
     named = [(one, m) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
-    misplaced = [(one, match) for one, match in named if int(match[1]) != one.rank]
-    is_exchanged = _are_exchanged(named, folders)
-    if not misplaced or not (is_exchanged or len(misplaced) < len(named) - len(misplaced)):
-        return None
-    one, match = misplaced[0]
-    rank = int(match[1])
-    hint = f"move {'them' if misplaced[1:] else 'it'} away; `ckpttool help source` explains"
-    if is_exchanged:
-        by_name, by_folder = _patterns_of_both(root, one, match)
-        hint = f"--pattern {by_name} if the names are right, or --pattern {by_folder}"
-    elif rank in folders and not exists(folders[rank] / one.path.name) and not misplaced[1:]:
-        hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
-    text = f"{count(len(misplaced), 'file')} in the folder of another rank than the name says"
-    facts = shorten((str(other.path.relative_to(root)) for other, _ in misplaced), 3)
-    return Diagnostic("source", text, hint, facts=facts, where=str(root))
-
-
-def _are_exchanged(named: Iterable[tuple[RankFile, re.Match[str]]], ranks: Collection[int]) -> bool:
-    """Return whether the names of one save say ranks, each once, and not those of the folders."""
     saves: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
     for one, match in named:
         saves[form_around(one.path.name, match)].add((one.rank, int(match[1])))
-    return any(
-        len({rank for rank, _ in pairs}) == len({said for _, said in pairs}) == len(pairs) > 1
-        and any(rank != said for rank, said in pairs)
-        and all(said in ranks for _, said in pairs)
-        for pairs in saves.values()
-    )
+    misplaced = [(one, match) for one, match in named if int(match[1]) != one.rank]
+    is_exchanged = any(_are_exchanged(pairs, folders) for pairs in saves.values())
+    is_shared = any(len({rank for rank, _ in pairs}) < len(pairs) for pairs in saves.values())
+    if not (is_exchanged or is_shared or len(misplaced) < len(named) - len(misplaced)):
+        return list(found), []
+    names = {(one.rank, one.path.name) for one in found}
+    copies = {
+        one.path: None
+        for one, match in misplaced
+        if (one.rank, one.rank) in saves[form_around(one.path.name, match)]
+        and (int(match[1]), one.path.name) in names
+    }
+    told = []
+    if copies:
+        text = f"{count(len(copies), 'file')} of other ranks than their folders: ignored"
+        facts = shorten((str(path.relative_to(root)) for path in copies), 3)
+        told.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
+    rest = [(one, match) for one, match in misplaced if one.path not in copies]
+    if rest:
+        one, match = rest[0]
+        rank = int(match[1])
+        hint = f"move {'them' if rest[1:] else 'it'} away; `ckpttool help source` explains"
+        if is_exchanged:
+            by_name, by_folder = _patterns_of_both(root, one, match)
+            hint = f"--pattern {by_name} if the names are right, or --pattern {by_folder}"
+        elif len(folders) == 1:
+            hint = f"{shlex.quote(str(one.path.parent))} as SRC"
+        elif rank in folders and not exists(folders[rank] / one.path.name) and not rest[1:]:
+            hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
+        text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
+        facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
+        told.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+    return [one for one in found if one.path not in copies], told
+
+
+def _are_exchanged(pairs: Collection[tuple[int, int]], ranks: Collection[int]) -> bool:
+    """Return whether pairs of a rank and what a name says have each rank once, but not its own."""
+    said = [number for _, number in pairs]
+    is_each_once = len({rank for rank, _ in pairs}) == len(set(said)) == len(pairs) > 1
+    return is_each_once and set(said) <= set(ranks) and any(one != said for one, said in pairs)
 
 
 def _patterns_of_both(root: Path, file: RankFile, said: re.Match[str]) -> tuple[str, str]:

@@ -465,9 +465,25 @@ def test_rank_folders_of_several_kinds_come_with_a_pattern_for_each(make_run):
         ),
         (
             [f"rank_{rank}/l_rank_{rank}-1_1.ckpt" for rank in range(5)]
-            + ["rank_4/l_rank_0-1_1.ckpt", "rank_3/l_rank_1-1_1.ckpt"],
-            "rank_3/l_rank_1-1_1.ckpt, rank_4/l_rank_0-1_1.ckpt",
+            + ["rank_4/l_rank_9-1_1.ckpt", "rank_3/l_rank_1-1_2.ckpt"],
+            "rank_3/l_rank_1-1_2.ckpt, rank_4/l_rank_9-1_1.ckpt",
             "Try: move them away; `ckpttool help source` explains",
+        ),
+        (
+            ["rank_0/l_rank_0-1_1.ckpt", "rank_0/l_rank_1-1_1.ckpt", "rank_1/l_rank_0-1_1.ckpt"],
+            "rank_0/l_rank_1-1_1.ckpt, rank_1/l_rank_0-1_1.ckpt",
+            "Try: move them away; `ckpttool help source` explains",
+        ),
+        (
+            [f"rank_{rank}/l_rank_{other}.ckpt" for rank in (0, 1) for other in (0, 1)]
+            + [f"rank_{rank}/l_rank_0.ckpt" for rank in (2, 3, 4)],
+            "rank_2/l_rank_0.ckpt, rank_3/l_rank_0.ckpt, rank_4/l_rank_0.ckpt",
+            "Try: move them away; `ckpttool help source` explains",
+        ),
+        (
+            [f"rank_0/l_rank_{rank}.ckpt" for rank in range(4)],
+            "rank_0/l_rank_1.ckpt, rank_0/l_rank_2.ckpt, rank_0/l_rank_3.ckpt",
+            "Try: {}/rank_0 as SRC",
         ),
     ],
 )
@@ -534,3 +550,13 @@ def test_numbers_of_devices_in_names_are_no_exchanged_ranks(make_run):
 def test_counters_do_not_hide_that_ranks_are_exchanged(make_run):
     names = ["rank_0/l_rank_1-2_10.ckpt", "rank_1/l_rank_0_1-2_10.ckpt"]
     fails(make_run(*names), "another rank than the name says", ", ".join(names))
+
+
+@pytest.mark.parametrize(
+    "name", ["rank_{}/llama_rank_{}-2_10.ckpt", "10.0.0.{0}/device{0}/net_rank{1}.ckpt"]
+)
+def test_files_of_all_ranks_in_the_folder_of_each_are_copies(make_run, name):
+    root = make_run(*(name.format(rank, other) for rank in range(3) for other in range(3)))
+    assert found(root) == {rank: name.format(rank, rank) for rank in range(3)}
+    (note,) = notes_of(root, "skipped")
+    assert "6 files of other ranks than their folders: ignored" in note
