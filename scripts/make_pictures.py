@@ -176,7 +176,7 @@ def draw_fused() -> str:
                 box = f"x='{x}' y='{54 + 24 * at}' width='52' height='24'"
                 parts.append(f"<rect {box} fill='{colour}' stroke='white'/>")
                 parts.append(draw_text(x + 26, 70 + 24 * at, row, 11, "middle", colour="white"))
-        left += 58 * len(ranks) + 36
+        left += max(58 * len(ranks), 9 * len(title)) + 36
     view = f"viewBox='0 0 {left} 164' color='{GREY}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {view}>"
     return "\n".join([head, "<title>Weights that each rank fused</title>", *parts, "</svg>\n"])
