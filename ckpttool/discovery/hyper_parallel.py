@@ -7,7 +7,8 @@ its own, ``.rank3_metadata`` or, later, ``3.metadata``.  Objects that are not te
 
 The trainer has a folder ``global_step_12`` for every save, and ``latest_checkpoint_iteration.txt``
 beside them with the number of the last complete one.  Metadata is written last, so a folder
-without it was not finished.  To resume, the trainer takes the save that the file names.  Without
+without it was not finished.  If each rank has its own, one that has a file of tensors or that other
+saves have must not lack it.  To resume, the trainer takes the save that the file names.  Without
 the file, or if that save is not complete, it takes the newest complete one.
 
 Bytes of a metadata file
@@ -132,7 +133,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     """
     diagnostics = Diagnostics()
     paths = _metadata_files(Path(src), diagnostics)
-    if not paths:
+    if not paths or not _is_complete(Path(src)):
         return None
     if step is not None:
         raise PlanError(
@@ -232,12 +233,19 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
     hint = "-s STRATEGY --pattern '_rank{rank}_.safetensors', if all files are there"
     return Diagnostic(
         "unfinished",
-        "a save that did not finish: no .metadata, which is written last",
+        f"a save that did not finish: {_missing_metadata(folder)}",
         f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
         facts=f"{count(len(files), 'file')} of tensors, which may be missing or cut short",
         path=str(folder),
         where=str(folder),
     )
+
+
+def _missing_metadata(folder: Path) -> str:
+    """Return what is missing in a save that did not finish."""
+    if not _ranks_of_metadata(folder):
+        return "no .metadata, which is written last"
+    return "ranks have no metadata, which is written last"
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -251,8 +259,37 @@ def _is_save(folder: Path) -> bool:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether a folder has metadata."""
-    return bool(_metadata_files(folder, Diagnostics()))
+    """Return whether a folder has the metadata of a finished save.
+
+    Metadata of single ranks must be there for each file of tensors, and for all ranks of another
+    save beside it, if there is one with more than these.  The save that the trainer recorded is
+    finished.
+    """
+    ranks = _ranks_of_metadata(folder)
+    if not ranks:
+        return bool(_metadata_files(folder, Diagnostics()))
+    if {_rank_of(path.name) for path in _tensor_files(folder)} - ranks:
+        return False
+    above = folder.absolute().parent
+    if _STEPS.number(folder) is None or _recorded_step(above) == _STEPS.number(folder):
+        return True
+    beside = [path for path in _STEPS.find_folders(above) if path.name != folder.absolute().name]
+    others = [found for path in beside if (found := _ranks_of_metadata(path))]
+    return not others or any(found <= ranks for found in others)
+
+
+def _recorded_step(above: Path) -> int | None:
+    """Return the step that the trainer recorded; None without a number."""
+    try:
+        return _STEPS.read_tracker(above)
+    except FormatError:
+        return None  # said when a step is chosen
+
+
+def _ranks_of_metadata(folder: Path) -> set[int]:
+    """Return the ranks that have metadata of their own, none beside one file for all."""
+    matches = (HYPER_METADATA.fullmatch(p.name) for p in _metadata_files(folder, Diagnostics()))
+    return {int(match[1] or match[2]) for match in matches if match is not None}
 
 
 def _metadata_files(folder: Path, diagnostics: Diagnostics) -> list[Path]:

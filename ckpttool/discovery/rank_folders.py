@@ -24,7 +24,7 @@ import glob
 import os
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -36,6 +36,7 @@ from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     STEP_IN_NAME,
     RankFile,
+    Step,
     base_of,
     find_numbered,
     form_around,
@@ -459,9 +460,25 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
             for rank, path in files
             if (match := RANK_IN_NAME.search(path.name)) is not None
         )
-        if is_agreed and not all(is_strategy(path) for _, path in files):
+        if is_agreed and not _are_hosts(files) and not all(is_strategy(p) for _, p in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
+
+
+def _are_hosts(files: Sequence[tuple[int, Path]]) -> bool:
+    """Return whether files of numbered folders show that these are hosts, not ranks.
+
+    A folder has files of one step that differ in the number of the rank.  Without a step, the
+    number may count something else if other folders have the same names.
+    """
+    names = Counter(path.name for _, path in files)
+    said = ranks_in_names(names)
+    saves: dict[tuple[int, Step | None], set[int]] = defaultdict(set)
+    for number, path in files:
+        step = step_of(path.name)
+        if path.name in said and (step is not None or names[path.name] == 1):
+            saves[number, step].add(said[path.name])
+    return any(len(ranks) > 1 for ranks in saves.values())
 
 
 def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Path]]:
@@ -598,9 +615,10 @@ def _list_flat_files(root: Path, diagnostics: Diagnostics) -> list[RankFile]:
     files = list(checkpoint_files(root))
     saves = find_emergency_saves(root)
     note_emergencies(saves, diagnostics)
-    found = _without_strategies(_named_files(files))
+    named = _named_files(files)
+    found = _without_strategies(named) or named
     if not found and not find_nested_checkpoints(root):
-        found = _named_files_in_hosts(root) or _without_strategies(_numbered_files(files))
+        found = _files_in_hosts(root) or _without_strategies(_numbered_files(files))
     if not found:
         _refuse_unfinished(root)
         _refuse_pytorch(root)
@@ -618,13 +636,30 @@ def _named_files(files: Iterable[Path]) -> list[RankFile]:
     ]
 
 
-def _named_files_in_hosts(root: Path) -> list[RankFile]:
-    """Return the files with a rank in their names in the folders of hosts, none in two of them."""
+def _files_in_folders(root: Path) -> list[RankFile]:
+    """Return the files in folders below ``root`` whose names have the rank, by word or number."""
     folders = (p for p in list_folder(root) if is_folder(p) and not EMERGENCY.fullmatch(p.name))
-    found = [item for folder in folders for item in _named_files(checkpoint_files(folder))]
-    found = _without_strategies(found)
+    files = [path for folder in folders for path in checkpoint_files(folder)]
+    return _without_strategies(_named_files(files)) or _without_strategies(_numbered_files(files))
+
+
+def _files_in_hosts(root: Path) -> list[RankFile]:
+    """Return the files with a rank in their names in the folders of hosts, none in two of them."""
+    found = _files_in_folders(root)
     homes = {(item.rank, item.path.parent) for item in found}
     return found if len(homes) == len({rank for rank, _ in homes}) else []
+
+
+def _repeated_in_hosts(root: Path) -> list[str]:
+    """Return the files of a name in several folders, if a folder has files of several ranks."""
+    ranks: dict[Path, set[int]] = defaultdict(set)
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for item in _files_in_folders(root):
+        if RANK_IN_NAME.search(item.name) or step_of(item.name) is not None:
+            ranks[item.path.parent].add(item.rank)
+            by_name[item.name].append(str(item.path.relative_to(root)))
+    is_of_hosts = any(len(numbers) > 1 for numbers in ranks.values())
+    return next((p for p in by_name.values() if len(p) > 1), []) if is_of_hosts else []
 
 
 def _numbered_files(files: Sequence[Path]) -> list[RankFile]:
@@ -661,6 +696,10 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
             text = f"not a checkpoint, but a folder of {len(models)} merged checkpoints"
         facts = shorten((str(path.relative_to(root)) for path in models), 3)
         return problem(text, f"{shlex.quote(str(models[0]))} as SRC", facts)
+    if repeated := _repeated_in_hosts(root):
+        text = "files of one rank by their names in several folders: copies, or numbers of devices"
+        hint = "move copies away, or link each file to a name with its rank (net_rank_0.ckpt)"
+        return problem(text, hint, shorten(repeated, 3))
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if suggested := _suggest(root):
         return problem(text, suggested[1], suggested[0])
@@ -877,12 +916,24 @@ def _finds_ranks(root: Path, pattern: str) -> bool:
     try:
         found = list(_match_pattern(root, Path(pattern).parts, None, {}))
         files = drop_backups(found, Diagnostics())
+        runs: dict[tuple[int, Step | None], set[str]] = defaultdict(set)
+        for one in files:
+            runs[one.rank, step_of(one.name)].add(run_of(one.name))
+        if any(step is not None and _are_several(names) for (_, step), names in runs.items()):
+            return False
         choose_save(read_saved_files(str(root), files, Diagnostics()), None, Diagnostics())
     except StepError:
         return True  # the pattern is right; no step is on every rank
     except (PlanError, OSError):
         return False
     return bool(found)
+
+
+def _are_several(runs: Collection[str]) -> bool:
+    """Return whether names before a step differ in more than a counter."""
+    return (
+        sum(base_of(f"{run}-0_0") == run or base_of(f"{run}-0_0") not in runs for run in runs) > 1
+    )
 
 
 def find_manifests(catalog: Catalog) -> list[Path]:

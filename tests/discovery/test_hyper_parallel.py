@@ -348,8 +348,10 @@ def test_metadata_of_the_ranks_is_put_together(package, tmp_path):
     assert merged(source)[0] == ENTRIES
     for path in [*source.glob(".rank3_metadata"), *source.glob("3.metadata")]:
         path.unlink()
+    refused(source, 5, "a save that did not finish: ranks have no metadata")
+    (source / "_rank3_.safetensors").unlink()
     assert merged(source)[0] == ENTRIES
-    for path in [*source.glob(".rank2_metadata"), *source.glob("2.metadata")]:
+    for path in [*source.glob("*rank2_*"), *source.glob("2.metadata")]:
         path.unlink()
     refused(source, 5, "layer.w: slices are in no file 1 of \\(8, 6\\): \\[4:8, 0:6\\]")
 
@@ -452,6 +454,26 @@ def test_a_root_without_a_complete_step_is_refused(tmp_path):
     refused(root, 5, "no step was finished without .metadata: global_step_1, global_step_2")
     result = run("verify", root)
     assert (result.exit_code, mentions(message(result), "no step was finished")) == (1, [])
+
+
+@pytest.mark.parametrize("package", ["checkpoint", "distributed_checkpoint"])
+@pytest.mark.parametrize("lost", ["*3[._]metadata", "*rank3_.*", "*3[._]*"])
+def test_a_step_with_metadata_of_fewer_ranks_did_not_finish(package, lost, tmp_path):
+    root = tmp_path / "run"
+    for step in (9, 10):
+        HyperSave(ENTRIES, BOXES, package, collectives=False).write(root / f"global_step_{step}")
+    for path in (root / "global_step_10").glob(lost):
+        path.unlink()
+    if lost == "*rank3_.*":  # its replicas are read
+        assert merged(root)[1].count("step 10 is read")
+        return
+    got, text = merged(root)
+    assert (got, mentions(text, "step 9 is read", "not finished: global_step_10")) == (ENTRIES, [])
+    told = "a save that did not finish: ranks have no metadata.* Try: .*global_step_9 as SRC"
+    refused(root / "global_step_10", 5, told)
+    if lost == "*3[._]*":  # a run with fewer ranks
+        (root / POINTER).write_text("10")
+        assert not mentions(merged(root)[1], "step 10 is read")
 
 
 def test_steps_of_other_trainers_are_left_alone(tmp_path):

@@ -170,10 +170,7 @@ def test_a_folder_without_checkpoints_says_what_is_looked_for(make_run):
     assert fails(src) == (f"{src}: no ranks in it, but one file\n  Try: {src}/a.ckpt as SRC",)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"], ["s_rank_0.ckpt", "s_rank_1.ckpt"]],
-)
+@pytest.mark.parametrize("names", [["s.ckpt"], ["strategy_0.ckpt", "strategy_1.ckpt"]])
 def test_a_folder_of_strategies_is_called_that(tmp_path, names):
     for name in names:
         shutil.copy(GOLDEN / "tutorial_8_to_8_retrain" / "src_strategy.ckpt", tmp_path / name)
@@ -224,6 +221,8 @@ def test_the_command_that_unpacks_files_is_named(make_run, suffix, tool, place):
         ("worker{host}/proc{local}/ckpt_{rank}/net-3_5.ckpt", 2),
         ("pod-{host}/net_rank_{rank}-3_5.ckpt", 5),
         ("card{rank}/net-3_5.ckpt", 1),
+        ("host{host}/net_{rank}-3_5.ckpt", 2),
+        ("gpu-{host}/w{rank:03}.ckpt", 4),
         ("process_{rank:02}/saved/x_{rank}.ckpt", 1),
         ("{rank}/x.ckpt", 1),
         ("rank_{rank}/ckpt/net-3_5.ckpt", 1),
@@ -257,6 +256,31 @@ def test_the_only_folder_of_a_host_is_named(make_run):
 def test_a_rank_in_the_folders_of_two_hosts_is_an_error(make_run):
     names = [f"host-{host}/rank_{rank}/x.ckpt" for host, rank in ((0, 0), (1, 1), (7, 1))]
     fails(make_run(*names), "two folders for rank 1\n  host-1/rank_1 and host-7/rank_1\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "repeated"),
+    [
+        (
+            [f"host{host}/net_{device}-2_10.ckpt" for host in (0, 1) for device in (0, 1)],
+            "host0/net_0-2_10.ckpt, host1/net_0-2_10.ckpt",
+        ),
+        (
+            [f"h{rank // 2}/net_rank_{rank}-2_10.ckpt" for rank in range(4)]
+            + [f"h1_bak/net_rank_{rank}-2_10.ckpt" for rank in (2, 3)],
+            "h1/net_rank_2-2_10.ckpt, h1_bak/net_rank_2-2_10.ckpt",
+        ),
+    ],
+)
+def test_numbers_that_repeat_in_the_folders_of_hosts_are_said(make_run, names, repeated):
+    (problem,) = fails(make_run(*names), "of one rank by their names in several folders", repeated)
+    assert "--pattern" not in problem
+    assert "--step" not in problem
+
+
+def test_a_folder_of_a_rank_may_have_several_names_counters_and_steps(make_run):
+    names = [f"card{rank}/net{end}.ckpt" for rank in (0, 1) for end in ("-1_2", "-2_2", "_1-3_2")]
+    assert found(make_run(*names)) == {rank: f"card{rank}/net_1-3_2.ckpt" for rank in (0, 1)}
 
 
 @pytest.mark.parametrize("word", ["epoch_", "fold", "Seed-", "run", "net_v"])
