@@ -19,7 +19,7 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
-from ckpttool.errors import CkptToolError, PlanError, raise_all
+from ckpttool.errors import CkptToolError, PlanError, StepError, raise_all
 from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
 from ckpttool.model.wording import count, format_bytes, format_sizes, shorten
@@ -99,7 +99,11 @@ def load(
         catalog = found
     if not isinstance(catalog, CkptToolError):
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
-    errors = [one for one in (catalog, *strategies) if isinstance(one, CkptToolError)]
+    if isinstance(catalog, StepError) and isinstance(strategies[0], CkptToolError):
+        catalog = strategies[0]  # the choice of a step depends on the strategy
+    errors = list(
+        dict.fromkeys(one for one in (catalog, *strategies) if isinstance(one, CkptToolError))
+    )
     for option, paths, strategy in zip(
         ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
     ):

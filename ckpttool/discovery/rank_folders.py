@@ -551,6 +551,7 @@ def _by_names(
     folder has the file of its own rank, and the other rank's folder has this one.
     """
     named = [(one, m) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
+    named = named or _exchanged_numbers(found)
     saves: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
     for one, match in named:
         saves[form_around(one.path.name, match)].add((one.rank, int(match[1])))
@@ -587,6 +588,20 @@ def _by_names(
         facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
         told.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
     return [one for one in found if one.path not in copies], told
+
+
+def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Match[str]]]:
+    """Return the files of one save whose names have a number that is another rank's, or []."""
+    ranks = {one.rank for one in found}
+    forms: dict[tuple[str, str], list[tuple[RankFile, re.Match[str]]]] = defaultdict(list)
+    for one in found:
+        for match in _DIGITS.finditer(one.path.name, 0, len(run_of(one.path.name))):
+            forms[form_around(one.path.name, match)].append((one, match))
+    for named in forms.values():
+        pairs = {(one.rank, int(match[1])) for one, match in named}
+        if len(named) == len(ranks) and _are_exchanged(pairs, ranks):
+            return named
+    return []
 
 
 def _are_exchanged(pairs: Collection[tuple[int, int]], ranks: Collection[int]) -> bool:

@@ -90,8 +90,12 @@ class SavedFile:
         return *self.series, self.counter
 
     def is_called(self, name: str) -> bool:
-        """Return whether ``name`` is the name of the file, with or without its suffix."""
-        return name in (self.path.name, self.path.stem)
+        """Return whether ``name`` is that of the file, perhaps without its suffix.
+
+        ``{rank}`` may stand for the number of the rank.
+        """
+        key = self.name.key
+        return name in (self.path.name, self.path.stem, key, key.removesuffix(self.name.suffix))
 
 
 def _covers_nothing(ranks: Collection[int]) -> bool:

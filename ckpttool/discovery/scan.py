@@ -290,7 +290,13 @@ def _choose(
     saved, wanted = found.saved, found.step
     if strategy is None:
         return choose_save(saved, wanted, diagnostics), None
-    saved = drop_unfit_runs(saved, strategy, found.key, diagnostics)
+    of_fitting = Diagnostics()
+    fitting = drop_unfit_runs(saved, strategy, found.key, of_fitting)
+    if wanted is None or not any(
+        file.is_called(wanted) for file in {*saved.files} - {*fitting.files}
+    ):
+        saved = fitting  # a file that is named is read, and its slices are refused
+        diagnostics.add(*of_fitting)
     saved = replace(saved, covers=strategy.is_covered_by)
     others = [rank for rank in saved.ranks if rank not in strategy.ranks]
     if not others or len(others) == len(saved.ranks):
@@ -303,8 +309,9 @@ def _choose(
     alike = [file for file in of_others if file.series == of_chosen[0].series]
     of_step = [file for file in alike if file.save == save]
     runs = {(file.rank, file.run) for file in of_chosen}
-    counted_files = [file for file in counted.files if (file.rank, file.run) in runs]
-    slices = slices_of(counted_files, found.key)
+    slices = slices_of(of_chosen, found.key) or slices_of(
+        (file for file in counted.files if (file.rank, file.run) in runs), found.key
+    )
     has_step = bool(slices & slices_of(of_step, found.key)) or (of_step and save.step is None)
     names = {name for one in slices for name, _ in one}
     has_parameters = any(

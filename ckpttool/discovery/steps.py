@@ -234,6 +234,14 @@ def _unlike_runs(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | 
     ]
     if not earlier or len(earlier) == len(files):
         return None
+    # A later run that was killed in its first save leaves the earlier one alike on all ranks.
+    steps: dict[tuple[int, tuple[str, str, int]], set[Step]] = defaultdict(set)
+    for file in found.files:
+        steps[file.rank, file.run].add(file.save.order)
+    are_alike = len({frozenset(steps[file.rank, file.run]) for file in files}) == 1
+    repeated = (save for save in found.saves if (save.prefix, save.suffix) == files[0].series)
+    if are_alike and not any(_uneven_numbers(found, save) for save in repeated):
+        return None
     ranks = [file.rank for file in earlier]
     text = f"{format_ranks(ranks)}: a later run than that of {files[0].save.text} left files"
     return _problem(found, text, "the other ranks have none of a later run", ranks)
@@ -400,6 +408,7 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
         numbers, name = part.split(":", 1)
         # The name of one rank's file means the files of equal names on the others.
         equal = {file.name for file in found.files if file.is_called(name)}
+        without: dict[str, list[int]] = defaultdict(list)
         for rank in parse_numbers(numbers):
             named = [
                 file
@@ -409,11 +418,13 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
             if len(named) == 1 and rank not in chosen:
                 chosen[rank] = named[0]
             else:
-                number = "no file" if not named else "several files"
-                text = f"--step {part}: {number} of rank {rank}"
-                has = shorten((file.path.name for file in of_ranks[rank]), 3) or "none"
-                hint = "the name of one file for each rank"
-                problems.append(Diagnostic("source", text, hint, facts=f"its files: {has}"))
+                without["several files" if named else "no file"].append(rank)
+        for number, ranks in without.items():
+            text = f"--step {part}: {number} of {format_ranks(ranks)}"
+            has = shorten((file.path.name for file in of_ranks[ranks[0]]), 3) or "none"
+            facts = f"files of rank {ranks[0]}: {has}"
+            hint = "the name of one file for each rank, such as 0-1:NAME/2-3:NAME"
+            problems.append(Diagnostic("source", text, hint, facts=facts, ranks=tuple(ranks)))
     files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
@@ -427,7 +438,8 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
     if others and not found.covers(chosen.keys()):
         text = f"--step names no file of {format_ranks(others)}"
         facts = "no strategy says that the others hold all slices"
-        raise StepError([Diagnostic("mixed_steps", text, facts=facts, where=found.src)])
+        hint = "name a file of these ranks, too: 0-1:NAME/2-3:NAME"
+        raise StepError([Diagnostic("mixed_steps", text, hint, facts=facts, where=found.src)])
     return files
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -67,7 +67,8 @@ def check_source(
 ) -> Mapping[str, ListedOutput]:
     """Compare the files of a source with their manifest, and return the entries of those alike.
 
-    Files that no manifest lists, and listed files that the source does not have, do not matter.
+    Files that no manifest lists do not matter, unless one of them lies where a listed one should.
+    Listed files that the source does not have do not matter either: replicas may replace them.
     """
     given = {
         _absolute(name): (name, file) for file in catalog.files.values() for name in file.paths
@@ -87,6 +88,8 @@ def check_source(
             for output in listed
             if (name := _absolute(path.parent / output.entry.path)) in given
         ]
+        names = {file.path for file in files}
+        diagnostics.add(*_in_place_of_listed(path, listed, given.values(), names))
         right = []
         for file in files:
             wrong = list(comparison.check_header(file))
@@ -95,6 +98,24 @@ def check_source(
         diagnostics.add(*comparison.check_samples(right))
         found |= {file.path: file.listed for file in right}
     return found
+
+
+def _in_place_of_listed(
+    manifest: Path,
+    listed: Iterable[ListedOutput],
+    given: Iterable[tuple[str, FileIndex]],
+    compared: Collection[str],
+) -> Iterator[Diagnostic]:
+    """Yield a problem for each file in the folder of a rank whose listed file is not there."""
+    others = {Path(_absolute(name)).parent: name for name, _ in given if name not in compared}
+    for output in listed:
+        missing = Path(_absolute(manifest.parent / output.entry.path))
+        if missing.parent in others and missing.parent != manifest.parent and not is_file(missing):
+            text = "not the file that the manifest lists in this folder"
+            facts = f"{manifest} lists {output.entry.path}, which is missing"
+            hint = "put the listed file back, or --ignore-manifest"
+            name = others[missing.parent]
+            yield Diagnostic("manifest", text, hint, facts=facts, path=name, where=name)
 
 
 def _list_outputs(manifest: ManifestFile) -> list[ListedOutput]:

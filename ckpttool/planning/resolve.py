@@ -28,7 +28,7 @@ from ckpttool.errors import (
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
@@ -265,7 +265,7 @@ def _resolve(
     except CkptToolError as error:
         diagnostics.failures.append(error)
         sources = sources or find(sharding)
-    damage, problems = _propose_step(catalog, sources)
+    damage, problems = _propose_step(catalog, sources, diagnostics.command)
     diagnostics.failures += damage
     diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
@@ -278,8 +278,13 @@ def _resolve(
     )
 
 
-def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError], list[Diagnostic]]:
-    """Return damage and problems; the hint of those that follow from lost files is another step."""
+def _propose_step(
+    catalog: Catalog, sources: Sources, command: Command
+) -> tuple[list[FormatError], list[Diagnostic]]:
+    """Return damage and problems; the hint of those that follow from lost files is another step.
+
+    Inspect and verify report damaged files themselves.
+    """
     damage, problems = list(sources.damage), list(sources.problems)
     is_missing = any(one.code == "missing" for one in problems)
     step = ""
@@ -287,7 +292,8 @@ def _propose_step(catalog: Catalog, sources: Sources) -> tuple[list[FormatError]
         step = catalog.find_complete_step()
     if step:
         hint = f"--step {step}, which is complete by its headers"
-        damage = [error.with_hint(hint) for error in damage]
+        if command not in ("inspect", "verify"):
+            damage = [error.with_hint(hint) for error in damage]
         problems = [replace(one, hint=hint) if one.code == "missing" else one for one in problems]
     return damage, problems
 

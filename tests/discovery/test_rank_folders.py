@@ -584,3 +584,12 @@ def test_files_of_all_ranks_in_the_folder_of_each_are_copies(make_run, name):
     assert found(root) == {rank: name.format(rank, rank) for rank in range(3)}
     (note,) = notes_of(root, "skipped")
     assert "6 files of other ranks than their folders: ignored" in note
+
+
+@pytest.mark.parametrize(
+    "names", [("net_1-3_2", "net_0-3_2", "net_2-3_2"), ("a1_1-2_2", "a1_0-2_2")]
+)
+def test_numbers_in_names_that_are_those_of_other_ranks_are_refused(make_run, names):
+    root = make_run(*(f"rank_{rank}/{name}.ckpt" for rank, name in enumerate(names)))
+    fails(root, "2 files in the folder of another rank than the name says")
+    assert len(found(root, pattern="rank_{rank}/*")) == len(names)

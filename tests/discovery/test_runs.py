@@ -154,8 +154,8 @@ def test_a_step_takes_a_file_for_each_rank(make_run):
     names = [f"net_rank_{rank}-1_2.ckpt" for rank in range(4)]
     names[1:3] = [f"net_rank_{rank}_1-1_2.ckpt" for rank in (1, 2)]
     assert found(src, step="0,3:net_rank_3-1_2/1-2:net_rank_1_1-1_2.ckpt") == take(*names)
-    fails(src, "several files of rank 0", "its files: net_rank_0-1_2", step="0-3:1_2")
-    fails(src, "no file of rank 4\n  its files: none", step="0-4:net_rank_0-1_2")
+    fails(src, "several files of ranks 0-3", "files of rank 0: net_rank_0-1_2", step="0-3:1_2")
+    fails(src, "no file of rank 4\n  files of rank 4: none", step="0-4:net_rank_0-1_2")
     make_run("rank_0/net_rank_0-2_2.ckpt")
     wanted = "0:net_rank_0-2_2/1-3:net_rank_1-1_2"
     fails(src, "--step names files of several steps", step=wanted)
@@ -347,3 +347,22 @@ def test_other_ranks_with_other_slices_of_the_step_are_of_another_run(tmp_path):
     }
     write_run(src, "_1", "12_2", [{"w": (2, 4)}] * 2)
     assert sorted(scan(src, strategy=strategy_of(w=2)).files) == [0, 1, 2, 3]
+
+
+def test_other_ranks_that_have_the_named_step_belong_to_the_checkpoint(tmp_path):
+    """A later run on fewer ranks took the same name."""
+    src = str(tmp_path)
+    for step in ("1_2", "2_2"):
+        write_run(src, "", step, [{"w": (2, 4)}] * 4)
+    write_run(src, "", "3_2", [{"w": (4, 4)}] * 2)
+    strategy = strategy_of(w=2)
+    assert sorted(scan(src, SourceOptions(step="2_2"), strategy).files) == [0, 1, 2, 3]
+    assert sorted(scan(src, strategy=strategy).files) == [0, 1]
+
+
+def test_what_inspect_shows_names_the_files_of_ranks(make_run):
+    src = make_run(*(f"rank_{r}/net_rank_{r}{c}-1_2.ckpt" for r in range(2) for c in ("", "_1")))
+    step = "0:net_rank_{rank}_1-1_2.ckpt/1:net_rank_{rank}-1_2"
+    assert found(src, step=step) == take("net_rank_0_1-1_2.ckpt", "net_rank_1-1_2.ckpt")
+    (text,) = fails(src, "no file of ranks 0, 1", step="0-1:nett-1_2")
+    assert text.count("no file of") == 1

@@ -81,6 +81,18 @@ def test_exchanged_files_of_a_set_are_named_by_every_command(model, output_forma
         run_well(*words, *(["--overwrite"] if words[0] in ("merge", "reshard") else []))
 
 
+@pytest.mark.parametrize("renamed", ["net.ckpt", "other_0.ckpt"])
+def test_a_file_in_place_of_a_listed_one_is_an_error(model, renamed):
+    paths = split(model, "ckpt")
+    for path in paths:
+        path.rename(path.with_name(renamed))
+    words = ["merge", model / "set", "-s", model / "s.json", "-o", model / "m.h5"]
+    result = run(*words)
+    assert result.exit_code == 5
+    assert "not the file that the manifest lists in this folder" in message(result)
+    run_well(*words, "--ignore-manifest")
+
+
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_a_merged_set_of_numbered_files_is_compared_too(model, output_format):
     words = ["merge", model / "model.safetensors", "-o", model / "out", "--format", output_format]
