@@ -36,6 +36,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
     from ckpttool.formats.weight_index import read_index_file
+    from ckpttool.model.diagnostics import Diagnostics
     from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
@@ -185,7 +186,10 @@ TARGETS: dict[str, tuple[Callable[[str, int], None], str]] = {
     "index": (_document(read_index_file), "**/*map.json"),
     "log": (_document(_log), "**/*.log"),
     "manifest": (_document(_sealed(_manifest)), "**/ckpttool.json"),
-    "mindformers": (_document(read_metadata), "**/metadata.json"),
+    "mindformers": (
+        _document(lambda path: read_metadata(path, Diagnostics())),
+        "**/metadata.json",
+    ),
     "plan": (_document(_sealed(RecordedPlan.read)), "**/plan.json"),
     "rank_table": (_document(read_rank_table), "**/rank_table*.json"),
     "stamps": (_document(_sealed(FinishedStamps.read)), "**/stamps.json"),
