@@ -194,16 +194,17 @@ def prepare_many(work: Path, tensors: int, outputs: int) -> list[Case]:
     write_strategy(target, model, Mesh(outputs))
     merged, out = work / "merged.ckpt", work / "outputs"
     merge = (*CKPTTOOL, "merge", str(small), "-s", str(strategy_path(small)), "-o", str(merged))
-    ways = ("-s", str(strategy_path(wide)), "-d", str(target), "-o", str(out), "--format", "ckpt")
-    reshard = (*CKPTTOOL, "reshard", str(wide), *ways, "-q")
+    ways = ("-s", str(strategy_path(wide)), "-d", str(target), "--format", "ckpt", "-q")
+    write = (*CKPTTOOL, "reshard", str(wide), *ways)
+    reshard = (*write, "-o", str(out))
     finished, stopped = work / "finished", work / "stopped"
     for path, more in ((finished, ()), (stopped, ("--part", "1/1"))):  # which waits for finalize
-        subprocess.run((*reshard, *more, "-o", str(path)), check=True, capture_output=True)
+        subprocess.run((*write, *more, "-o", str(path)), check=True, capture_output=True)
     look = (sys.executable, "-c", LOOK)
     return [
         Case(f"merge, 8 ranks x {tensors} tensors", (*merge, "-q"), merged),
         Case(f"reshard, 8 -> {outputs} ranks", reshard, out),
         Case(f"look, finished set of {outputs}", (*look, str(finished))),
         Case(f"look, stopped set of {outputs}", (*look, str(stopped))),
-        Case(f"resume, finished set of {outputs}", (*reshard, "-o", str(finished), "--resume")),
+        Case(f"resume, finished set of {outputs}", (*write, "-o", str(finished), "--resume")),
     ]
