@@ -47,7 +47,7 @@ def inspect(
     source: Side,
     more: tuple[str, ...],
     crc: bool,
-    manifest: str,
+    manifest: str | None,
     show_all: bool,
     show_ranks: bool,
     report: ReportOptions,

@@ -403,9 +403,12 @@ def _build_source(src: str, **values: Any) -> Mapping[str, object]:
     return {"source": make_side(src, **values)}
 
 
-def _build_resolve(**values: Any) -> Mapping[str, object]:
+def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, object]:
     from ckpttool.planning.resolve import ResolveOptions
 
+    # The option has no default: before click 8.2 that of an option with a flag_value sets it.
+    if manifest is not None:
+        values["manifest"] = manifest
     return {"resolve": ResolveOptions(**values)}
 
 
@@ -485,7 +488,6 @@ ignore_manifest = option(
     "--ignore-manifest",
     heading=SAFETY,
     flag_value="ignore",
-    default="samples",
     help="Do not compare the files with the manifest of their set.",
 )
 

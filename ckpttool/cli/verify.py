@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         "--check-manifest",
         heading=options.SAFETY,
         flag_value="all",
-        default="samples",
         help="Compare all contents with the manifest; needs no strategy.",
     ),
 )

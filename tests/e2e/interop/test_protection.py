@@ -56,7 +56,7 @@ def test_a_file_that_mindspore_encrypts_holds_what_it_saves_in_clear(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC"])
 def test_a_file_of_several_blocks_is_read(mode, mindspore, tmp_path, key_file):
-    path, again = tmp_path / "encrypted.ckpt", tmp_path / "again.ckpt"
+    path, again = tmp_path / f"{mode}.ckpt", tmp_path / "again.ckpt"
     nbytes = (2 << 26) + 1000  # blocks have 64 MiB
     mindspore.ask("save_noise", nbytes=nbytes, out=path, key=SECRET.hex(), mode=mode)
     run_well("merge", path, "-o", again, "--dec-key-file", key_file(SECRET))
