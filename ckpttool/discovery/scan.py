@@ -284,8 +284,9 @@ def _choose(
 ) -> tuple[Chosen, Collection[int] | None]:
     """Return the files of one save, and the ranks that count; None for all.
 
-    With a strategy for fewer ranks, the others are left out if they hold no parameter of their own,
-    have no equal slices of the chosen step, and no later step unless the step was requested.
+    With a strategy for fewer ranks, the others are left out if they are of another run.  Then they
+    hold no parameter of their own, and no equal slices of the chosen step.  If they have a later
+    step, it is an error unless the step was requested.
     """
     saved, wanted = found.saved, found.step
     if strategy is None:
