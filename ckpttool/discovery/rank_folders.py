@@ -126,7 +126,7 @@ def list_rank_files(
             homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
             places |= {_place(home.relative_to(folder), rank): home for home in homes}
         found += [RankFile(rank, path, path.name) for path in inside]
-    found, told = _by_names(root, _without_strategies(found) or found, folders)
+    found, noticed = _by_names(root, _without_strategies(found) or found, folders)
     errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
     readable = (folder for rank, folder in folders.items() if rank not in errors)
     note_leftovers(root, readable, diagnostics)
@@ -156,8 +156,8 @@ def list_rank_files(
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
         problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
-    problems += [one for one in told if one.code == "source"]
-    diagnostics.add(*(one for one in told if one.code != "source"))
+    problems += [one for one in noticed if one.code == "source"]
+    diagnostics.add(*(one for one in noticed if one.code != "source"))
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
@@ -545,10 +545,10 @@ def _by_names(
 ) -> tuple[list[RankFile], list[Diagnostic]]:
     """Return the files without copies of other ranks' files, a note on these, and the problem.
 
-    Names say the rank if most of them say that of their folder, if a folder has files of one save
-    of several ranks, or if those of one save say the ranks in another order.  Else numbers that
-    repeat may be those of devices.  Then a file of another rank than its folder's is a copy if the
-    folder has the file of its own rank, and the other rank's folder has this one.
+    Names say the rank if most of them say that of their folder.  They do so too if a folder has
+    files of one save of several ranks, or if those of one save say the ranks in another order.
+    Else numbers that repeat may be those of devices.  A file of another rank than its folder's is a
+    copy if the folder has the file of its own rank, and the other rank's folder has this one.
     """
     named = [(one, m) for one in found if (m := RANK_IN_NAME.search(one.path.name))]
     named = named or _exchanged_numbers(found)
@@ -567,11 +567,11 @@ def _by_names(
         if (one.rank, one.rank) in saves[form_around(one.path.name, match)]
         and (int(match[1]), one.path.name) in names
     }
-    told = []
+    noticed = []
     if copies:
         text = f"{count(len(copies), 'file')} of other ranks than their folders: ignored"
         facts = shorten((str(path.relative_to(root)) for path in copies), 3)
-        told.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
+        noticed.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
     rest = [(one, match) for one, match in misplaced if one.path not in copies]
     if rest:
         one, match = rest[0]
@@ -586,8 +586,8 @@ def _by_names(
             hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
         text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
         facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
-        told.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
-    return [one for one in found if one.path not in copies], told
+        noticed.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+    return [one for one in found if one.path not in copies], noticed
 
 
 def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Match[str]]]:

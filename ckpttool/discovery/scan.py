@@ -34,7 +34,7 @@ from ckpttool.discovery.rank_folders import (
     sibling_rank_folders,
 )
 from ckpttool.discovery.runs import drop_unfit_runs, slices_of
-from ckpttool.discovery.saves import SavedFiles, read_saved_files
+from ckpttool.discovery.saves import SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save
 from ckpttool.errors import (
@@ -291,39 +291,23 @@ def _choose(
     saved, wanted = found.saved, found.step
     if strategy is None:
         return choose_save(saved, wanted, diagnostics), None
-    of_fitting = Diagnostics()
-    fitting = drop_unfit_runs(saved, strategy, found.key, of_fitting)
-    if wanted is None or not any(
-        file.is_called(wanted) for file in {*saved.files} - {*fitting.files}
-    ):
-        saved = fitting  # a file that is named is read, and its slices are refused
-        diagnostics.add(*of_fitting)
-    saved = replace(saved, covers=strategy.is_covered_by)
+    saved = replace(
+        _without_unfit_runs(found, strategy, diagnostics), covers=strategy.is_covered_by
+    )
     others = [rank for rank in saved.ranks if rank not in strategy.ranks]
     if not others or len(others) == len(saved.ranks):
         return choose_save(saved, wanted, diagnostics), None
-    counted = saved.limited_to(strategy.ranks)
+    counted, of_others = saved.limited_to(strategy.ranks), saved.limited_to(others).files
     chosen = choose_save(counted, wanted, diagnostics)
     of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
-    save = of_chosen[0].save
-    of_others = saved.limited_to(others).files
-    alike = [file for file in of_others if file.series == of_chosen[0].series]
-    of_step = [file for file in alike if file.save == save]
-    runs = {(file.rank, file.run) for file in of_chosen}
-    slices = slices_of(of_chosen, found.key) or slices_of(
-        (file for file in counted.files if (file.rank, file.run) in runs), found.key
-    )
-    has_step = bool(slices & slices_of(of_step, found.key)) or (of_step and save.step is None)
-    names = {name for one in slices for name, _ in one}
-    has_parameters = any(
-        name not in names for one in slices_of(of_others, found.key) for name, _ in one
-    )
-    if has_step or has_parameters:  # they belong to the checkpoint, and the strategy does not
-        newest = {file.rank: file.path for file in of_others}
+    if _may_be_of_one_run(counted.files, of_chosen, of_others, found.key):
+        newest = {file.rank: file.path for file in of_others}  # the strategy lacks these ranks
         return replace(chosen, files={**chosen.files, **newest}), None
+    first = of_chosen[0]
     steps = shorten(dict.fromkeys(file.save.text for file in of_others), 3)
     facts = f"{strategy.origin_is} for {format_ranks(strategy.ranks)}; the others have {steps}"
-    if wanted is None and any(file.save.order > save.order for file in alike):
+    alike = (file.save.order for file in of_others if file.series == first.series)
+    if wanted is None and any(order > first.save.order for order in alike):
         text = f"{format_ranks(others)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"
         raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])
@@ -331,6 +315,44 @@ def _choose(
     one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
     diagnostics.add(one)
     return chosen, strategy.ranks
+
+
+def _without_unfit_runs(
+    found: RankFiles, strategy: Strategy, diagnostics: Diagnostics
+) -> SavedFiles:
+    """Return the files of runs that fit the strategy; all of them if an unfit one is requested.
+
+    A file that is named is read, and the error about its slices says what is wrong.
+    """
+    of_fitting = Diagnostics()
+    fitting = drop_unfit_runs(found.saved, strategy, found.key, of_fitting)
+    unfit = {*found.saved.files} - {*fitting.files}
+    if found.step is not None and any(file.is_called(found.step) for file in unfit):
+        return found.saved
+    diagnostics.add(*of_fitting)
+    return fitting
+
+
+def _may_be_of_one_run(
+    counted: Iterable[SavedFile],
+    chosen: Sequence[SavedFile],
+    others: Sequence[SavedFile],
+    key: Secret | None,
+) -> bool:
+    """Return whether files of ranks beyond a strategy may be of the run of the chosen ones.
+
+    They are of another run if they hold no parameter that the chosen ones lack, and if those of
+    the same step have other slices.
+    """
+    runs = {(file.rank, file.run) for file in chosen}
+    slices = slices_of(chosen, key) or slices_of(
+        (file for file in counted if (file.rank, file.run) in runs), key
+    )
+    of_step = [file for file in others if file.save == chosen[0].save]
+    if of_step and (chosen[0].save.step is None or slices & slices_of(of_step, key)):
+        return True
+    names = {name for one in slices for name, _ in one}
+    return any(name not in names for one in slices_of(others, key) for name, _ in one)
 
 
 def _read_chosen(

@@ -366,9 +366,9 @@ def find_writers(
 ) -> Mapping[Path, str]:
     """Return who is writing, by the log that each has locked; empty if nobody is.
 
-    Without locks, whoever began the plan counts as writing, unless all logs say that their part is
-    done.  Nothing else proves that a run has ended: not even a process number of this host, which
-    may be of another container.
+    Without locks, the process that began the plan counts as writing, unless all logs say that their
+    part is done.  Nothing else proves that a run has ended: not even a process number of this host,
+    which may be of another container.
     """
     if is_held(record.lock) is None:
         is_done = bool(logs) and all(log.is_done for log in logs)
