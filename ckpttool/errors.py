@@ -67,7 +67,7 @@ class FormatError(CkptToolError):
     Attributes
     ----------
     rank
-        The rank of the file, which `ckpttool.model.catalog.RankCatalog` sets; None without one.
+        The rank of the file, which `ckpttool.model.catalog.Catalog` sets; None without one.
     """
 
     code = "damaged"

@@ -87,7 +87,7 @@ from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.catalog import SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
@@ -120,7 +120,7 @@ _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
-def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -156,7 +156,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _ITERATIONS.number(folder)
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         files,
         step=None if number is None else str(number),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Command, Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
@@ -144,7 +144,7 @@ def replica_problems(
 
 
 def compare_copies(
-    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+    catalog: Catalog, executor: Executor, command: Command, by_samples: bool
 ) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
 
@@ -249,7 +249,7 @@ def stage_pairs(
                 for rank, file in catalog.files.items()
                 if rank in ranks
             }
-            stage = RankCatalog(catalog.root, files)
+            stage = Catalog(catalog.root, files)
             of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield by_name[source.meta.name], source

@@ -27,7 +27,6 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
-from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
@@ -376,7 +375,7 @@ class StrategySidecar:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not isinstance(plan.catalog, MergedCatalog):
+        if not plan.catalog.is_merged:
             ranks += [path for file in plan.catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
@@ -550,8 +549,7 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not source.has_layout for source in sources]
-    catalog = plan.catalog
-    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
+    common = plan.catalog.common_tensors
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1
