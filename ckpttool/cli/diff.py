@@ -12,8 +12,8 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
-from ckpttool.errors import CkptToolError, raise_all, with_side
 from ckpttool.model.catalog import RankCatalog
+from ckpttool.problems import CkptToolError, raise_all, with_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
