@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
-from ckpttool.errors import CkptToolError, raise_all, with_side
+from ckpttool.problems import CkptToolError, raise_all, with_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

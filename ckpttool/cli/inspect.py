@@ -9,7 +9,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.model.diagnostics import Diagnostics, severities
+from ckpttool.problems import Diagnostics, severities
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side

@@ -21,9 +21,10 @@ from ckpttool.cli.tables import (
 )
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import CODES
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import (
+from ckpttool.problems import CODES
+from ckpttool.verification.summary import Row, group_ranks
+from ckpttool.wording import (
     count,
     format_bytes,
     format_number,
@@ -33,7 +34,6 @@ from ckpttool.model.wording import (
     format_sizes,
     shorten,
 )
-from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog

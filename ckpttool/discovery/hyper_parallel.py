@@ -68,14 +68,6 @@ from ckpttool.discovery.checkpoint2 import (
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.numbered_saves import NumberedSaves
-from ckpttool.errors import (
-    CkptToolError,
-    FormatError,
-    PlanError,
-    UnfinishedError,
-    UnsupportedError,
-    raise_all,
-)
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -86,7 +78,6 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -99,7 +90,17 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
-from ckpttool.model.wording import count, format_shape, shorten
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    raise_all,
+)
+from ckpttool.wording import count, format_shape, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
 _BYTES_PER_SECOND = 2_000_000  # of a metadata file, read by the slowest machine

@@ -27,13 +27,13 @@ from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
 from ckpttool.transaction.states import is_earlier_record
+from ckpttool.wording import format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")

@@ -37,31 +37,34 @@ from ckpttool.discovery.runs import drop_unfit_runs, slices_of
 from ckpttool.discovery.saves import SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save
-from ckpttool.errors import (
+from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.local import exists, is_file, is_folder, url_problem
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
+from ckpttool.problems import (
+    Command,
+    Diagnostic,
+    Diagnostics,
     ForeignError,
     FormatError,
     PlanError,
     StepError,
     UnfinishedError,
     UnsupportedError,
+    diagnose,
     raise_all,
 )
-from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import exists, is_file, is_folder, url_problem
-from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
-from ckpttool.model.dtypes import SAFETENSORS_DTYPES
-from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
     describe_record,
     find_unfinished_run,
 )
+from ckpttool.wording import count, format_ranks, shorten
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 

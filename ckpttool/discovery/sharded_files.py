@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.rank_folders import RANK_FOLDER
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
@@ -26,10 +25,10 @@ from ckpttool.formats.weight_index import (
     read_index_file,
 )
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
+from ckpttool.wording import count, shorten
 
 _SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 

@@ -8,10 +8,9 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Command, Diagnostic, severities
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
+from ckpttool.problems import Command, Diagnostic, FormatError, severities
 
 
 @dataclass(frozen=True, slots=True, eq=False)

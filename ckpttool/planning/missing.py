@@ -27,17 +27,23 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, permutations
 from pathlib import Path
 
-from ckpttool.errors import AuthenticityError, FormatError, UnsupportedError, join_clauses
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
+from ckpttool.problems import (
+    AuthenticityError,
+    Diagnostic,
+    FormatError,
+    UnsupportedError,
+    diagnose,
+    join_clauses,
+)
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import count, format_ranks, shorten
 
 
 def find_incomplete_files(catalog: Catalog, found: Iterable[Source]) -> Iterator[Diagnostic]:

@@ -18,15 +18,12 @@ from typing import get_args
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
@@ -39,9 +36,11 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy
 from ckpttool.transaction.sources import changed_sources
+from ckpttool.wording import format_ranks
 
 
 @dataclass(frozen=True, slots=True)

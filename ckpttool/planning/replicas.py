@@ -10,13 +10,12 @@ from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Command, Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_difference, shorten
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Command, Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
@@ -24,6 +23,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.storage.sampling import Sample, digest, sample
+from ckpttool.wording import count, format_difference, shorten
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"

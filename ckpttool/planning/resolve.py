@@ -17,22 +17,12 @@ from typing import Literal, get_args
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import (
-    CkptToolError,
-    CombinedError,
-    FormatError,
-    NoStrategyError,
-    PlanError,
-    join_clauses,
-)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
-from ckpttool.model.wording import count, shorten
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -63,7 +53,19 @@ from ckpttool.planning.unlisted import (
     find_contradictions,
     find_statistic_candidates,
 )
+from ckpttool.problems import (
+    CkptToolError,
+    CombinedError,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
+from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 

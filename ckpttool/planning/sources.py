@@ -17,9 +17,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.model.optimizer_names import parameter_of, reduced_from
 from ckpttool.model.slicing import (
@@ -35,7 +33,6 @@ from ckpttool.model.slicing import (
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
     MissingSlices,
     find_missing_slices,
@@ -70,6 +67,8 @@ from ckpttool.planning.unlisted import (
     split_names,
     unlisted_problems,
 )
+from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.wording import count, format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)
 

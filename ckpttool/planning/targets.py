@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.weight_index import (
     MAX_INDEX_BYTES,
@@ -27,7 +26,6 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.optimizer_names import GRADIENTS
@@ -35,7 +33,6 @@ from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
-from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
@@ -48,8 +45,10 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
+from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
+from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
 
 def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) -> Plan | None:

@@ -17,12 +17,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
-from ckpttool.errors import FormatError
 from ckpttool.formats import checksum_inputs
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import units
 from ckpttool.model.tensors import (
     Ciphertext,
@@ -33,7 +31,8 @@ from ckpttool.model.tensors import (
     TensorMeta,
     map_of,
 )
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.wording import format_ranks, shorten
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH

@@ -10,15 +10,14 @@ from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
-from ckpttool.errors import CkptToolError, PlanError, UnreadableError
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.model.slicing import BoxSlicing, Slicing
 from ckpttool.model.tensors import FileStamp
-from ckpttool.model.wording import count, format_ranks
+from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
+from ckpttool.wording import count, format_ranks
 
 AGAIN = "the same command, when the source is complete"  # hint
 

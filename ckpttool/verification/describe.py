@@ -14,19 +14,10 @@ from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import (
-    Diagnostic,
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    diagnose,
-    severities,
-)
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
@@ -41,6 +32,15 @@ from ckpttool.planning.missing import (
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    diagnose,
+    severities,
+)
 from ckpttool.verification.summary import (
     Entry,
     EqualRanks,

@@ -16,16 +16,15 @@ from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from ckpttool.errors import StrategyError
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostics, diagnose
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
-from ckpttool.model.wording import format_numbers
 from ckpttool.planning.missing import ranks_without_file
 from ckpttool.planning.optimizer_state import parameter_by_prefix
+from ckpttool.problems import Diagnostics, StrategyError, diagnose
+from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.planning.resolve import ResolvedSources

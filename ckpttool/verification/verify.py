@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -9,14 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.errors import PlanError, raise_all
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose, severities
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.manifest_check import check_set, fingerprint
 from ckpttool.planning.missing import (
@@ -43,6 +41,15 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_problem
+from ckpttool.problems import (
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    SeverityOf,
+    diagnose,
+    raise_all,
+    severities,
+)
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
@@ -53,9 +60,55 @@ from ckpttool.verification.headers import (
     find_damage,
     find_truncated_files,
 )
+from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `ckpttool.verify` found.
+
+    Attributes
+    ----------
+    path, step
+        ``root`` and ``step`` of the `Catalog`.
+    severity_of
+        The severity of each code, edited by ``ignore``.
+    files
+        Number of files that were read.
+    ranks
+        Ranks whose file was read; None for a merged checkpoint, whose files have none.
+    tensors
+        Number of parameters.
+    nbytes
+        Bytes of all files.
+    findings
+        Errors, then warnings; empty if nothing is wrong.
+    notes
+        Further facts for people.
+    is_whole
+        Whether it is known how the slices of the ranks fit together, or there is only one rank.
+    is_sampled
+        Whether samples of the contents were compared with the layouts.
+    """
+
+    path: str
+    severity_of: SeverityOf
+    step: str | None = None
+    files: int = 0
+    ranks: tuple[int, ...] | None = None
+    tensors: int = 0
+    nbytes: int = 0
+    findings: tuple[Diagnostic, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
+    is_whole: bool = True
+    is_sampled: bool = False
+
+    def count_severities(self) -> Counter[str]:
+        """Return how many findings there are of each severity."""
+        return Counter(str(self.severity_of[one.code]) for one in self.findings)
 
 
 @dataclass(slots=True)

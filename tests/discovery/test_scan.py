@@ -3,7 +3,7 @@
 import pytest
 
 from ckpttool.discovery.scan import scan
-from ckpttool.errors import FormatError
+from ckpttool.problems import FormatError
 
 
 def test_a_file_is_rank_zero_and_nothing_else_is_looked_for(make_run):

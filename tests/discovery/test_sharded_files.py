@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import FormatError, PlanError
+from ckpttool.problems import FormatError, PlanError
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN

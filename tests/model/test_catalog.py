@@ -3,7 +3,6 @@
 import pytest
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -12,7 +11,8 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
-from ckpttool.model.wording import format_ranks
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import format_ranks
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,17 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.errors import ForeignError, FormatError, UnreadableError, UnsupportedError
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import join_alike
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import (
+    ForeignError,
+    FormatError,
+    UnreadableError,
+    UnsupportedError,
+    join_alike,
+)
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Replicated
 from ckpttool.planning.sources import content_decided_names, find_sources
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 
-from ckpttool.errors import CombinedError, FormatError, PlanError
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged, Replicated
+from ckpttool.problems import CombinedError, FormatError, PlanError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,

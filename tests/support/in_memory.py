@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostics
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged
@@ -16,6 +15,7 @@ from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
+from ckpttool.problems import Diagnostics
 from tests.support.checkpoints import catalog_of, stored
 from tests.support.readers import Entry
 
