@@ -33,7 +33,6 @@ from ckpttool.model.wording import format_ranks, shorten
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.transaction.states import is_earlier_record
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -151,9 +150,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         if name not in markers
         and name not in emergencies
         and not name.endswith(_UNFINISHED_SUFFIXES)
-        if name not in strategies
-        and not name.endswith((MANIFEST, RECORD))
-        and not is_earlier_record(name)
+        if name not in strategies and not name.endswith((MANIFEST, RECORD))
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:
