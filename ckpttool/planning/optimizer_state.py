@@ -19,13 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.layout import Layout, fold_layout
+from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.optimizer_names import (
     GRADIENTS,
     STATISTICS,
     parameter_of,
     reduced_from,
-    without_axis,
 )
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Sharding, Strategy
