@@ -92,7 +92,7 @@ def _nearness_reason(
         if (pair := _differing_pair(source, held)) is not None
     ]
     weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
-    futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
+    futures = [(source, executor.submit(nearness, pair)) for source, pair in weights]
     near = total = 0.0
     for source, future in futures:
         share = wait_result(future)
