@@ -137,7 +137,7 @@ class StoredFile:
 
     path: str
     stamp: FileStamp | None = field(default=None, compare=False, repr=False)
-    cipher: Ciphertext | None = None
+    cipher: Ciphertext | None = field(default=None, hash=False)  # it may have thousands of blocks
     claimed: FileId | None = field(default=None, compare=False, repr=False)
 
 

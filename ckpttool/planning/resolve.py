@@ -15,6 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
@@ -556,9 +557,10 @@ def correct_strategy(
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
-    joined = None
+    joined, evidence = None, Evidence()
     if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
-        joined = find_joined_shards(sharding, sources.found, executor, by_samples)
+        steps = find_joined_shards(sharding, sources.found, by_samples)
+        joined = answer(steps, executor, evidence)
     if joined is not None:
         sharding, sources = joined.strategy, find(joined.strategy)
         sources = replace(sources, problems=[*map(_propose_files, sources.problems)])
@@ -575,13 +577,8 @@ def correct_strategy(
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            inferred = infer_strategy(
-                sharding,
-                sources.found,
-                executor,
-                options.optimizer_shard,
-                by_samples=by_samples,
-            )
+            steps = infer_strategy(sharding, sources.found, options.optimizer_shard, by_samples)
+            inferred = answer(steps, executor, evidence)
     if inferred is not None:
         sharding = inferred.strategy
         diagnostics.add(*inferred.problems, *inferred.notes)
