@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.verification.describe import describe
     from ckpttool.verification.diff import diff
+    from ckpttool.verification.inspect import describe
     from ckpttool.verification.verify import verify
 
 
@@ -67,7 +67,7 @@ _MODULES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.errors",
     "VerifyError": "ckpttool.errors",
-    "describe": "ckpttool.verification.describe",
+    "describe": "ckpttool.verification.inspect",
     "diagnose": "ckpttool.model.diagnostics",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
