@@ -55,6 +55,7 @@ def inspect(
     from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
     from ckpttool.verification import describe
+    from ckpttool.verification.inspect import examine
 
     strategies = (source.path, *more, *source.strategy_files)
     if describe.are_strategies(strategies):
@@ -99,7 +100,7 @@ def inspect(
     reads_header_only = catalog.is_merged and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
-        examined = describe.examine(
+        examined = examine(
             catalog,
             strategy,
             crc=crc,
