@@ -39,11 +39,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import ckpttool
-from ckpttool.model.diagnostics import severities
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
+from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
-from ckpttool.errors import CkptToolError
 from ckpttool.model.tensors import StoredTensor
+from ckpttool.problems import CkptToolError
 from ckpttool.storage.sampling import sample, take_samples
 
 K = TypeVar("K", bound=Hashable)

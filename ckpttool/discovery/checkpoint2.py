@@ -83,12 +83,10 @@ from typing import NamedTuple
 from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.errors import FormatError, PlanError, raise_all
 from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.optimizer_names import GRADIENTS
@@ -103,7 +101,8 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError, raise_all
+from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -120,7 +119,7 @@ _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
-def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -156,7 +155,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _ITERATIONS.number(folder)
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         files,
         step=None if number is None else str(number),

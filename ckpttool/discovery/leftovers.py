@@ -27,13 +27,12 @@ from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.transaction.states import is_earlier_record
+from ckpttool.wording import format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -151,9 +150,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         if name not in markers
         and name not in emergencies
         and not name.endswith(_UNFINISHED_SUFFIXES)
-        if name not in strategies
-        and not name.endswith((MANIFEST, RECORD))
-        and not is_earlier_record(name)
+        if name not in strategies and not name.endswith((MANIFEST, RECORD))
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:

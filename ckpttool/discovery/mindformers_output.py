@@ -33,16 +33,15 @@ from pathlib import Path
 
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
 from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.strategy_files.folders import (
     STRATEGY_FOLDER,
     find_strategy_files,
     is_merged_name,
 )
+from ckpttool.wording import shorten
 
 CHECKPOINT_FOLDERS: Mapping[str, str] = {
     "checkpoint": "all that was saved",

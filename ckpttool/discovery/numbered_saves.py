@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.wording import count, shorten
 
 
 @dataclass(frozen=True, slots=True)

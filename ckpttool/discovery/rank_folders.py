@@ -55,13 +55,6 @@ from ckpttool.discovery.leftovers import (
 )
 from ckpttool.discovery.saves import read_saved_files
 from ckpttool.discovery.steps import choose_save
-from ckpttool.errors import (
-    FormatError,
-    PlanError,
-    StepError,
-    UnfinishedError,
-    raise_all,
-)
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import (
@@ -74,12 +67,20 @@ from ckpttool.formats.local import (
     unreadable,
 )
 from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name
-from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import (
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    StepError,
+    UnfinishedError,
+    raise_all,
+)
 from ckpttool.strategy_files.folders import is_strategy, select_strategies
 from ckpttool.transaction.states import find_unfinished_run
+from ckpttool.wording import count, format_ranks, shorten
 
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
@@ -973,7 +974,7 @@ def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
 
 def is_single_file(catalog: Catalog) -> bool:
     """Return whether the catalog is that of one file, not of a folder or an index."""
-    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    is_merged = catalog.is_merged and not catalog.indexes
     return is_merged and not is_folder(catalog.root)
 
 

@@ -31,10 +31,9 @@ from typing import NamedTuple
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.discovery.saves import Save, SavedFile, SavedFiles
-from ckpttool.errors import PlanError, StepError
 from ckpttool.formats.local import stat_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import format_ranks, parse_numbers, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError, StepError
+from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
 

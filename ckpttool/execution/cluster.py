@@ -31,15 +31,13 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.errors import CkptToolError, EngineError, PlanError
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.local import claimed_file, describe_os_error, identify_file
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
@@ -54,6 +52,7 @@ from ckpttool.storage.files import (
     reserve,
     verify_header,
 )
+from ckpttool.wording import count, shorten
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 
-from ckpttool.errors import StrategyError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import Diagnostic, StrategyError
+from ckpttool.wording import count, format_ranks, shorten
 
 
 @dataclass(frozen=True, slots=True)

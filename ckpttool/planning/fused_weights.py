@@ -20,13 +20,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.wording import count, shorten
 from ckpttool.planning.optimizer_state import lists_states
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
 
 # Words in a component of a name, by what is fused.  A plain fc1 has no gate.
 _QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")

@@ -27,20 +27,20 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ckpttool.checkpoint.evidence import Asking, ask
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     contradiction,
     lists_states,
     match_states_by_name,
     match_states_by_shape,
 )
+from ckpttool.problems import Diagnostic
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
+from ckpttool.wording import count, format_ranks, shorten
 
 
 def ambiguity_reason(

@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint.evidence import Asking
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import (
     InferredStrategy,
     inconsistent_states,
@@ -30,6 +28,8 @@ from ckpttool.planning.hidden_shards import (
     set_shards,
     shown_shards,
 )
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
 
 _OPTION = "--optimizer-shard 1"
 

@@ -20,13 +20,12 @@ from pathlib import Path
 
 from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.discovery.rank_folders import find_manifests, is_single_file, list_paths
-from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats import read_index
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, AlikeOutputs, ListedOutput, Unit, list_outputs
 from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.sampling import hash_unit, hash_units
 from ckpttool.transaction.manifest import ManifestFile, remedy_for
 from ckpttool.transaction.outputs import output_problems

@@ -19,19 +19,18 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.layout import Layout, fold_layout
+from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.optimizer_names import (
     GRADIENTS,
     STATISTICS,
     parameter_of,
     reduced_from,
-    without_axis,
 )
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
 
 ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
 

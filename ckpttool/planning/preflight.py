@@ -14,17 +14,15 @@ from shlex import quote
 from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.errors import CkptToolError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
-from ckpttool.model.wording import format_bytes, shorten
 from ckpttool.planning.targets import ShardedOutput
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
 from ckpttool.storage.files import (
     ELSEWHERE,
     PARTIAL,
@@ -35,6 +33,7 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.outputs import stale_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
+from ckpttool.wording import format_bytes, shorten
 
 NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
 
@@ -214,7 +213,7 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, ELSEWHERE, facts=facts, where=where)
-    if not isinstance(source, RankCatalog):
+    if not source.needs_strategy:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_difference, shorten
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Command, Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
@@ -24,6 +23,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.storage.sampling import Sample, digest, sample
+from ckpttool.wording import count, format_difference, shorten
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
@@ -144,7 +144,7 @@ def replica_problems(
 
 
 def compare_copies(
-    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+    catalog: Catalog, executor: Executor, command: Command, by_samples: bool
 ) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
 
@@ -249,7 +249,7 @@ def stage_pairs(
                 for rank, file in catalog.files.items()
                 if rank in ranks
             }
-            stage = RankCatalog(catalog.root, files)
+            stage = Catalog(catalog.root, files)
             of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield by_name[source.meta.name], source

@@ -18,22 +18,12 @@ from typing import Literal, get_args
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import (
-    CkptToolError,
-    CombinedError,
-    FormatError,
-    NoStrategyError,
-    PlanError,
-    join_clauses,
-)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
-from ckpttool.model.wording import count, shorten
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -64,7 +54,19 @@ from ckpttool.planning.unlisted import (
     find_contradictions,
     find_statistic_candidates,
 )
+from ckpttool.problems import (
+    CkptToolError,
+    CombinedError,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
+from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
@@ -247,14 +249,12 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
-            if isinstance(catalog, MergedCatalog):
-                by_samples = contents == "samples"
-                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
+            by_samples = contents == "samples"
+            diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
             elif not _would_repeat(sources, keep_going):
-                by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, listed, executor, options, by_samples, of_contents
                 )
@@ -271,7 +271,7 @@ def _resolve(
     diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
-    if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
+    if (steps := catalog.steps_of_other_runs) is not None:
         shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
     return ResolvedSources(
@@ -289,7 +289,7 @@ def _propose_step(
     damage, problems = list(sources.damage), list(sources.problems)
     is_missing = any(one.code == "missing" for one in problems)
     step = ""
-    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+    if damage or (is_missing and catalog.missing_ranks):
         step = catalog.find_complete_step()
     if step:
         hint = f"--step {step}, which is complete by its headers"
@@ -332,7 +332,7 @@ def source_sharding(
     """
     if isinstance(strategy, Merged):
         return strategy
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
@@ -340,7 +340,7 @@ def source_sharding(
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
             raise PlanError([Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)])
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
-    is_merged = isinstance(catalog, MergedCatalog)
+    is_merged = catalog.is_merged
     if strategy is None and is_merged:
         return Merged()
     if strategy is None and replicated:
@@ -380,7 +380,7 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
         problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
-    elif isinstance(catalog, MergedCatalog):
+    elif catalog.is_merged:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
         problem = Diagnostic("strategy", text, hint, where=catalog.root)

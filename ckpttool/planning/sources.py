@@ -17,9 +17,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ckpttool.errors import FormatError
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.model.optimizer_names import parameter_of, reduced_from
 from ckpttool.model.slicing import (
@@ -35,7 +33,6 @@ from ckpttool.model.slicing import (
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.missing import (
     MissingSlices,
     find_missing_slices,
@@ -70,6 +67,8 @@ from ckpttool.planning.unlisted import (
     split_names,
     unlisted_problems,
 )
+from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.wording import count, format_ranks, shorten
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -249,7 +248,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
 
 def listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
     """Return the names whose slices the strategy or the checkpoint itself describes."""
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         return catalog.description.tensors.keys()
     return sharding.layouts.keys()
 
@@ -512,7 +511,7 @@ def _described_source(
     catalog: Catalog, name: str, ranks: Sequence[int], parameter_of_state: ParameterOfState
 ) -> Source | None:
     """Return the source of a described tensor, or of its state; None if nothing describes it."""
-    if not isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is None:
         return None
     tensors = catalog.description.tensors
     parameter = tensors.get(_parameter_of_same_shape(name, parameter_of_state))
@@ -522,7 +521,7 @@ def _described_source(
 
 
 def _is_broken(catalog: Catalog, name: str) -> bool:
-    return isinstance(catalog, SelfDescribedCatalog) and name in catalog.description.broken
+    return catalog.description is not None and name in catalog.description.broken
 
 
 def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) -> str:
@@ -534,7 +533,7 @@ def _state_shapes(
     catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
     """Return the shapes that show that a state is not a full tensor; None if it may be one."""
-    if not isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is None:
         return odd_state_shapes(catalog, sharding, meta, parameter_of_state)
     if parameter_by_prefix(meta.name) is None:
         return None
@@ -612,7 +611,7 @@ def _full_sources(catalog: Catalog, unlisted: UnlistedChoice | None) -> Sources:
 
 def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield a warning if a source is the file of one rank of several."""
-    if isinstance(catalog, MergedCatalog) and catalog.one_of_several:
+    if catalog.is_merged and catalog.one_of_several:
         yield Diagnostic(
             "one_of_several",
             "the file of one rank of several, so its tensors may be slices",
@@ -648,8 +647,6 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
     Mapping
         Name to a description of the tensor, for a message.
     """
-    if not isinstance(catalog, MergedCatalog):
-        return {}
     metas = catalog.metas
     parameter_of_state = match_states_by_name((), metas)
     found = {}
@@ -718,7 +715,7 @@ class Presence:
 def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
     """Compare the ranks and names on disk with those of the strategy or description."""
     presence = Presence(is_deduplicated(catalog, sharding))
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         presence.problems += catalog.description.problems
     elif isinstance(sharding, Strategy):
         _compare_with_strategy(catalog, sharding, presence)

@@ -31,23 +31,22 @@ from itertools import chain
 from pathlib import Path
 
 from ckpttool.checkpoint.evidence import Asking, ask
-from ckpttool.errors import FormatError
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
+from ckpttool.problems import Diagnostic, FormatError, diagnose
 from ckpttool.storage.sampling import Sample, sample, sample_box
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import count, format_difference, format_groups, format_ranks
 
 TENSORS_PER_LAYOUT = 3
 

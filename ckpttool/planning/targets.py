@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpttool.errors import StrategyError
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.weight_index import (
     MAX_INDEX_BYTES,
@@ -27,8 +26,6 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
-from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.optimizer_names import GRADIENTS
@@ -36,7 +33,6 @@ from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import map_of
-from ckpttool.model.wording import count, format_bytes, format_ranks, shorten
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
@@ -49,8 +45,10 @@ from ckpttool.planning.optimizer_state import (
     target_layouts,
 )
 from ckpttool.planning.resolve import ResolvedSources
+from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
+from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
 
 def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) -> Plan | None:
@@ -376,7 +374,7 @@ class StrategySidecar:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not isinstance(plan.catalog, MergedCatalog):
+        if not plan.catalog.is_merged:
             ranks += [path for file in plan.catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
@@ -550,8 +548,7 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not source.has_layout for source in sources]
-    catalog = plan.catalog
-    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
+    common = plan.catalog.common_tensors
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1

@@ -21,11 +21,9 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
-from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     ParameterOfState,
     contradiction,
@@ -35,6 +33,8 @@ from ckpttool.planning.optimizer_state import (
     parameter_by_prefix,
     shape_difference,
 )
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 
 @dataclass(frozen=True, slots=True)

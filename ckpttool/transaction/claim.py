@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttool.errors import ExecutionError, FormatError, PlanError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import differences
+from ckpttool.problems import Diagnostic, ExecutionError, FormatError, PlanError
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,

@@ -6,18 +6,17 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpttool.errors import (
+from ckpttool.formats.local import describe_os_error
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.problems import (
     CkptToolError,
+    Diagnostic,
     ExecutionError,
     FormatError,
     PlanError,
     VerifyError,
     raise_all,
 )
-from ckpttool.formats.local import describe_os_error
-from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
@@ -32,6 +31,7 @@ from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import access_problems, is_written
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
+from ckpttool.wording import count, format_ranks, shorten
 
 ALTERED = "changed since it was written"
 

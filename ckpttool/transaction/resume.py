@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.concurrency import OpenProgress, no_progress
-from ckpttool.errors import FormatError, join_clauses
 from ckpttool.formats.local import list_folder, read_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
 from ckpttool.model.manifest import Provenance, differences, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, diagnose, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -49,6 +47,7 @@ from ckpttool.transaction.states import (
     look,
     records_around,
 )
+from ckpttool.wording import count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
 
@@ -272,9 +271,6 @@ def inspect_previous_run(
     if problems:
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
-    if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
-        text, names = "--resume cannot use what an earlier version left", map(str, earlier)
-        diagnostics.add(Diagnostic("resume", text, "--overwrite", where=shorten(names, 3)))
     return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 

@@ -14,19 +14,10 @@ from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.errors import CkptToolError
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import (
-    Diagnostic,
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    diagnose,
-    severities,
-)
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
@@ -41,6 +32,15 @@ from ckpttool.planning.missing import (
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    diagnose,
+    severities,
+)
 from ckpttool.verification.summary import (
     Entry,
     EqualRanks,
@@ -81,7 +81,7 @@ class Inspection:
     @property
     def is_merged(self) -> bool:
         """Whether the files hold full tensors, and no strategy says otherwise."""
-        return isinstance(self.catalog, MergedCatalog) and self.sources is None
+        return self.catalog.is_merged and self.sources is None
 
     @property
     def looks_replicated(self) -> bool:
@@ -163,7 +163,7 @@ def examine(
         from ckpttool.planning.manifest_check import check_source
 
         check_source(catalog, executor, found)
-    if isinstance(catalog, MergedCatalog) and strategy is None:
+    if catalog.is_merged and strategy is None:
         found.add(*_notes_of_files(catalog))
         if catalog.copies:
             from ckpttool.planning.replicas import compare_copies
@@ -172,10 +172,10 @@ def examine(
         return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
-    devices = {} if isinstance(catalog, MergedCatalog) else find_devices(catalog.root, table)
+    devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*of_part, *catalog.errors())
-    if strategy is not None or isinstance(catalog, SelfDescribedCatalog):
+    if strategy is not None or catalog.description is not None:
         inspected = _inspect_full_tensors(catalog, strategy, executor, found)
     else:
         inspected = _inspect_slices(catalog, found)
@@ -191,7 +191,7 @@ def examine(
     return replace(inspected, catalog=catalog, summary=summary, devices=devices)
 
 
-def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
+def _notes_of_files(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield the notes of a single file, or of several files with an index."""
     yield from one_of_several_notes(catalog)
     yield from catalog.diagnostics
@@ -299,14 +299,14 @@ def describe_inspection(inspected: Inspection) -> Json:
             "step": catalog.step,
             "ranks": [_describe_rank(*item, inspected.devices) for item in catalog.files.items()],
         }
-        if isinstance(catalog, SelfDescribedCatalog):
+        if catalog.description is not None:
             document["values"] = dict(catalog.description.values)
         if inspected.sources is None:
             document["tensors"] = [_describe_entry(one, catalog) for one in summary.entries]
         else:
             sharding = inspected.sharding
             document["tensors"] = [_describe_source(one, sharding) for one in inspected.sources]
-    elif isinstance(catalog, MergedCatalog) and (catalog.indexes or catalog.errors("inspect")):
+    elif catalog.is_merged and (catalog.indexes or catalog.errors("inspect")):
         document |= {
             "path": catalog.root,
             "format": ", ".join(sorted({file.format for file in files})),
@@ -323,7 +323,7 @@ def describe_inspection(inspected: Inspection) -> Json:
     return document | {**_describe_found(found), "summary": _describe_summary(summary)}
 
 
-def describe_saves(catalog: RankCatalog, found: Diagnostics) -> Json:
+def describe_saves(catalog: Catalog, found: Diagnostics) -> Json:
     """Return the JSON document of ranks of which no step was chosen."""
     saves = [{"ranks": list(ranks), "files": list(of)} for ranks, of in catalog.names_of.items()]
     return {"schema": SCHEMA, "path": catalog.root, "saves": saves, **_describe_found(found)}

@@ -4,8 +4,8 @@ import pytest
 
 from ckpttool.checkpoint.evidence import Evidence, Question, answer, ask
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.errors import FormatError
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import FormatError
 from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise, stored
 from tests.support.evidence import Recorder

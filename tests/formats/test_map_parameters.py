@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.model.tensors import StoredFile, TensorMeta, map_component_names, map_of, map_problems
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said

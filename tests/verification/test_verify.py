@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.errors import PlanError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
+from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.numbers import decode
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import mentions, message, run, run_well, stay_small

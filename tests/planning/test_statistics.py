@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import parameter_of, reduced_from, shard_as_axes, without_axis
+from ckpttool.model.layout import Layout, shard_as_axes, without_axis
+from ckpttool.model.optimizer_names import parameter_of, reduced_from
 from ckpttool.model.plan import Target
 from tests.strategies import examples, layouts
 from tests.support.checkpoints import (
