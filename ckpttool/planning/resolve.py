@@ -572,7 +572,8 @@ def correct_strategy(
     found: list[Diagnostic] = []
     inferred = joined
     if inferred is None:
-        found = check_strategy(catalog, sharding, sources.found, executor)
+        steps_of_check = check_strategy(catalog, sharding, sources.found)
+        found = answer(steps_of_check, executor, evidence)
     if inferred is None and isinstance(sharding, Strategy):
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
@@ -584,7 +585,7 @@ def correct_strategy(
         diagnostics.add(*inferred.problems, *inferred.notes)
         sources = sources if joined else find(sharding)
         others = [one for one in sources.found if one.meta.name not in inferred.undecided]
-        found = check_strategy(catalog, sharding, others, executor)
+        found = answer(check_strategy(catalog, sharding, others), executor, evidence)
     diagnostics.add(*found)
     return sharding, sources
 
