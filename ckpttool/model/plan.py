@@ -160,8 +160,8 @@ class Target:
         Rank to output file, ascending; only the ranks to write.
     ranks
         Number of all ranks of the target.
-    sharding
-        The layouts of rank files; `Merged` if full tensors are written.
+    strategy
+        The layouts of rank files; None if full tensors are written.
     attrs
         Attributes of every header, as formats take them: ``"crc_num"`` for a checksum, and the mark
         of safetensors files.  `Plan.provenance` has more.
@@ -176,7 +176,7 @@ class Target:
     format: str
     paths: Mapping[int, str]
     ranks: int = 1
-    sharding: Strategy | Merged = Merged()
+    strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
     not_in_target: NotInTarget = "follow"
@@ -189,7 +189,7 @@ class Target:
     @property
     def is_merged(self) -> bool:
         """Whether the outputs hold full tensors."""
-        return isinstance(self.sharding, Merged)
+        return self.strategy is None
 
     @property
     def output_folder(self) -> str:

@@ -32,7 +32,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Strategy, Strategy
 from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
 from ckpttool.problems import (
     AuthenticityError,
@@ -130,7 +130,7 @@ class MissingSlices:
 
 def find_missing_slices(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     missing: MissingNames,
     per_rank: Collection[str],
     is_deduplicated: bool,
@@ -215,7 +215,7 @@ def _described_missing_slices(
     return MissingSlices((), notes, ())
 
 
-def scan_notes(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
+def scan_notes(catalog: Catalog, sharding: Strategy) -> Iterator[Diagnostic]:
     """Yield the diagnostics of a catalog that are not errors of a conversion.
 
     With a strategy, `find_missing_slices` reports the missing ranks in more detail.
@@ -237,7 +237,7 @@ def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
     return bool(held) and all(names == held[0] for names in held)
 
 
-def ranks_without_file(catalog: Catalog, sharding: Sharding) -> list[int]:
+def ranks_without_file(catalog: Catalog, sharding: Strategy) -> list[int]:
     """Return the ranks without a file, not even a damaged one, that should have one."""
     known = {*catalog.files, *catalog.damaged}
     missing = catalog.missing_ranks
@@ -256,7 +256,7 @@ def _keep_expected_ranks(catalog: Catalog, missing: MissingNames) -> MissingName
 
 
 def _is_replaced(
-    catalog: Catalog, sharding: Sharding, rank: int, is_deduplicated: bool
+    catalog: Catalog, sharding: Strategy, rank: int, is_deduplicated: bool
 ) -> bool | None:
     """Return whether other files hold all that a damaged file held.
 
@@ -278,7 +278,7 @@ def _is_replaced(
 _HoldersAndLayouts = Sequence[tuple[Collection[int], Sequence[Layout]]]
 
 
-def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _HoldersAndLayouts:
+def _holders_and_layouts(catalog: Catalog, sharding: Strategy) -> _HoldersAndLayouts:
     """Return the ranks that hold each parameter, and its layouts if it has any."""
     found = []
     parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
@@ -303,7 +303,7 @@ def _replacement_text(
 
 
 def _missing_problems(
-    catalog: Catalog, sharding: Sharding, missing: MissingNames, is_deduplicated: bool
+    catalog: Catalog, sharding: Strategy, missing: MissingNames, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each parameter with slices that no rank has."""
     lacking = [*dict.fromkeys(chain(*missing.values()))]
@@ -324,7 +324,7 @@ def _missing_problems(
         yield from (replace(one, tensor=name) for name in names)
 
 
-def _joined_hint(catalog: Catalog, sharding: Sharding, names: Sequence[str]) -> str:
+def _joined_hint(catalog: Catalog, sharding: Strategy, names: Sequence[str]) -> str:
     """Return the hint for joined optimizer shards, with the shapes of one tensor; "" for none."""
     for name in names:
         shape, layout = catalog.metas[name].shape, sharding.layouts[name][0]
@@ -335,7 +335,7 @@ def _joined_hint(catalog: Catalog, sharding: Sharding, names: Sequence[str]) -> 
     return ""
 
 
-def _has_each_slice_once(catalog: Catalog, sharding: Sharding, name: str) -> bool:
+def _has_each_slice_once(catalog: Catalog, sharding: Strategy, name: str) -> bool:
     """Return whether each slice is on one rank, without the optimizer shard in the strategy.
 
     With several, contents would show whether these are replicas or slices of the shard.
@@ -385,7 +385,7 @@ def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: b
 
 
 def propose_stages(
-    catalog: Catalog, sharding: Sharding, problems: Sequence[Diagnostic]
+    catalog: Catalog, sharding: Strategy, problems: Sequence[Diagnostic]
 ) -> list[Diagnostic]:
     """Return the problems; the hint of hand-written lines without pipeline stages is the stages.
 
@@ -431,7 +431,7 @@ def has_redundancy_mark(catalog: Catalog) -> bool:
     return any(file.attrs.get(REDUNDANCY_KEY) == "True" for file in catalog.files.values())
 
 
-def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
+def is_deduplicated(catalog: Catalog, sharding: Strategy) -> bool:
     """Return whether a checkpoint was saved without redundancy.
 
     Its files may record it.  Otherwise they show it if each slice is in one file only, and some
@@ -465,7 +465,7 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     return is_incomplete
 
 
-def _lacks_slices_of_empty_files(catalog: Catalog, sharding: Sharding) -> bool:
+def _lacks_slices_of_empty_files(catalog: Catalog, sharding: Strategy) -> bool:
     """Return whether empty files should hold slices that no other file holds.
 
     Then they were cut short: a save without redundancy leaves no slice out.
@@ -543,7 +543,7 @@ def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
         )
 
 
-def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
+def quarantine_damaged(catalog: Catalog, sharding: Strategy) -> Catalog:
     """Return the catalog with empty files among the damaged ones, so that replicas replace them."""
     if catalog.description is not None:
         return catalog
@@ -561,7 +561,7 @@ def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
     )
 
 
-def _find_empty(catalog: Catalog, sharding: Sharding) -> set[int]:
+def _find_empty(catalog: Catalog, sharding: Strategy) -> set[int]:
     """Find the ranks whose empty files should hold something.
 
     A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
@@ -582,7 +582,7 @@ def _find_empty(catalog: Catalog, sharding: Sharding) -> set[int]:
 
 
 def limit_to_written_ranks(
-    catalog: Catalog, sharding: Sharding | None
+    catalog: Catalog, sharding: Strategy | None
 ) -> tuple[Catalog, list[Diagnostic]]:
     """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
 
@@ -597,7 +597,7 @@ def limit_to_written_ranks(
     return replace(catalog, expected_ranks=ranks), [replace(note, facts=facts)]
 
 
-def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
+def note_written_ranks(catalog: Catalog, sharding: Strategy) -> Catalog:
     """Add a note on the ranks that the manifest lists (--rank), if these are not all.
 
     For conversions, which need all ranks and report those that are missing.
@@ -608,14 +608,14 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
-def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
+def _expected_ranks(catalog: Catalog, sharding: Strategy | None) -> set[int]:
     """Return the ranks of the strategy, and those that the scan found missing."""
     missing = catalog.missing_ranks
     return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
 
 
 def _written_ranks(
-    catalog: Catalog, sharding: Sharding | None
+    catalog: Catalog, sharding: Strategy | None
 ) -> tuple[frozenset[int], Diagnostic] | None:
     """Return the ranks that a manifest lists and a note on them; None for all ranks.
 

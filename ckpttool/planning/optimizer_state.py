@@ -27,7 +27,7 @@ from ckpttool.model.optimizer_names import (
     reduced_from,
 )
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Sharding, Strategy
+from ckpttool.model.strategy import Strategy, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
@@ -126,7 +126,7 @@ def has_expected_full_shape(
 
 
 def state_layouts(
-    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a state of a listed parameter; none for any other tensor.
 
@@ -142,7 +142,7 @@ def state_layouts(
 
 def followed_parameter(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     name: str,
     ranks: Sequence[int],
     parameter_of_state: ParameterOfState,
@@ -192,7 +192,7 @@ def copy_manual_split(
 
 
 def target_layouts(
-    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a listed parameter in a target.
 
@@ -208,7 +208,7 @@ def target_layouts(
 
 
 def correct_layouts(
-    catalog: Catalog, sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    catalog: Catalog, sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Correct the layouts of a listed parameter by its slices and by its parameter.
 
@@ -303,7 +303,7 @@ def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layou
 
 
 def odd_state_shapes(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
+    catalog: Catalog, sharding: Strategy, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
     """Return the shapes of an unlisted state with neither the slice nor the full shape.
 
@@ -363,7 +363,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
 
 
 def contradiction(
-    sharding: Sharding, message: str, facts: str = "", ranks: Sequence[int] = ()
+    sharding: Strategy, message: str, facts: str = "", ranks: Sequence[int] = ()
 ) -> Diagnostic:
     """Return the problem that the strategy contradicts the files."""
     hint = (
@@ -447,7 +447,7 @@ def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _expected_shapes(
-    catalog: Catalog, sharding: Sharding, name: str, parameter: str
+    catalog: Catalog, sharding: Strategy, name: str, parameter: str
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
     for layout in sharding.layouts[parameter]:
@@ -518,7 +518,7 @@ class GradientShards:
     sharded: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
-        self, source: Source, sharding: Sharding, layouts: tuple[Layout, ...]
+        self, source: Source, sharding: Strategy, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 

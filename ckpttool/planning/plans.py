@@ -23,7 +23,7 @@ from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Strategy, Strategy
 from ckpttool.planning import targets
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
@@ -190,7 +190,7 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, str]:
+def _provenance_of(catalog: Catalog, src: Strategy, dst: Strategy) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
@@ -209,7 +209,7 @@ def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, 
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
-def _hash_strategy(sharding: Sharding) -> str | None:
+def _hash_strategy(sharding: Strategy) -> str | None:
     """Return the hash of the files that a strategy was read from; None for other kinds."""
     if not isinstance(sharding, Strategy) or not sharding.files:
         return None
@@ -221,7 +221,7 @@ def _hash_strategy(sharding: Sharding) -> str | None:
 
 def _plan_and_check(
     catalog: Catalog,
-    strategy: Strategy | Merged | None,
+    strategy: Strategy | None,
     refusal: CkptToolError | None,
     target: Target,
     options: ResolveOptions,

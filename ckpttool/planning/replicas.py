@@ -12,7 +12,7 @@ from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Sharding, Strategy
+from ckpttool.model.strategy import Strategy, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Command, Diagnostic
@@ -113,7 +113,7 @@ def compare_replicas(
 
 def replica_problems(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     sources: Sequence[Source],
     executor: Executor,
     on_progress: OnProgress = lambda nbytes: None,
@@ -197,7 +197,7 @@ def _format_copies(tensors: Sequence[StoredTensor]) -> str:
 
 def compare_stages(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     sources: Iterable[Source],
     executor: Executor,
     on_progress: Callable[[int], None] | None = None,
@@ -227,7 +227,7 @@ def compare_stages(
 
 
 def stage_pairs(
-    catalog: Catalog, sharding: Sharding, sources: Iterable[Source]
+    catalog: Catalog, sharding: Strategy, sources: Iterable[Source]
 ) -> Iterator[tuple[Source, Source]]:
     """Yield a source with that of each other stage, for parameters that several stages hold."""
     if not isinstance(sharding, Strategy):

@@ -22,7 +22,7 @@ from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Strategy, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
@@ -140,7 +140,7 @@ class ResolvedSources:
     """
 
     catalog: Catalog
-    sharding: Sharding
+    sharding: Strategy
     sources: tuple[Source, ...] = ()
     is_deduplicated: bool = False
     content_diagnostics: tuple[Diagnostic, ...] = ()
@@ -148,7 +148,7 @@ class ResolvedSources:
 
 def resolve(
     catalog: Catalog,
-    strategy: Strategy | Merged | None = None,
+    strategy: Strategy | None = None,
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
@@ -208,7 +208,7 @@ def resolve(
 
 def _resolve(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     options: ResolveOptions,
     contents: Contents,
     keep_going: bool,
@@ -234,7 +234,7 @@ def _resolve(
     content_groups: ContentGroups = {}
     running: frozenset[str] = frozenset()
 
-    def find(sharding: Sharding) -> Sources:
+    def find(sharding: Strategy) -> Sources:
         return find_sources(catalog, sharding, content_groups, options.unlisted, running)
 
     sources: Sources | None = None
@@ -318,8 +318,8 @@ def _would_repeat(sources: Sources, keep_going: bool) -> bool:
 
 
 def source_sharding(
-    catalog: Catalog, strategy: Strategy | Merged | None, replicated: bool, option: str
-) -> Sharding:
+    catalog: Catalog, strategy: Strategy | None, replicated: bool, option: str
+) -> Strategy:
     """Return the sharding of a source: its strategy, or one of the kinds that need none.
 
     With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
@@ -390,7 +390,7 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
 
 
 def compare_contents(
-    catalog: Catalog, sharding: Sharding, executor: Executor, diagnostics: Diagnostics
+    catalog: Catalog, sharding: Strategy, executor: Executor, diagnostics: Diagnostics
 ) -> ContentGroups:
     """Group the ranks by equal contents, for every parameter that contents decide.
 
@@ -420,7 +420,7 @@ def compare_contents(
     }
 
 
-def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> ContentGroups:
+def sample_states(catalog: Catalog, sharding: Strategy, executor: Executor) -> ContentGroups:
     """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
 
     Samples distinguish state from replicated parameters; see `find_sources`.
@@ -492,7 +492,7 @@ def _group_ranks(
 
 
 def find_running_statistics(
-    catalog: Catalog, sharding: Sharding, names: Collection[str], executor: Executor
+    catalog: Catalog, sharding: Strategy, names: Collection[str], executor: Executor
 ) -> frozenset[str]:
     """Return the ``names`` that are running statistics by name, shape and values.
 
@@ -522,15 +522,15 @@ def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
 
 
 def correct_strategy(
-    find: Callable[[Sharding], Sources],
+    find: Callable[[Strategy], Sources],
     sources: Sources,
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     executor: Executor,
     options: ResolveOptions,
     by_samples: bool,
     diagnostics: Diagnostics,
-) -> tuple[Sharding, Sources]:
+) -> tuple[Strategy, Sources]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
 
     Parameters
@@ -604,7 +604,7 @@ def _doubt_replicas(note: Diagnostic) -> Diagnostic:
     return replace(note, facts=f"{note.facts}, if optimizer shards were joined")
 
 
-def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iterator[Diagnostic]:
+def _check_index(catalog: Catalog, sharding: Strategy, sources: Sources) -> Iterator[Diagnostic]:
     """Compare full shapes with the index in the source's folder or its parent, if there is one.
 
     MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
@@ -631,7 +631,7 @@ def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iter
             yield replace(problem, path=str(path))
 
 
-def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
+def _optimizer_shard_problem(sharding: Strategy, options: ResolveOptions) -> Diagnostic | None:
     """Return a problem if ``options.optimizer_shard`` cannot apply to the source; else None."""
     shard = options.optimizer_shard
     if shard is None:

@@ -31,7 +31,7 @@ from ckpttool.model.slicing import (
     follow,
     why_not_sliced,
 )
-from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
+from ckpttool.model.strategy import Merged, SelfDescribed, Strategy, Strategy
 from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
 from ckpttool.planning.missing import (
     MissingSlices,
@@ -214,7 +214,7 @@ class Sources:
         self.damage += missing.damage
 
 
-def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str | None]:
+def content_decided_names(catalog: Catalog, sharding: Strategy) -> dict[str, str | None]:
     """Find the unlisted parameters whose headers are equal on several ranks, so contents decide.
 
     States of MindSpore's optimizers are left out, since their names identify them.
@@ -246,21 +246,21 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
     return found
 
 
-def listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
+def listed_names(catalog: Catalog, sharding: Strategy) -> Collection[str]:
     """Return the names whose slices the strategy or the checkpoint itself describes."""
     if catalog.description is not None:
         return catalog.description.tensors.keys()
     return sharding.layouts.keys()
 
 
-def _match_states(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
+def _match_states(catalog: Catalog, sharding: Strategy) -> dict[str, str]:
     """Match the optimizer states of a checkpoint with their parameters by their names."""
     return match_states_by_name(listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     content_groups: ContentGroups,
     unlisted: UnlistedChoice | None,
     running_statistics: Collection[str] = (),
@@ -352,7 +352,7 @@ class _Search:
     """
 
     catalog: Catalog
-    sharding: Sharding
+    sharding: Strategy
     content_groups: ContentGroups
     unlisted: UnlistedChoice | None
     running_statistics: Collection[str]
@@ -530,7 +530,7 @@ def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) ->
 
 
 def _state_shapes(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
+    catalog: Catalog, sharding: Strategy, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
     """Return the shapes that show that a state is not a full tensor; None if it may be one."""
     if catalog.description is None:
@@ -712,7 +712,7 @@ class Presence:
     missing: dict[tuple[int, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
-def check_presence(catalog: Catalog, sharding: Sharding) -> Presence:
+def check_presence(catalog: Catalog, sharding: Strategy) -> Presence:
     """Compare the ranks and names on disk with those of the strategy or description."""
     presence = Presence(is_deduplicated(catalog, sharding))
     if catalog.description is not None:

@@ -36,7 +36,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
-from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
+from ckpttool.model.strategy import Replicated, SelfDescribed, Strategy, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
@@ -189,7 +189,7 @@ CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no ch
 
 
 def check_strategy(
-    catalog: Catalog, sharding: Sharding, sources: Iterable[Source]
+    catalog: Catalog, sharding: Strategy, sources: Iterable[Source]
 ) -> Asking[list[Diagnostic]]:
     """Return the problems and notes of layouts that samples contradict.
 
@@ -258,7 +258,7 @@ def check_strategy(
     return found
 
 
-def _contradict(sharding: Sharding, one: Diagnostic, place: str) -> Diagnostic:
+def _contradict(sharding: Strategy, one: Diagnostic, place: str) -> Diagnostic:
     """Return the problem that the slices of a tensor contradict the strategy.
 
     ``place`` is that of its hand-written layout; "" if it has none.
@@ -277,7 +277,7 @@ _BY_DESIGN = f"{_REPEATING}; {_CONTRADICTED_EXPLAINED}"
 _TRUST = ("--trust-strategy",)
 
 
-def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
+def _unlike_states(sharding: Strategy, sources: Sequence[Source]) -> set[str]:
     """Return the parameters and states that have other full shapes than each other.
 
     No slices that repeat by design explain that.
@@ -344,7 +344,7 @@ def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
 
 
 def _equal_slices_problems(
-    sharding: Sharding,
+    sharding: Strategy,
     sampled: Iterable[SampledTensor],
     equal: Sequence[tuple[SampledTensor, RankGroups]],
 ) -> list[Diagnostic]:
@@ -375,7 +375,7 @@ def _equal_slices_problems(
 
 
 def _replica_problem(
-    catalog: Catalog, sharding: Sharding, one: SampledTensor, of_other_run: bool
+    catalog: Catalog, sharding: Strategy, one: SampledTensor, of_other_run: bool
 ) -> Diagnostic:
     """Return the problem of a tensor whose replicas differ.
 
@@ -407,7 +407,7 @@ def _replica_problem(
     )
 
 
-def _place_by_hand(sharding: Sharding, source: Source) -> str:
+def _place_by_hand(sharding: Strategy, source: Source) -> str:
     """Return file and line of the hand-written layout of a tensor or its parameter; "" if none."""
     handwritten = sharding.handwritten
     return handwritten.get(source.meta.name) or handwritten.get(source.parameter or "", "")
@@ -421,7 +421,7 @@ def _correct(place: str) -> str:
 _MOST_LINES = 6  # of those that fit, in a message
 
 
-def _fitting_text(sharding: Sharding, one: SampledTensor) -> str:
+def _fitting_text(sharding: Strategy, one: SampledTensor) -> str:
     """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
     samples = chain.from_iterable(by_rank.values() for by_rank in one.samples)
     if one.is_spot_check or any(sample.is_constant for sample in samples):
@@ -440,7 +440,7 @@ def _fitting_text(sharding: Sharding, one: SampledTensor) -> str:
 _REPLICA_EXPLAINED = "`ckpttool help replica` explains"
 
 
-def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
+def _verify_command(catalog: Catalog, sharding: Strategy) -> str:
     """Return the command that shows the elements that differ."""
     options = ["--replicated"] if isinstance(sharding, Replicated) else []
     if isinstance(sharding, Strategy):
@@ -451,7 +451,7 @@ def _verify_command(catalog: Catalog, sharding: Sharding) -> str:
 
 
 def _too_large_problem(
-    sharding: Sharding, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
+    sharding: Strategy, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
 ) -> Diagnostic:
     """Return the problem of a full tensor that would be too large, with its shapes."""
     shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
@@ -463,7 +463,7 @@ def _too_large_problem(
 _EQUAL = "slices that should differ are equal"
 
 
-def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroups) -> Diagnostic:
+def _equal_slices_note(sharding: Strategy, one: SampledTensor, groups: RankGroups) -> Diagnostic:
     """Return the note on a tensor with equal slices."""
     are_all = groups == (one.ranks,)
     facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
@@ -479,7 +479,7 @@ def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroup
 
 
 def _stage_problems(
-    catalog: Catalog, sharding: Sharding, sources: Sequence[Source]
+    catalog: Catalog, sharding: Strategy, sources: Sequence[Source]
 ) -> Asking[list[Diagnostic]]:
     """Return the problem of each parameter that several stages hold and whose samples differ.
 

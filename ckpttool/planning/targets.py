@@ -74,7 +74,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not problems:
-        diagnostics.add(*target.sharding.notes)
+        diagnostics.add(*target.strategy.notes)
         transfers, not_listed = _find_transfers(resolved, target, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
@@ -87,7 +87,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if diagnostics.has_errors:
         return None
-    files = (*resolved.sharding.files, *target.sharding.files)
+    files = (*resolved.sharding.files, *target.strategy.files)
     return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
 
 
@@ -95,13 +95,13 @@ def _resolve_names(
     target: Target, resolved: ResolvedSources
 ) -> tuple[Target, Sequence[Diagnostic]]:
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
-    if isinstance(target.sharding, Merged):
+    if isinstance(target.strategy, Merged):
         return target, ()
     full = {source.meta.name: source.meta for source in resolved.sources}
     names = {**resolved.catalog.metas, **full}
     is_rest_decided = target.not_in_target != "follow"
     src = resolved.catalog.root
-    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided, src)
+    strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
     return replace(target, sharding=strategy), problems
 
 
@@ -127,10 +127,10 @@ def _find_transfers(
             layouts = _full_layouts(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
-    if isinstance(target.sharding, Strategy):
-        _compare_names(sources, target.sharding, diagnostics)
+    if isinstance(target.strategy, Strategy):
+        _compare_names(sources, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
-    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.sharding))
+    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.strategy))
     cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
@@ -154,12 +154,12 @@ class _LayoutChooser:
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
         self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
         self.owners: ParameterOfState = {}
-        if isinstance(target.sharding, Strategy):
-            self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
+        if isinstance(target.strategy, Strategy):
+            self.owners = match_states_by_shape(target.strategy.layouts, self.metas)
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+            if name in target.strategy.layouts and not name.startswith(GRADIENTS)
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
@@ -167,7 +167,7 @@ class _LayoutChooser:
 
     def layouts(self, source: Source) -> tuple[Layout, ...] | None:
         """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
-        target, strategy, name = self.target, self.target.sharding, source.meta.name
+        target, strategy, name = self.target, self.target.strategy, source.meta.name
         if isinstance(strategy, Merged) or source.meta.text is not None:
             return ()
         if name in strategy.layouts:
@@ -257,7 +257,7 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
         "a target with slices that divide the axes; `ckpttool help target` explains",
         facts="; ".join(reasons),
         tensor=name,
-        where=target.sharding.origin,
+        where=target.strategy.origin,
     )
 
 
@@ -356,9 +356,9 @@ class StrategySidecar:
         The result is None, with an error in ``diagnostics``, if MindSpore's format cannot hold that
         strategy.
         """
-        assert isinstance(plan.target.sharding, Strategy), "rank files are sharded by one"
+        assert isinstance(plan.target.strategy, Strategy), "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.sharding))
+            data = encode_strategy(written_strategy(plan, plan.target.strategy))
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None

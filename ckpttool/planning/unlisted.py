@@ -22,7 +22,7 @@ from typing import Literal
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Replicated, Sharding, Strategy
+from ckpttool.model.strategy import Replicated, Strategy, Strategy
 from ckpttool.model.tensors import TensorMeta, map_of
 from ckpttool.planning.optimizer_state import (
     ParameterOfState,
@@ -82,7 +82,7 @@ class PartlyHeld:
 
 
 def find_partly_held(
-    catalog: Catalog, sharding: Sharding, is_deduplicated: bool
+    catalog: Catalog, sharding: Strategy, is_deduplicated: bool
 ) -> tuple[PartlyHeld, ...]:
     """Find the unlisted parameters that only some ranks of their stage hold.
 
@@ -143,7 +143,7 @@ _FLOAT_DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
 
 
 def find_statistic_candidates(
-    metas: Mapping[str, TensorMeta], sharding: Sharding
+    metas: Mapping[str, TensorMeta], sharding: Strategy
 ) -> dict[str, float]:
     """Find the parameters whose names and shapes are those of running statistics.
 
@@ -215,7 +215,7 @@ def split_names(
 
 def unlisted_problems(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     differing: DifferingNames,
     on_one_rank: Mapping[str, PartlyHeld],
     running_statistics: Collection[str],
@@ -372,7 +372,7 @@ def guessed_state_notes(
         yield Diagnostic("guessed", text, hint, facts=shorten(names, 3))
 
 
-def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
+def handwritten_shape_problems(sharding: Strategy, found: Sequence[Source]) -> Iterator[Diagnostic]:
     """Yield the hand-written layouts of states whose full shapes contradict their parameters."""
     handwritten = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
@@ -390,7 +390,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
             yield Diagnostic("shape", text, hint, facts=facts, tensor=meta.name)
 
 
-def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:
+def find_contradictions(catalog: Catalog, sharding: Strategy) -> Iterator[Diagnostic]:
     """Yield the contradictions between headers and the layouts that a strategy lists."""
     if isinstance(sharding, Strategy):
         yield from find_mismatched_states(catalog, sharding)
@@ -435,7 +435,7 @@ def _find_misplaced_stages(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
 
 
 def misplaced_notes(
-    sharding: Sharding, holders: Mapping[str, Sequence[int]]
+    sharding: Strategy, holders: Mapping[str, Sequence[int]]
 ) -> Iterator[Diagnostic]:
     """Yield a note on parameters in stages for which the strategy does not list them."""
     if not isinstance(sharding, Strategy) or sharding.stages == 1:

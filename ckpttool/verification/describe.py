@@ -17,7 +17,7 @@ from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Strategy, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names
@@ -72,7 +72,7 @@ class Facts:
     catalog: Catalog
     readable: Catalog
     found: Diagnostics
-    sharding: Sharding | None
+    sharding: Strategy | None
     resolved: ResolvedSources | None = None
     devices: Mapping[int, Device] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Inspection:
     catalog: Catalog
     summary: Summary
     found: Diagnostics
-    sharding: Sharding = field(default_factory=Merged)  # of ``sources``, as contents correct it
+    sharding: Strategy = field(default_factory=Merged)  # of ``sources``, as contents correct it
     sources: tuple[Source, ...] | None = None
     devices: Mapping[int, Device] = field(default_factory=dict)  # by rank, from a rank table
 
@@ -310,7 +310,7 @@ def _describe_layout(layout: Layout) -> Json:
 _NO_LAYOUT: Json = dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))
 
 
-def _describe_source(source: Source, sharding: Sharding) -> Json:
+def _describe_source(source: Source, sharding: Strategy) -> Json:
     slicing, nbytes = source.slicing, {"nbytes": source.meta.nbytes}
     if isinstance(slicing, BoxSlicing):
         return {**_describe_full(source), **nbytes, **_NO_LAYOUT, **_describe_boxes(slicing)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.strategy import Replicated, Sharding
+from ckpttool.model.strategy import Replicated, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
@@ -36,7 +36,7 @@ def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[D
 
 
 def check_unlisted(
-    catalog: Catalog, sharding: Sharding, metas: Mapping[int, TensorMeta], owners: ParameterOfState
+    catalog: Catalog, sharding: Strategy, metas: Mapping[int, TensorMeta], owners: ParameterOfState
 ) -> Iterator[Diagnostic]:
     """Yield a problem of a parameter that the strategy does not list, if it has one."""
     ranks = tuple(metas)
@@ -56,7 +56,7 @@ def check_unlisted(
 
 
 def check_partly_held(
-    catalog: Catalog, sharding: Sharding, is_deduplicated: bool
+    catalog: Catalog, sharding: Strategy, is_deduplicated: bool
 ) -> Iterator[Diagnostic]:
     """Yield unlisted parameters that only some ranks of their stage have."""
     for one in find_partly_held(catalog, sharding, is_deduplicated):

@@ -20,7 +20,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Replicated, Strategy, Strategy
 from ckpttool.planning.missing import ranks_without_file
 from ckpttool.planning.optimizer_state import parameter_by_prefix
 from ckpttool.problems import Diagnostics, StrategyError, diagnose
@@ -492,7 +492,7 @@ def _add_up(entries: Sequence[Entry]) -> Amount:
 
 
 def find_parallelism(
-    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Sharding
+    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Strategy
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
@@ -553,7 +553,7 @@ _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 
 
 def assess(
-    catalog: Catalog, sharding: Sharding | None, entries: Iterable[Entry], found: Diagnostics
+    catalog: Catalog, sharding: Strategy | None, entries: Iterable[Entry], found: Diagnostics
 ) -> Completeness:
     """Return whether all slices of a checkpoint are there, from what a command found.
 

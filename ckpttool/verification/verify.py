@@ -13,7 +13,7 @@ from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.optimizer_names import parameter_of
 from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
+from ckpttool.model.strategy import Merged, Replicated, Strategy, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.manifest_check import check_set, fingerprint
@@ -147,7 +147,7 @@ class _Tally:
 
 def check_contents(
     slices: Iterable[Slice],
-    sharding: Sharding,
+    sharding: Strategy,
     executor: Executor,
     on_progress: OnProgress,
     fingerprints: set[bytes] | None = None,
@@ -209,7 +209,7 @@ def check_contents(
 _DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
 
 
-def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
+def find_differences(one: Slice, stats: TensorStats, sharding: Strategy) -> Iterator[Diagnostic]:
     """Yield a finding if the replicas of a slice differ and should not."""
     source, name = one.source, one.source.meta.name
     if name in RANK_SPECIFIC_NAMES:
@@ -383,7 +383,7 @@ class _Verification:
         return self.resolved.catalog
 
     @property
-    def sharding(self) -> Sharding:
+    def sharding(self) -> Strategy:
         return self.resolved.sharding
 
     @property
