@@ -28,9 +28,10 @@ from ckpttool.model.diagnostics import (
     severities,
 )
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.tensors import FileIndex, map_of
+from ckpttool.model.tensors import FileIndex
 from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
@@ -376,7 +377,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
             "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
-            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+            **({} if (tag := parse_name(meta.name).map) is None else {"map": tag}),
         }
 
 
