@@ -89,7 +89,7 @@ from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -878,7 +878,9 @@ def _place_slices(
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
     lacks_optimizer = written.lacks_optimizer()
-    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    lacks_gradients = (
+        any(parse_name(n).is_gradient for n in parameters) and written.lacks_gradients()
+    )
     stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
         if not parameter.listed:
@@ -894,7 +896,9 @@ def _place_slices(
         elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
             _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
-        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+        elif (
+            lacks_gradients and parse_name(name).is_gradient and all(one.lacking for one in slices)
+        ):
             placement.unsaved_gradients.append(name)
         else:
             _add_missing(placement, parameter, slices, written)
@@ -1076,7 +1080,7 @@ class _WrittenFiles(NamedTuple):
     def lacks_gradients(self) -> bool:
         """Return whether no file has an accumulated gradient."""
         headers = (file.header for file in self.files.values() if file is not None)
-        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
+        return not any(parse_name(name).is_gradient for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:

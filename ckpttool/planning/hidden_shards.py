@@ -28,7 +28,7 @@ from itertools import chain
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import GRADIENTS, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
@@ -63,7 +63,7 @@ def ambiguity_reason(
         for source, held in zip(listed, contents, strict=True)
         if shards.get(source.meta.name) == 1
         and not all(sample.is_constant for sample in held.values())
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
         and source.meta.nbytes >= nbytes
         and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
     ]
@@ -85,7 +85,9 @@ def _nearness_reason(sharded: Sequence[Source], contents: Sequence[Contents]) ->
         for source, held in zip(sharded, contents, strict=True)
         if (pair := _differing_pair(source, held)) is not None
     ]
-    weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
+    weights = [
+        pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
+    ] or pairs
     shares = yield from ask(nearness, (pair for _, pair in weights))
     near = total = 0.0
     for source, pair in weights:
@@ -162,7 +164,7 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     none does.
     """
     shapes = {source.meta.name: source.meta.shape for source in listed}
-    if not any(name.startswith(GRADIENTS) for name in shapes):
+    if not any(parse_name(name).is_gradient for name in shapes):
         return {}
     parameters = match_parameters(listed)
     found: dict[str, int] = {}
@@ -239,7 +241,9 @@ def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
     owners = match_states_by_shape(metas, metas)
-    return {name: owners.get(name) or parameter_of(name) or name for name in metas}
+    return {
+        name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
+    }
 
 
 def ambiguity_problems(
@@ -523,12 +527,12 @@ def _is_one_shard(
     sharded = {
         (source.layout, shard)
         for source, shard in zip(listed, found, strict=True)
-        if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
+        if shard is not None and shard > 1 and not parse_name(source.meta.name).is_gradient
     }
     is_listed = any(
         layout.optimizer_shard > 1
         for name, layouts in strategy.layouts.items()
-        if not name.startswith(GRADIENTS)
+        if not parse_name(name).is_gradient
         for layout in layouts
     )
     if sharded and is_listed:
@@ -613,7 +617,7 @@ def may_be_sharded(source: Source) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
-    if reduced_from(source.meta.name) is not None:
+    if parse_name(source.meta.name).reduced_axis is not None:
         return False  # the layout of its parameter decides
     layout, shape = source.layout, source.meta.shape
     is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None

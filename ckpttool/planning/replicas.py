@@ -10,6 +10,7 @@ from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
@@ -77,7 +78,7 @@ def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagn
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not isinstance(source.slicing, BoxSlicing):
         return None
-    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+    if parse_name(source.meta.name).last not in _OWN_STATISTICS:
         return None
     text = "every rank has values of its own, and those of the lowest rank are read"
     return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)

@@ -21,9 +21,10 @@ from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -403,7 +404,8 @@ def compare_contents(
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
+        if _is_constant(metas[name], contents)
+        and parse_name(name).map is None  # statuses often are
     ]
     for name in constant:
         if compared[name] is not None:  # a state at the start of training: its shape decides

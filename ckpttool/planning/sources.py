@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.optimizer_names import parameter_of, reduced_from
+from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.slicing import (
     FollowsParameter,
     LayoutSlicing,
@@ -32,7 +32,7 @@ from ckpttool.model.slicing import (
     why_not_sliced,
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.missing import (
     MissingSlices,
     find_missing_slices,
@@ -48,7 +48,6 @@ from ckpttool.planning.optimizer_state import (
     followed_parameter,
     match_states_by_name,
     odd_state_shapes,
-    parameter_by_prefix,
     state_layouts,
 )
 from ckpttool.planning.unlisted import (
@@ -238,7 +237,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
             if described.parameter is None:
                 continue
             parameter = described.parameter
-        if parameter is not None and parameter_by_prefix(name) is not None:
+        if parameter is not None and parse_name(name).parameter is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
@@ -442,7 +441,7 @@ class _Search:
         equal contents.  If all owners of several slices do, the tensor is a parameter that every
         rank holds in full.  A prefix of MindSpore's optimizers needs no such proof.
         """
-        if parameter_by_prefix(name) is not None:
+        if parse_name(name).parameter is not None:
             return False
         groups = self.content_groups.get(name, ())
         group_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
@@ -526,7 +525,7 @@ def _is_broken(catalog: Catalog, name: str) -> bool:
 
 def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) -> str:
     """Return the parameter of a state; "" for a statistic, which has a different shape."""
-    return parameter_of_state.get(name, "") if reduced_from(name) is None else ""
+    return parameter_of_state.get(name, "") if parse_name(name).reduced_axis is None else ""
 
 
 def _state_shapes(
@@ -535,7 +534,7 @@ def _state_shapes(
     """Return the shapes that show that a state is not a full tensor; None if it may be one."""
     if catalog.description is None:
         return odd_state_shapes(catalog, sharding, meta, parameter_of_state)
-    if parameter_by_prefix(meta.name) is None:
+    if parse_name(meta.name).parameter is None:
         return None
     parameter = catalog.description.tensors.get(
         _parameter_of_same_shape(meta.name, parameter_of_state)
@@ -546,14 +545,14 @@ def _state_shapes(
 def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> bool:
     """Return whether contents differ between ranks, or only some ranks hold a map parameter."""
     holders = sum(len(group) for group in groups)
-    return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
+    return len(groups) > 1 or (parse_name(name).map is not None and holders < len(catalog.files))
 
 
 def _group_by_content(
     catalog: Catalog, content_groups: ContentGroups, name: str, ranks: Sequence[int]
 ) -> RankGroups:
     """Group ranks by equal headers and known equal contents, of a whole map parameter."""
-    tag = map_of(name)
+    tag = parse_name(name).map
     names = (name,) if tag is None else map_component_names(tag)
 
     def content(rank: int) -> tuple[object, ...]:
@@ -668,7 +667,7 @@ def _find_parameter(
     """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
     parameter = parameter_of_state.get(name, name)
     has_same_shape = metas[parameter].shape == metas[name].shape
-    return parameter if has_same_shape else parameter_of(name) or name
+    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 def _rank_slices_diagnostic(

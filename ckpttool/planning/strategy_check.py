@@ -34,7 +34,7 @@ from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
@@ -159,14 +159,14 @@ def _choose_sources(
         others += [
             source
             for source in group[TENSORS_PER_LAYOUT:]
-            if not source.meta.name.startswith(GRADIENTS) and _has_replicas(source)
+            if not parse_name(source.meta.name).is_gradient and _has_replicas(source)
         ]
     return chosen, others
 
 
 def _sampling_order(source: Source) -> tuple[bool, int]:
     """Order parameters before states, which may be sums of one rank, and large before small."""
-    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
+    return parse_name(source.meta.name).same_shape_parameter is not None, -source.meta.nbytes
 
 
 def _has_replicas(source: Source) -> bool:
@@ -287,7 +287,7 @@ def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
     return {
         name
         for pair in pairs
-        if metas.keys() >= {*pair} and reduced_from(pair[0]) is None
+        if metas.keys() >= {*pair} and parse_name(pair[0]).reduced_axis is None
         for name in pair
         if metas[pair[0]].shape != metas[pair[1]].shape
     }
@@ -490,7 +490,7 @@ def _stage_problems(
         for source, other in stage_pairs(catalog, sharding, sources)
         if source.meta == other.meta
         and source.meta.nbytes
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
     ]
     boxes = yield from ask(sample_box, chain.from_iterable(pairs))
     return [

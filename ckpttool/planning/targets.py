@@ -28,11 +28,10 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.tensors import map_of
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
@@ -159,7 +158,7 @@ class _LayoutChooser:
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+            if name in target.sharding.layouts and not parse_name(name).is_gradient
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
@@ -182,7 +181,7 @@ class _LayoutChooser:
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
-        if source.meta.is_single and map_of(name) is None:
+        if source.meta.is_single and parse_name(name).map is None:
             return ()
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta
@@ -198,7 +197,7 @@ class _LayoutChooser:
         parameter would list this one too.  Accumulated gradients always follow their parameter.
         """
         name, parameter = source.meta.name, self.owners[source.meta.name]
-        if name.startswith(GRADIENTS):
+        if parse_name(name).is_gradient:
             return False
         if parameter in self.sharded:
             return not source.has_layout
@@ -552,6 +551,6 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1
-        or map_of(source.meta.name) is not None
+        or parse_name(source.meta.name).map is not None
         for source in sources
     ]

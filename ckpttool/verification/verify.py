@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -191,8 +191,8 @@ def check_contents(
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
-        if tally.zeros and is_weight:
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
