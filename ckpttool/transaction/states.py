@@ -397,7 +397,7 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
 
 
 def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
-    return Diagnostic("unfinished", message, hint, facts=facts, where=str(output))
+    return Diagnostic("unfinished", message, hint=hint, facts=facts, where=str(output))
 
 
 def records_around(output: Path) -> Iterator[tuple[Record, str]]:
@@ -441,7 +441,9 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         yield replace(one, code="leftover", hint=hint)
     if found := record.earlier_records():
         names, hint = shorten(map(str, found), 3), f"{ANEW}; then remove it"
-        yield Diagnostic("leftover", "left by an earlier version of ckpttool", hint, where=names)
+        yield Diagnostic(
+            "leftover", "left by an earlier version of ckpttool", hint=hint, where=names
+        )
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:
         return
