@@ -142,7 +142,7 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
         if not _is_iteration(folder):
             text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
             hint = "--step with another iteration"
-            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
     else:
@@ -248,7 +248,7 @@ def _no_optimizer(
     text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
     facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
     hint = "copy the opt files again, if the run saved them"
-    return Diagnostic("no_optimizer", text, hint, facts=facts, where=str(folder))
+    return Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=str(folder))
 
 
 def _read_whole(
@@ -294,7 +294,7 @@ def _slices_problem(
     examples = (f"{name} ({shorten(files, 2)})" for name, files in twice.items())
     hint = f"copy {_METADATA} again, or "
     hint += f"-s STRATEGY --pattern '{first[:start]}{{rank}}{first[stop:]}'"
-    return Diagnostic("missing", text, hint, facts=shorten(examples, 3), where=str(folder))
+    return Diagnostic("missing", text, hint=hint, facts=shorten(examples, 3), where=str(folder))
 
 
 # --------------------------------------------------------------------------------------- iterations
@@ -327,7 +327,7 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
         if last not in folders.values():
             facts, hint = _list_alternatives(folders, last)
             text = f"no folder of iteration {last}, which {_TRACKER} names"
-            raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+            raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
     _note_choice(folders, folders[chosen], last, diagnostics)
     return chosen
@@ -412,7 +412,7 @@ def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator
             missing = (n for n in range(len(numbers) + 1) if n not in numbers)
             text = f"{len(numbers)} of {int(total)} {kind} files found"
             facts = f"number {next(missing)} is missing"
-            yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, where=str(folder))
+            yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, where=str(folder))
 
 
 def _by_rank(
@@ -822,7 +822,7 @@ class Faults:
 def _describe_fault(code: str, fault: Fault, facts: str, hint: str = "") -> Iterator[Diagnostic]:
     path, reason = fault
     if reason:
-        yield Diagnostic(code, reason, hint, facts=facts, path=path, where=path)
+        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
 
 
 # -------------------------------------------------------------------------- the slices in the files
@@ -960,7 +960,7 @@ def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
     facts += "saved the tensor, with wrong slice numbers"
     hint = "`ckpttool help missing` explains"
     tensor = parameter.meta.name
-    return Diagnostic("missing", text, hint, facts=facts, tensor=tensor, ranks=owners)
+    return Diagnostic("missing", text, hint=hint, facts=facts, tensor=tensor, ranks=owners)
 
 
 def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
@@ -987,12 +987,12 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
             facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
             facts += f"storage_data, {own} by the layout"
             yield Diagnostic(
-                "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
+                "missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
     for rank in parameter.misgrouped:
         facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
         facts += "and not in the rank_group of that slice"
-        yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+        yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
 
 
 class _FoundSlice(NamedTuple):

@@ -165,7 +165,7 @@ def _patterns_without_prefix(
             text = f"the names in the files begin with {prefix}, which the patterns lack"
             hint = f'"{prefix}{rules.rules[0].pattern}" and so on'
             facts = f"such as {min(weights)}"
-            yield Diagnostic("strategy", text, hint, facts=facts, where=rules.path)
+            yield Diagnostic("strategy", text, hint=hint, facts=facts, where=rules.path)
             return
 
 
@@ -196,4 +196,4 @@ def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]])
     facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
     text = "param_split_shape is neither its shape nor the rows of its slices"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name)
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)

@@ -264,9 +264,9 @@ def _ambiguity_problem(source: Source, possible: Sequence[int] | None) -> Diagno
     return Diagnostic(
         "undecided_shard",
         f"it may have an optimizer shard: {reason}",
-        f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
-        _SHARD,
-        _shapes(source, shards),
+        hint=f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
+        options=_SHARD,
+        facts=_shapes(source, shards),
         tensor=source.meta.name,
         ranks=lost,
     )
@@ -399,7 +399,9 @@ def _refuse_untrained(
         numbers = ", ".join(map(str, sorted({*shards.values()})))
         text = f"slices of an optimizer shard ({numbers})"
         hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
-        problems = (Diagnostic("contradicted", text, hint, _SHARD, shorten(names, 3)),)
+        problems = (
+            Diagnostic("contradicted", text, hint=hint, options=_SHARD, facts=shorten(names, 3)),
+        )
     elif not problems:
         return None
     states = match_states_by_name(strategy.layouts, metas)
@@ -497,7 +499,9 @@ def _infer(
     states = inconsistent_states(listed, shards)
     if states and requested is not None:
         text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
-        problem = Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, shorten(states, 3))
+        problem = Diagnostic(
+            "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
+        )
         return _undecided(strategy, problem, states)
     if states:
         return None
@@ -565,12 +569,14 @@ def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -
         return None
     if not listed:
         text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
-        return Diagnostic("undecided_shard", text, "the same command without --optimizer-shard")
+        return Diagnostic(
+            "undecided_shard", text, hint="the same command without --optimizer-shard"
+        )
     most = max(replicas)
     named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
     text = f"--optimizer-shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
-    return Diagnostic("undecided_shard", text, hint, _SHARD, named)
+    return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
 
 
 def _contradicted(
@@ -587,7 +593,9 @@ def _contradicted(
     named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
     text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
     return _undecided(
-        strategy, Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, named), others
+        strategy,
+        Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
+        others,
     )
 
 
@@ -604,9 +612,9 @@ def _ambiguous(
     problem = Diagnostic(
         "undecided_shard",
         f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
-        f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
-        ("--trust-strategy", "--optimizer-shard"),
-        f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        hint=f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+        options=("--trust-strategy", "--optimizer-shard"),
+        facts=f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
         f"{names[0]}: {_shapes(first, [1, shard])}",
         ranks=ranks,
     )
@@ -645,7 +653,7 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
         text += "that the strategy does not list"
         facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
         hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, _SHARD, facts)
+        yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
 
 
 def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
@@ -668,4 +676,4 @@ def _requested_notes(
     if named:
         text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
         hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
-        yield Diagnostic("inferred", text, hint, facts=named)
+        yield Diagnostic("inferred", text, hint=hint, facts=named)

@@ -359,7 +359,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     if suspicious:
         text = "the strategy shards parameters and their optimizer state differently"
         hint = "the strategy of this run; `ckpttool help unlike_states` explains"
-        yield Diagnostic("unlike_states", text, hint, facts=shorten(suspicious, 3))
+        yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
 
 
 def contradiction(
@@ -370,7 +370,9 @@ def contradiction(
         "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
     )
     where = shorten(sharding.files, 2)
-    return Diagnostic("contradicted", message, hint, facts=facts, ranks=tuple(ranks), where=where)
+    return Diagnostic(
+        "contradicted", message, hint=hint, facts=facts, ranks=tuple(ranks), where=where
+    )
 
 
 def _mismatched_full_shapes(

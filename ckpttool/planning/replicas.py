@@ -183,7 +183,7 @@ def compare_copies(
         text = "other copies of tensors that the index names in another file: ignored"
         facts = _format_copies(tensors)
         shown = "" if command == "convert" else hint
-        yield Diagnostic("overlay", text, shown, facts=facts, path=path, where=path)
+        yield Diagnostic("overlay", text, hint=shown, facts=facts, path=path, where=path)
     for path, tensors in equal.items():
         text = "equal copies of tensors that the index names in another file: ignored"
         yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
@@ -218,7 +218,7 @@ def compare_stages(
             yield Diagnostic(
                 "replica",
                 "stages differ",
-                REMEDY,
+                hint=REMEDY,
                 facts=f"{elements}; {format_difference(ranks)}; first at {difference.first}",
                 tensor=name,
                 ranks=(*ranks[0], *ranks[1]),
@@ -293,7 +293,7 @@ def find_difference(
     if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
         hint = _ONE_RUN
     return Diagnostic(
-        *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
+        code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )
 
 

@@ -103,7 +103,7 @@ def infer_full_tensor(
         text = "the JSON strategy fits several full shapes"
         hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
         facts = ambiguity(layout, ways)
-        return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+        return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
     layout = ways[0] if ways else layout
     # A slice of a manual split may have a wrong number of axes.  The full shape follows from
     # another slice, so that the message below names the wrong one.
@@ -131,7 +131,7 @@ def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
     """Return the problem of slices whose shapes are not those of a layout."""
     text = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
 
 
 def disagreement(
@@ -147,7 +147,7 @@ def disagreement(
     return Diagnostic(
         code,
         f"the {what} differs between ranks",
-        f"put back the files of one run and step; `ckpttool help {code}` explains",
+        hint=f"put back the files of one run and step; `ckpttool help {code}` explains",
         facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
         tensor=name,
         ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),
@@ -583,7 +583,7 @@ def _stage_shapes_problem(name: str, ranks_of_shape: Mapping[_T, Sequence[int]])
     return Diagnostic(
         "shape",
         "the full shape differs between stages",
-        "the strategy of this run; `ckpttool help shape` explains",
+        hint="the strategy of this run; `ckpttool help shape` explains",
         facts="; ".join(parts),
         tensor=name,
         ranks=tuple(sorted(rank for ranks in ranks_of_shape.values() for rank in ranks)),
@@ -614,7 +614,7 @@ def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "one_of_several",
             "the file of one rank of several, so its tensors may be slices",
-            "the folder of all ranks as SRC",
+            hint="the folder of all ranks as SRC",
             facts=catalog.one_of_several,
             where=catalog.root,
         )
@@ -626,7 +626,7 @@ def not_full_problems(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "strategy",
             "the file of one rank of several, so its tensors may be slices",
-            "the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
+            hint="the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
             "holds the full model",
             facts=catalog.one_of_several,
             where=catalog.root,
@@ -681,12 +681,12 @@ def _rank_slices_diagnostic(
     return Diagnostic(
         code,
         f"{count(len(slices), 'tensor')} without an entry in the index {result}",
-        ""
+        hint=""
         if code != "unlisted"
         else "--unlisted first takes them in full, --unlisted drop "
         "leaves them out; `ckpttool help unlisted` explains",
-        ("--unlisted",) if code == "unlisted" else (),
-        shorten(slices.values(), 3),
+        options=("--unlisted",) if code == "unlisted" else (),
+        facts=shorten(slices.values(), 3),
         where=catalog.root,
     )
 
@@ -737,7 +737,7 @@ def _compare_with_strategy(catalog: Catalog, strategy: Strategy, presence: Prese
         hint = "the strategy of the run that saved this checkpoint"
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
         facts += f"the files hold {shorten(holders, 2)}"
-        problem = Diagnostic("strategy", text, hint, facts=facts, where=strategy.origin)
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)
         presence.problems.append(problem)
     elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
         _classify_absent(catalog, strategy, absent, holders, presence)
@@ -759,7 +759,7 @@ def _extra_ranks_problem(
     if list(found) == [rank + 1 for rank in strategy.ranks]:
         text = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
-    return Diagnostic("strategy", text, hint, facts=facts, ranks=extra, where=catalog.root)
+    return Diagnostic("strategy", text, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
 def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -808,12 +808,12 @@ def _classify_absent(
         others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
         code = "unsaved" if weights else "absent"
         hint = "`ckpttool help unsaved`" if weights else ""
-        note = Diagnostic(code, text, hint, facts=shorten(unsaved, 3))
+        note = Diagnostic(code, text, hint=hint, facts=shorten(unsaved, 3))
         if others:
             facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: "
             facts += shorten(others, 3)
             hint = "the strategy of this run; `ckpttool help renamed` explains"
-            note = Diagnostic("renamed", text, hint, facts=facts)
+            note = Diagnostic("renamed", text, hint=hint, facts=facts)
         presence.notes.append(note)
 
 

@@ -398,9 +398,9 @@ def _replica_problem(
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",
-        f"{hint}; {_REPLICA_EXPLAINED}",
-        options,
-        facts,
+        hint=f"{hint}; {_REPLICA_EXPLAINED}",
+        options=options,
+        facts=facts,
         tensor=one.source.meta.name,
         ranks=odd_ranks(groups),
         where=catalog.root,
@@ -475,7 +475,7 @@ def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroup
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
     ranks, name = tuple(sorted(chain(*groups))), one.source.meta.name
-    return Diagnostic("equal_slices", _EQUAL, hint, facts=facts, tensor=name, ranks=ranks)
+    return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)
 
 
 def _stage_problems(
@@ -497,8 +497,8 @@ def _stage_problems(
         Diagnostic(
             "replica",
             "different between stages that share it",
-            f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
-            ("--trust-strategy",),
+            hint=f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
+            options=("--trust-strategy",),
             format_difference([source.layout.ranks, other.layout.ranks]),
             tensor=source.meta.name,
             ranks=(*source.layout.ranks, *other.layout.ranks),
@@ -526,7 +526,7 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
             text = "not the strategy that the manifest names"
             facts = f"{path} names {recorded[-1].path}"
             hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
-            yield Diagnostic("other_strategy", text, hint, facts=facts, where=strategy.origin)
+            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
         (one,) = diagnose(error)
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"

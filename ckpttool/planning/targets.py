@@ -80,7 +80,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         verb = "is" if len(outside) == 1 else "are"
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
-        diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
+        diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
     diagnostics.add(*find_nothing(catalog))
     if not transfers and not diagnostics.has_errors:
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
@@ -253,7 +253,7 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
     return Diagnostic(
         "target",
         "the target cannot shard this shape",
-        "a target with slices that divide the axes; `ckpttool help target` explains",
+        hint="a target with slices that divide the axes; `ckpttool help target` explains",
         facts="; ".join(reasons),
         tensor=name,
         where=target.sharding.origin,
@@ -282,7 +282,7 @@ def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: D
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
         facts += shorten(sorted(names), 2)
         text, hint = "no parameter in common with the source", "-d with a strategy of this model"
-        diagnostics.add(Diagnostic("target", text, hint, facts=facts, where=strategy.origin))
+        diagnostics.add(Diagnostic("target", text, hint=hint, facts=facts, where=strategy.origin))
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
@@ -369,7 +369,8 @@ class StrategySidecar:
         `ckpttool.planning.preflight` checks for an existing file.
         """
         if (problem := name_problem(self.path)) is not None:
-            yield Diagnostic("destination", *problem, where=self.path, path=self.path)
+            what, hint = problem
+            yield Diagnostic("destination", what, hint=hint, where=self.path, path=self.path)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -379,7 +380,7 @@ class StrategySidecar:
             yield Diagnostic(
                 "destination",
                 "a strategy among the files of ranks would be read as a checkpoint",
-                f"--write-strategy {folder / name}",
+                hint=f"--write-strategy {folder / name}",
                 where=self.path,
                 path=self.path,
             )
@@ -389,7 +390,7 @@ class StrategySidecar:
                 yield Diagnostic(
                     "destination",
                     "one of two files would have to be a folder",
-                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    hint=f"--write-strategy {folder / 'strategy.ckpt'}",
                     facts=f"the other is the output {output}",
                     where=self.path,
                     path=self.path,
@@ -398,13 +399,13 @@ class StrategySidecar:
         if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
             text = "ckpttool itself uses this name"
             hint = "--write-strategy with another name"
-            yield Diagnostic("destination", text, hint, where=self.path, path=self.path)
+            yield Diagnostic("destination", text, hint=hint, where=self.path, path=self.path)
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield Diagnostic(
                 "destination",
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                f"--write-strategy {folder / name}",
+                hint=f"--write-strategy {folder / name}",
                 where=self.path,
                 path=self.path,
             )
@@ -452,7 +453,9 @@ class ShardedOutput:
             text = "too many tensors for one index"
             hint = f"-o {self.folder}.ckpt without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
-            diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=self.folder))
+            diagnostics.add(
+                Diagnostic("destination", text, hint=hint, facts=facts, where=self.folder)
+            )
             return None
         documents = tuple(Document(path, data) for path in self.documents)
         format, common = get_format(self.format), self._path(None, 0)
@@ -482,7 +485,7 @@ class ShardedOutput:
             yield Diagnostic(
                 "destination",
                 "the folder holds files of another checkpoint, which loaders would read, too",
-                "another folder, or these files moved away",
+                hint="another folder, or these files moved away",
                 facts=shorten(stale, 3),
                 where=str(folder),
                 path=str(folder),

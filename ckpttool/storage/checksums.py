@@ -277,7 +277,7 @@ def check_files(
         named = format_ranks(sorted(ranks))
         if catalog.is_merged:  # its files are numbered and have no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        return [Diagnostic(code, text, hint, where=named)] if ranks else []
+        return [Diagnostic(code, text, hint=hint, where=named)] if ranks else []
 
     has_index = bool(catalog.indexes)
     with_checksum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]

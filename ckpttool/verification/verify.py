@@ -467,7 +467,7 @@ class _Verification:
                 "no manifest lists these files",
                 "the same command without --check-manifest",
             )
-            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
+            self.found.add(Diagnostic("manifest", text, hint=hint, where=self.catalog.root))
 
     def _sample_unlisted(self) -> None:
         """Add the tensors without a layout that differ between two ranks, as a conversion does."""
@@ -485,7 +485,7 @@ class _Verification:
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
-        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
         for name, ranks in differing.items():
             if name not in running:
                 facts = format_difference([[rank] for rank in ranks])
@@ -526,7 +526,7 @@ class _Verification:
                 text = "without a strategy every rank is verified by itself"
                 facts = "not known: whether slices fit together and replicas are equal"
                 hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
+                self.found.add(Diagnostic("doubt", text, hint=hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
