@@ -499,7 +499,7 @@ def _stage_problems(
             "different between stages that share it",
             hint=f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
             options=("--trust-strategy",),
-            format_difference([source.layout.ranks, other.layout.ranks]),
+            facts=format_difference([source.layout.ranks, other.layout.ranks]),
             tensor=source.meta.name,
             ranks=(*source.layout.ranks, *other.layout.ranks),
             where=catalog.root,
