@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
 from ckpttool.concurrency import InlineExecutor
@@ -55,6 +56,9 @@ from ckpttool.verification.summary import (
     slice_shapes,
     summarize,
 )
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.evidence import Evidence
 
 Json = dict[str, object]
 
@@ -176,10 +180,10 @@ def examine(
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*of_part, *catalog.errors())
     if strategy is not None or catalog.description is not None:
-        inspected = _inspect_full_tensors(catalog, strategy, executor, found)
+        inspected, evidence = _inspect_full_tensors(catalog, strategy, executor, found)
     else:
-        inspected = _inspect_slices(catalog, found)
-    equal_ranks = _sample_equal_ranks(catalog, inspected, every_tensor, executor)
+        inspected, evidence = _inspect_slices(catalog, found), None
+    equal_ranks = _sample_equal_ranks(catalog, inspected, every_tensor, executor, evidence)
     summary = replace(inspected.summary, equal_ranks=equal_ranks)
     different = [name for name, one in equal_ranks.items() if one.kind == "different"]
     if inspected.sources is not None and not RANK_SPECIFIC_NAMES.issuperset(different):
@@ -218,8 +222,8 @@ def _inspect_slices(catalog: Catalog, found: Diagnostics) -> Inspection:
 
 def _inspect_full_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> Inspection:
-    """Resolve the files of ranks to full tensors, and inspect these."""
+) -> tuple[Inspection, Evidence]:
+    """Resolve the files of ranks to full tensors, inspect these, and return what was read."""
     from ckpttool.planning.fit import fit_to_slices
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
@@ -235,7 +239,8 @@ def _inspect_full_tensors(
     is_wrong = any(one.code == "strategy" for one in found)
     found.add(*of_rules)
     if is_wrong or (of_rules and not sharding.layouts):
-        return Inspection(catalog, _summarize_files(catalog, None, found), found)
+        summary = _summarize_files(catalog, None, found)
+        return Inspection(catalog, summary, found), resolved.evidence
     entries = entries_of_sources(resolved)
     metas = {source.meta.name: source.meta for source in sources}
     expected = catalog.holders or sharding.layouts  # of files that cannot be read
@@ -252,11 +257,15 @@ def _inspect_full_tensors(
         find_parallelism(listed, states, sharding),
         assess(catalog, sharding, entries, found),
     )
-    return Inspection(catalog, summary, found, sharding, sources)
+    return Inspection(catalog, summary, found, sharding, sources), resolved.evidence
 
 
 def _sample_equal_ranks(
-    catalog: Catalog, inspected: Inspection, every_tensor: bool, executor: Executor
+    catalog: Catalog,
+    inspected: Inspection,
+    every_tensor: bool,
+    executor: Executor,
+    evidence: Evidence | None,
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
@@ -272,17 +281,19 @@ def _sample_equal_ranks(
         names = names_to_sample(row.first for row in summary.rows)
     if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
+    from ckpttool.checkpoint.evidence import answer
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
     try:
-        return {
-            name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-            for name, groups, is_constant in sample_ranks(catalog, names, executor)
-        }
+        sampled = answer(sample_ranks(catalog, names), executor, evidence)
     except CkptToolError as error:
         inspected.found.failures.append(error)
         return {}
+    return {
+        name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+        for name, (groups, is_constant) in sampled.items()
+    }
 
 
 # --------------------------------------------------------------------------------------- documents
