@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
@@ -480,8 +481,8 @@ class _Verification:
             if parameter is None and name not in RANK_SPECIFIC_NAMES
             if catalog.metas[name].nbytes > catalog.metas[name].itemsize
         ]
-        differing = find_differing_ends(catalog, names, self.executor)
-        running = find_running_statistics(catalog, self.sharding, differing, self.executor)
+        differing = self._answer(find_differing_ends(catalog, names))
+        running = self._answer(find_running_statistics(catalog, self.sharding, differing))
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
@@ -500,10 +501,13 @@ class _Verification:
         """Check all data; see `check_contents`."""
         catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
         names = content_decided_names(catalog, sharding)
-        running = find_running_statistics(catalog, sharding, names, self.executor)
+        running = self._answer(find_running_statistics(catalog, sharding, names))
         found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
         found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
         self.found.add(*found)
+
+    def _answer(self, steps: Asking[T]) -> T:
+        return answer(steps, self.executor, self.resolved.evidence)
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         """Yield all slices on disk, those of stages after the first last."""
