@@ -42,7 +42,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
+from ckpttool.checkpoint.optimizer_state import match_states_by_shape, state_layouts
 from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 

@@ -32,7 +32,7 @@ from ckpttool.model.names import GRADIENTS, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     contradiction,
     lists_states,
     match_states_by_name,

@@ -10,9 +10,10 @@ All of this follows from headers, a strategy and the evidence of contents.  Noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
     ParameterOfState,
@@ -20,11 +21,11 @@ from ckpttool.checkpoint.optimizer_state import (
     followed_parameter,
     match_states_by_name,
     odd_state_shapes,
-    parameter_by_prefix,
     state_layouts,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
+from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -40,7 +41,7 @@ from ckpttool.model.slicing import (
     why_not_sliced,
 )
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import format_ranks, shorten
 
@@ -48,11 +49,6 @@ _T = TypeVar("_T", bound=Hashable)
 
 Tensor = FullTensor | BrokenTensor
 ContentGroups = Mapping[str, RankGroups]  # name to the groups of ranks with equal contents
-UnlistedChoice = Literal["rank", "first", "drop"]
-
-# Each rank stores its own number in an emergency save.  It means nothing to other ranks.
-# Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
-RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
 
 
 def interpret(
@@ -118,7 +114,7 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
         parameter = one.known_by.parameter if isinstance(one.known_by, Follows) else None
         if parameter is None and not isinstance(one.known_by, Whole | Unlisted):
             continue
-        if parameter is not None and parameter_by_prefix(one.name) is not None:
+        if parameter is not None and parse_name(one.name).parameter is not None:
             continue
         if one.meta.text is None and len(catalog.holders[one.name]) > 1:
             headers = (header for header in catalog.headers.values() if one.name in header)
@@ -156,7 +152,7 @@ class _Ranks:
 
     def _described_parameter(self, name: str) -> FullTensor | None:
         """Return the described parameter of a state; None for a statistic, of another shape."""
-        if self.catalog.description is None or parse_name(name).lost_axis is not None:
+        if self.catalog.description is None or parse_name(name).reduced_axis is not None:
             return None
         return self.catalog.description.tensors.get(self.states.get(name, ""))
 
@@ -219,7 +215,7 @@ class _Ranks:
         equal contents.  If all owners of several slices do, the tensor is a parameter that every
         rank holds in full.  A prefix of MindSpore's optimizers needs no such proof.
         """
-        if parameter_by_prefix(name) is not None:
+        if parse_name(name).parameter is not None:
             return False
         groups = self.contents.get(name, ())
         group_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
@@ -242,7 +238,7 @@ class _Ranks:
 
     def _group_equal(self, name: str, held: Sequence[int]) -> RankGroups:
         """Group ranks by equal headers and known equal contents, of a whole map parameter."""
-        tag = map_of(name)
+        tag = parse_name(name).map
         names = (name,) if tag is None else map_component_names(tag)
 
         def content(rank: int) -> tuple[object, ...]:
@@ -262,9 +258,46 @@ class _Ranks:
         if self.catalog.description is None:
             return odd_state_shapes(self.catalog, self.strategy, meta, self.states) or ""
         parameter = self._described_parameter(name)
-        if parameter is None or parameter_by_prefix(name) is None:
+        if parameter is None or parse_name(name).parameter is None:
             return ""
         return described_state_shapes(parameter, meta) or ""
+
+
+def find_rank_slices(catalog: Catalog) -> dict[str, str]:
+    """Find the common tensors of a merged checkpoint that may be slices of rank 0.
+
+    MindSpore stores as common tensors what it did not merge: tensors that the strategy does not
+    list, ``accu_grads.*`` and parameters that were not chosen.  Tensors that an index names are
+    full, and so are tensors with one element or no axes.  A state is full if it has the shape of
+    its parameter, and suspected otherwise, even with one element.
+
+    Returns
+    -------
+    Mapping
+        Name to a description of the tensor, for a message.
+    """
+    metas = catalog.metas
+    parameter_of_state = match_states_by_name((), metas)
+    found = {}
+    for name, is_named in catalog.common_tensors.items():
+        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
+        if is_named or not meta.shape:
+            continue
+        if parameter is not None and parameter.name not in catalog.common_tensors:
+            if meta.shape != parameter.shape:
+                found[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
+        elif math.prod(meta.shape) != 1:
+            found[name] = f"{name} {meta.shape}"
+    return found
+
+
+def _find_parameter(
+    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
+) -> str:
+    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
+    parameter = parameter_of_state.get(name, name)
+    has_same_shape = metas[parameter].shape == metas[name].shape
+    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 # --------------------------------------------------------------------------- slices of one layout

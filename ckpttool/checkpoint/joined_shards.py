@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckpttool.checkpoint.evidence import Asking
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.hidden_shards import (
+from ckpttool.checkpoint.hidden_shards import (
     InferredStrategy,
     inconsistent_states,
     match_parameters,

@@ -33,9 +33,9 @@ from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor, Unlisted
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import map_of
 from ckpttool.problems import AuthenticityError, Diagnostic, FormatError, UnsupportedError
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import format_ranks
@@ -318,7 +318,7 @@ def find_partly_held(
     unlisted = {
         one.name
         for one in tensors
-        if isinstance(one.known_by, Unlisted) and map_of(one.name) is None
+        if isinstance(one.known_by, Unlisted) and parse_name(one.name).map is None
     }
     found = []
     for ranks, others in missing.items():

@@ -38,10 +38,10 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Strategy, Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
+from ckpttool.checks.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
-from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
+from ckpttool.checkpoint.optimizer_state import contradiction, match_states_by_name
+from ckpttool.checks.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
 from ckpttool.problems import Diagnostic, FormatError, diagnose
 from ckpttool.storage.sampling import Sample, sample, sample_box

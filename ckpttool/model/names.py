@@ -25,7 +25,7 @@ from functools import lru_cache
 GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes identify most state (`ckpttool.planning.optimizer_state.match_states_by_name`).
+# Names and shapes identify most state (`ckpttool.checkpoint.optimizer_state.match_states_by_name`).
 # The list serves other cases: a tensor whose shape is not that of its parameter's slices is
 # suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
 # are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).

@@ -24,7 +24,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Merged, Strategy, Strategy
-from ckpttool.planning.optimizer_state import lists_states
+from ckpttool.checkpoint.optimizer_state import lists_states
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 

@@ -33,7 +33,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Strategy, Strategy
-from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
+from ckpttool.checkpoint.optimizer_state import followed_parameter, match_states_by_name
 from ckpttool.problems import (
     AuthenticityError,
     Diagnostic,

@@ -25,7 +25,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Strategy, Strategy
 from ckpttool.planning import targets
-from ckpttool.planning.manifest_check import check_source
+from ckpttool.checks.manifest import check_source
 from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.resolve import (

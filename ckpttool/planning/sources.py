@@ -21,7 +21,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.slicing import (
-    FollowsParameter,
+    Follows,
     LayoutSlicing,
     Listed,
     NotInStrategy,
@@ -42,7 +42,7 @@ from ckpttool.planning.missing import (
     missing_rank_problems,
     redundancy_note,
 )
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     ParameterOfState,
     correct_layouts,
     followed_parameter,
@@ -390,7 +390,7 @@ class _Search:
         if parameter is None:
             layouts = correct_layouts(catalog, sharding, name, self.parameter_of_state)
             self.corrected += [name] if layouts != sharding.layouts[name] else []
-        origin = Listed() if parameter is None else FollowsParameter(parameter)
+        origin = Listed() if parameter is None else Follows(parameter)
         self._add_sharded(name, ranks, layouts, origin)
 
     def _add_sharded(

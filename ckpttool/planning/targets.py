@@ -32,10 +32,10 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.fit import fit_to_full_tensors
+from ckpttool.checkpoint.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     GradientShards,
     ParameterOfState,
     has_expected_full_shape,

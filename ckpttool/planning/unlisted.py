@@ -25,7 +25,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Strategy, Sharding
 from ckpttool.model.tensors import TensorMeta, map_of
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     ParameterOfState,
     contradiction,
     find_mismatched_states,

@@ -20,7 +20,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Strategy, Sharding
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.checkpoint.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.problems import (

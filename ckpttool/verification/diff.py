@@ -19,7 +19,7 @@ from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.manifest_check import check_source
+from ckpttool.checks.manifest import check_source
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.resolve import ResolveOptions, resolve
 from ckpttool.problems import (

@@ -102,13 +102,13 @@ def examine(
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
     if not ignore_manifest and find_manifests(catalog):
-        from ckpttool.planning.manifest_check import check_source
+        from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
     if catalog.is_merged and strategy is None:
         found.add(*_notes_of_files(catalog))
         if catalog.copies:
-            from ckpttool.planning.replicas import compare_copies
+            from ckpttool.checks.replicas import compare_copies
 
             found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
         facts = Facts(catalog, catalog, found, Merged())
@@ -151,7 +151,7 @@ def _resolve_full_tensors(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Facts:
     """Resolve the files of ranks to full tensors, and return the facts of these."""
-    from ckpttool.planning.fit import fit_to_slices
+    from ckpttool.checkpoint.fit import fit_to_slices
     from ckpttool.planning.resolve import ResolveOptions, resolve
 
     strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)

@@ -16,15 +16,15 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Strategy, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.planning.fit import fit_to_slices
-from ckpttool.planning.manifest_check import check_set, fingerprint
+from ckpttool.checkpoint.fit import fit_to_slices
+from ckpttool.checks.manifest import check_set, fingerprint
 from ckpttool.planning.missing import (
     find_incomplete_files,
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
-from ckpttool.planning.replicas import (
+from ckpttool.checkpoint.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.checks.replicas import (
     REPLICA_CODES,
     Slice,
     compare_replicas,

@@ -9,7 +9,7 @@ import ckpttool
 from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.planning.hidden_shards import infer_strategy
+from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.planning.resolve import find_running_statistics
 from ckpttool.planning.sources import find_sources
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample

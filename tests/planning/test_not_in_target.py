@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.optimizer_state import match_states_by_name
+from ckpttool.checkpoint.optimizer_state import match_states_by_name
 from ckpttool.planning.sources import content_decided_names
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy

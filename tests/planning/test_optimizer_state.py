@@ -9,7 +9,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     copy_manual_split,
     followed_parameter,
     match_states_by_name,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Merged
-from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
+from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.compare import (

@@ -7,7 +7,7 @@ import pytest
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.checkpoint.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError

@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     has_expected_full_shape,
     match_states_by_shape,
 )
