@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from ckpttool.errors import FormatError
 from ckpttool.model.diagnostics import Command, Diagnostic, severities
+from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
 
@@ -76,6 +77,9 @@ class Catalog:
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
     )
+    _states: dict[tuple[str, ...], ParameterOfState] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
@@ -108,6 +112,16 @@ class Catalog:
             for name, tensor in header.items():
                 metas.setdefault(name, tensor.meta)
         return metas
+
+    def match_states(self, listed: Collection[str] = ()) -> ParameterOfState:
+        """Match its optimizer states with their parameters, once for the same ``listed`` names.
+
+        See `ckpttool.model.names.match_states`.
+        """
+        key = tuple(listed)
+        if key not in self._states:
+            self._states[key] = match_states(listed, self.metas)
+        return self._states[key]
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:

@@ -26,7 +26,6 @@ from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.wording import count, shorten
-from ckpttool.planning.optimizer_state import lists_states
 
 # Words in a component of a name, by what is fused.  A plain fc1 has no gate.
 _QKV = ("qkv", "wqkv", "w_pack", "c_attn", "query_key_value", "in_proj")
@@ -95,4 +94,4 @@ def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
 def _is_of_training(sharding: Sharding, name: str) -> bool:
     """Return whether the strategy of a compiled training lists a tensor."""
     is_listed = name in sharding.layouts and name not in sharding.handwritten
-    return is_listed and isinstance(sharding, Strategy) and lists_states(sharding)
+    return is_listed and isinstance(sharding, Strategy) and sharding.lists_states

@@ -22,17 +22,15 @@ from typing import Literal
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
-    ParameterOfState,
     contradiction,
     find_mismatched_states,
     followed_parameter,
-    match_states_by_name,
     shape_difference,
 )
 
@@ -106,7 +104,7 @@ def find_partly_held(
         missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()
-    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(sharding.layouts)
     found = []
     for ranks, others in missing.items():
         unlisted = tuple(

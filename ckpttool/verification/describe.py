@@ -28,7 +28,7 @@ from ckpttool.model.diagnostics import (
     severities,
 )
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex
@@ -39,7 +39,6 @@ from ckpttool.planning.missing import (
     redundancy_note,
     scan_notes,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.verification.summary import (
@@ -204,7 +203,7 @@ def _notes_of_files(catalog: MergedCatalog) -> Iterator[Diagnostic]:
 def _summarize_files(catalog: Catalog, sharding: Sharding | None, found: Diagnostics) -> Summary:
     """Summarize files without layouts."""
     entries = entries_of_files(catalog)
-    states = match_states_by_shape((), catalog.metas)
+    states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
     return summarize(entries, states, None, assess(catalog, sharding, entries, found))
 
 
@@ -245,7 +244,7 @@ def _inspect_full_tensors(
         for name, layouts in sharding.layouts.items()
         if name in expected and name not in metas
     }
-    states = match_states_by_shape(listed_names(catalog, sharding), metas)
+    states = drop_unlike_shapes(match_states(listed_names(catalog, sharding), metas), metas)
     listed = (*entries, *entries_of_layouts(incomplete))
     summary = summarize(
         entries,
@@ -500,7 +499,7 @@ def summarize_strategy(strategy: Strategy) -> Summary:
     """Summarize the layouts of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    states = match_states_by_name(strategy.layouts, {})
+    states = strategy.listed_states
     return summarize(entries, states, find_parallelism(entries, states, strategy))
 
 

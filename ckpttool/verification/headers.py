@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.diagnostics import Diagnostic, diagnose
+from ckpttool.model.names import ParameterOfState
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.model.wording import count, format_ranks, shorten
-from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
+from ckpttool.planning.optimizer_state import odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
 from ckpttool.planning.unlisted import find_partly_held, odd_state_problems
 
