@@ -39,11 +39,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import ckpttool
-from ckpttool.model.diagnostics import severities
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.optimizer_state import state_layouts
+from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:

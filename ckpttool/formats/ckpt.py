@@ -76,7 +76,6 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
@@ -89,7 +88,6 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
 from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
@@ -102,6 +100,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
     foreign_type_problems,
 )
+from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import ALL_DTYPES, SAFETENSORS_DTYPES, TEXT
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -133,7 +132,7 @@ class StoredFile:
 
     path: str
     stamp: FileStamp | None = field(default=None, compare=False, repr=False)
-    cipher: Ciphertext | None = None
+    cipher: Ciphertext | None = field(default=None, hash=False)  # it may have thousands of blocks
     claimed: FileId | None = field(default=None, compare=False, repr=False)
 
 

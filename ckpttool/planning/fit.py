@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import shorten
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import shorten
 
 
 def fit_to_slices(catalog: Catalog, strategy: Strategy) -> tuple[Strategy, list[Diagnostic]]:
@@ -164,7 +164,7 @@ def _patterns_without_prefix(
             text = f"the names in the files begin with {prefix}, which the patterns lack"
             hint = f'"{prefix}{rules.rules[0].pattern}" and so on'
             facts = f"such as {min(weights)}"
-            yield Diagnostic("strategy", text, hint, facts=facts, where=rules.path)
+            yield Diagnostic("strategy", text, hint=hint, facts=facts, where=rules.path)
             return
 
 
@@ -195,4 +195,4 @@ def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]])
     facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
     text = "param_split_shape is neither its shape nor the rows of its slices"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name)
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)

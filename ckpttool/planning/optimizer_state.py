@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
 
 
 def has_expected_full_shape(
@@ -275,7 +275,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     if suspicious:
         text = "the strategy shards parameters and their optimizer state differently"
         hint = "the strategy of this run; `ckpttool help unlike_states` explains"
-        yield Diagnostic("unlike_states", text, hint, facts=shorten(suspicious, 3))
+        yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
 
 
 def contradiction(
@@ -286,7 +286,9 @@ def contradiction(
         "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
     )
     where = shorten(sharding.files, 2)
-    return Diagnostic("contradicted", message, hint, facts=facts, ranks=tuple(ranks), where=where)
+    return Diagnostic(
+        "contradicted", message, hint=hint, facts=facts, ranks=tuple(ranks), where=where
+    )
 
 
 def _mismatched_full_shapes(

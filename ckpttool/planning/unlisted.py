@@ -21,18 +21,18 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.model.wording import count, format_difference, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     contradiction,
     find_mismatched_states,
     followed_parameter,
     shape_difference,
 )
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,10 @@ class PartlyHeld:
         one = Diagnostic(
             code,
             f"not in the strategy, and {where}",
-            hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
-            options,
-            self.facts + more_facts,
+            hint=hint
+            or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            options=options,
+            facts=self.facts + more_facts,
             ranks=ranks,
         )
         return (replace(one, tensor=name) for name in self.names)
@@ -196,7 +197,14 @@ def odd_state_problems(shapes: Mapping[str, str], listing: str) -> Iterator[Diag
     text = f"not in {listing}, and neither a slice nor a full tensor"
     hint = f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}"
     for name, shape in shapes.items():
-        yield Diagnostic("unlisted", text, hint, ("--unlisted",), f"shapes: {shape}", tensor=name)
+        yield Diagnostic(
+            "unlisted",
+            text,
+            hint=hint,
+            options=("--unlisted",),
+            facts=f"shapes: {shape}",
+            tensor=name,
+        )
 
 
 def split_names(
@@ -266,7 +274,7 @@ def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagn
     return Diagnostic(
         "unlisted",
         f"not every rank holds the full model: {number} between ranks",
-        f"-s STRATEGY if they are slices; {_EXPLAINED}",
+        hint=f"-s STRATEGY if they are slices; {_EXPLAINED}",
         facts="; ".join([*ways][:3]),
         where=catalog.root,
     )
@@ -281,9 +289,9 @@ def _differing_problems(
     one = Diagnostic(
         "unlisted",
         f"{what}, and {difference}",
-        hint,
-        ("--unlisted",),
-        format_difference(groups) if is_split else "",
+        hint=hint,
+        options=("--unlisted",),
+        facts=format_difference(groups) if is_split else "",
         ranks=tuple(sorted(chain(*groups))),
     )
     return (replace(one, tensor=name) for name in names)
@@ -295,9 +303,9 @@ def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Di
     return Diagnostic(
         "unlisted",
         f"{statistics} between {format_ranks(ranks)}",
-        f"{_CHOICES}; {_EXPLAINED}",
-        ("--unlisted",),
-        f"{shorten(names, 3)}; each device has its own in data parallel (BatchNorm)",
+        hint=f"{_CHOICES}; {_EXPLAINED}",
+        options=("--unlisted",),
+        facts=f"{shorten(names, 3)}; each device has its own in data parallel (BatchNorm)",
         ranks=tuple(ranks),
     )
 
@@ -369,7 +377,7 @@ def guessed_state_notes(
         tensors = count(len(names), "tensor", "are")
         text = f"{tensors} taken for optimizer state by name and shape"
         hint = "-s MORE.yaml with the layout if it is not; `ckpttool help guessed` explains"
-        yield Diagnostic("guessed", text, hint, facts=shorten(names, 3))
+        yield Diagnostic("guessed", text, hint=hint, facts=shorten(names, 3))
 
 
 def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
@@ -387,7 +395,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
             facts = f"{handwritten[meta.name]}: {meta.shape}; "
             facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
             hint = "correct one of the two layouts"
-            yield Diagnostic("shape", text, hint, facts=facts, tensor=meta.name)
+            yield Diagnostic("shape", text, hint=hint, facts=facts, tensor=meta.name)
 
 
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.ckpt import Ckpt, map_problems
 from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ckpttool.errors import StrategyError
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
-from ckpttool.model.wording import shorten
+from ckpttool.problems import StrategyError
+from ckpttool.wording import shorten
 
 ROWS = Layout((2, 2), ((0,), ()))
 
