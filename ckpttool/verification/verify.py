@@ -12,7 +12,7 @@ from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -23,7 +23,6 @@ from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REPLICA_CODES,
     Slice,
@@ -188,7 +187,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = match_states_by_shape((), metas)
+    states = drop_unlike_shapes(match_states((), metas), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
@@ -535,7 +534,7 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
+        owners = self.catalog.match_states(self.sharding.layouts)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
