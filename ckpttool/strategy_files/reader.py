@@ -86,7 +86,6 @@ from ckpttool.problems import (
     Diagnostic,
     FormatError,
     StrategyError,
-    diagnose,
     raise_all,
 )
 from ckpttool.strategy_files.folders import (
@@ -616,7 +615,7 @@ def _join_files(
     if remerged:
         text = "merged twice (names such as 0-0-NAME); read as merged once"
         notes.append(Diagnostic("corrected", text, where=shorten(remerged, 3)))
-    notes += [_ignored_note(one) for error in ignored.values() for one in diagnose(error)]
+    notes += [_ignored_note(one) for error in ignored.values() for one in error.diagnostics]
     try:
         return replace(join_stages(stages, tuple(one.path for one in used)), notes=tuple(notes))
     except StrategyError as error:
