@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.verification.describe import describe
     from ckpttool.verification.diff import diff
+    from ckpttool.verification.inspect import describe
     from ckpttool.verification.verify import verify
 
 
@@ -68,7 +68,7 @@ _MODULES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.problems",
     "VerifyError": "ckpttool.problems",
-    "describe": "ckpttool.verification.describe",
+    "describe": "ckpttool.verification.inspect",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",

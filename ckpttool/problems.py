@@ -474,7 +474,7 @@ class FormatError(_PlaceError):
     Attributes
     ----------
     rank
-        The rank of the file, which `ckpttool.model.catalog.RankCatalog` sets; None without one.
+        The rank of the file, which `ckpttool.model.catalog.Catalog` sets; None without one.
 
     Examples
     --------

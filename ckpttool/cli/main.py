@@ -45,7 +45,6 @@ COMMANDS = {
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
 }
-ALIASES = {"commit": "finalize"}
 WHEN = ["auto", "always", "never"]
 COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` reads it
     ["--color"],
@@ -67,7 +66,6 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
-        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -79,8 +77,7 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
-        known = {*COMMANDS, *ALIASES}
-        if args[0] not in known and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
             from ckpttool.cli.params import UsageProblem
 
             near = nearest(args[0], COMMANDS)

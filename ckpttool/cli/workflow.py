@@ -19,7 +19,7 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -253,7 +253,7 @@ def _print_written(
     if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
     catalog = plan.catalog
-    files = count(len(catalog.files), "file" if isinstance(catalog, MergedCatalog) else "rank")
+    files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""
     is_set = plan.target.is_numbered or not plan.target.is_merged

@@ -47,9 +47,7 @@ was removed, two stored slices may be the same one and another may be lost.  A t
 has no number that could be wrong.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
-files as well.  So all slices of a parameter seem to be in one file.  Such metadata is detected.
-Ranks and files are then taken from the layouts and the numbers in the files' names.  This needs
-every rank's file, with every tensor of its layout.
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is refused.
 
 Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
 in the ``model`` files of the same ranks.
@@ -86,10 +84,10 @@ from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.catalog import SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -101,7 +99,15 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
-from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError, raise_all
+from ckpttool.problems import (
+    COPY_AGAIN,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    UnsupportedError,
+    raise_all,
+)
 from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
@@ -119,7 +125,7 @@ _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
-def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -155,7 +161,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _ITERATIONS.number(folder)
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         files,
         step=None if number is None else str(number),
@@ -202,13 +208,10 @@ def _read_described(
     )
     placement = _place_slices(parameters, str(folder), files)
     if placement.problems and _has_parameter_numbers(parameters):
-        corrected = _place_by_file_numbers(parameters, files)
-        if corrected is not None:
-            parameters = corrected
-            placement = _place_slices(parameters, str(folder), files)
-            text = "numbers of parameters stand in place of ranks, as an early MindFormers wrote"
-            facts = "ranks are taken from layouts and file names"
-            diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
+        reason = "numbers of parameters stand in place of ranks"
+        facts = "a commit of MindFormers between 1.7 and 1.8 wrote this"
+        hint = f"{folder} as SRC, with -s STRATEGY --pattern '*model-{{rank}}-*.safetensors'"
+        raise UnsupportedError(metadata, None, reason, hint, facts)
     diagnostics.add(*placement.faults.notes(), *_placement_notes(placement, metadata))
     renumbered = [name for name, one in parameters.items() if one.is_renumbered]
     if renumbered:
@@ -878,7 +881,9 @@ def _place_slices(
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
     lacks_optimizer = written.lacks_optimizer()
-    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    lacks_gradients = (
+        any(parse_name(n).is_gradient for n in parameters) and written.lacks_gradients()
+    )
     stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
         if not parameter.listed:
@@ -894,7 +899,9 @@ def _place_slices(
         elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
             _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
-        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+        elif (
+            lacks_gradients and parse_name(name).is_gradient and all(one.lacking for one in slices)
+        ):
             placement.unsaved_gradients.append(name)
         else:
             _add_missing(placement, parameter, slices, written)
@@ -1076,7 +1083,7 @@ class _WrittenFiles(NamedTuple):
     def lacks_gradients(self) -> bool:
         """Return whether no file has an accumulated gradient."""
         headers = (file.header for file in self.files.values() if file is not None)
-        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
+        return not any(parse_name(name).is_gradient for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
@@ -1089,56 +1096,6 @@ def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
 
 
 def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
-    """Return whether the ranks in metadata are numbers of parameters.
-
-    Such metadata names the same file for every slice of a parameter, once for each rank that has
-    it.  The number in the file's name is the recorded rank.
-    """
-    most = 0
-    for parameter in parameters.values():
-        locations = parameter.locations
-        match = MINDFORMERS_FILE.fullmatch(locations[0].file) if locations else None
-        if len(set(locations)) > 1 or (
-            match is not None and int(match["number"]) != locations[0].rank
-        ):
-            return False
-        most = max(most, len(locations))
-    return most > 1
-
-
-def _place_by_file_numbers(
-    parameters: Mapping[str, _Parameter], files: FilesByName
-) -> dict[str, _Parameter] | None:
-    """Return the parameters, located by layouts and the files' numbers; None if that fails.
-
-    All ranks of one save must have a file, and each rank of a layout exactly one file with the
-    tensor.
-    """
-    by_rank: dict[int, dict[str, FileIndex]] = defaultdict(dict)
-    sets = set()
-    for name, file in files.items():
-        match = MINDFORMERS_FILE.fullmatch(name)
-        if match is None or file is None:
-            return None
-        by_rank[int(match["number"])][name] = file
-        sets.add(match.group("prefix", "total"))
-    if len(sets) != 1 or int(next(iter(sets))[1]) != len(by_rank) or max(by_rank) >= len(by_rank):
-        return None
-    placed = {}
-    for name, parameter in parameters.items():
-        if parameter.number_of is None and math.prod(parameter.slice_counts) > 1:
-            return None
-        stored: dict[int, tuple[_StorageLocation, ...]] = {}
-        for rank in sorted(by_rank if parameter.number_of is None else parameter.number_of):
-            if rank not in by_rank:
-                return None
-            found = [file for file, index in by_rank[rank].items() if name in index.tensors]
-            if len(found) > 1 or (not found and parameter.number_of is not None):
-                return None
-            number = 0 if parameter.number_of is None else parameter.number_of[rank]
-            stored[number] = (
-                *stored.get(number, ()),
-                *(_StorageLocation(file, rank) for file in found),
-            )
-        placed[name] = replace(parameter, listed=stored, stored=stored)
-    return placed
+    """Return whether metadata lists all slices of each parameter as one rank's, in one file."""
+    locations = [one.locations for one in parameters.values()]
+    return all(len({*of}) < 2 for of in locations) and any(len(of) > 1 for of in locations)

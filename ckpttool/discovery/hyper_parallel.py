@@ -77,7 +77,7 @@ from ckpttool.formats.local import (
     stat_file,
 )
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
-from ckpttool.model.catalog import SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -115,7 +115,7 @@ _TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
 _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
-def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -150,7 +150,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     errors: list[FormatError] = []
     folder = _Folder(Path(src), read_existing_files(Path(src), sorted(named), errors))
     description = replace(_place_boxes(tensors, folder, diagnostics), files=tuple(map(str, paths)))
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         folder.by_rank(tensors),
         step=None if (number := _STEPS.number(Path(src))) is None else str(number),

@@ -32,7 +32,6 @@ from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.transaction.states import is_earlier_record
 from ckpttool.wording import format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
@@ -151,9 +150,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         if name not in markers
         and name not in emergencies
         and not name.endswith(_UNFINISHED_SUFFIXES)
-        if name not in strategies
-        and not name.endswith((MANIFEST, RECORD))
-        and not is_earlier_record(name)
+        if name not in strategies and not name.endswith((MANIFEST, RECORD))
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:

@@ -67,7 +67,7 @@ from ckpttool.formats.local import (
     unreadable,
 )
 from ckpttool.formats.weight_index import SINGLE_FILE, is_index_name
-from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.problems import (
     Diagnostic,
@@ -980,7 +980,7 @@ def _folder_manifests(catalog: Catalog) -> Iterator[Path]:
 
 def is_single_file(catalog: Catalog) -> bool:
     """Return whether the catalog is that of one file, not of a folder or an index."""
-    is_merged = isinstance(catalog, MergedCatalog) and not catalog.indexes
+    is_merged = catalog.is_merged and not catalog.indexes
     return is_merged and not is_folder(catalog.root)
 
 

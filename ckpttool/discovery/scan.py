@@ -40,7 +40,7 @@ from ckpttool.discovery.steps import Chosen, choose_save
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
@@ -181,7 +181,7 @@ def find(
     except FormatError as error:
         if command != "verify":
             raise
-        return MergedCatalog(src, {}, damaged={0: error})
+        return Catalog(src, {}, damaged={0: error}, is_merged=True)
     return _checked(found, command) if isinstance(found, Catalog) else found
 
 
@@ -205,7 +205,7 @@ def read_ranks(
         explained = [*error.diagnostics, *explain_missing_files(diagnostics)]
         if command not in ("inspect", "verify"):
             raise StepError(explained) from error
-        return RankCatalog(
+        return Catalog(
             found.root,
             {},
             diagnostics=tuple(explained),
@@ -252,7 +252,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
-        return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
+        return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
     if step is None:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
@@ -365,7 +365,7 @@ def _read_chosen(
     counted: Collection[int] | None,
     diagnostics: Diagnostics,
     on_progress: OnScan,
-) -> RankCatalog:
+) -> Catalog:
     """Return the catalog of the files of one save; only the ranks that count are missed."""
     root, paths = Path(found.root), chosen.files
     empty_ranks = {
@@ -388,7 +388,7 @@ def _read_chosen(
     diagnostics.add(*_encryption_notes(files, found.key))
     problems = tuple(_problems(root, paths.values()))
     reported = {one.path for one in problems}
-    return RankCatalog(
+    return Catalog(
         str(root),
         files,
         step=chosen.label,
@@ -492,7 +492,13 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         raise error if kind is None else kind.error(str(path), is_src=True) from error
     diagnostics.add(*_encryption_notes(files, key))
     evidence = _rank_evidence(path) or _twin_evidence(files[0], key)
-    return MergedCatalog(str(path), files, diagnostics=tuple(diagnostics), one_of_several=evidence)
+    return Catalog(
+        str(path),
+        files,
+        diagnostics=tuple(diagnostics),
+        one_of_several=evidence,
+        is_merged=True,
+    )
 
 
 def _rank_evidence(path: Path) -> str:

@@ -24,7 +24,7 @@ from ckpttool.formats.weight_index import (
     is_inside,
     read_index_file,
 )
-from ckpttool.model.catalog import Catalog, MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
@@ -67,7 +67,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
-            return MergedCatalog(src, {0: read_index(str(files[0]), key)})
+            return Catalog(src, {0: read_index(str(files[0]), key)}, is_merged=True)
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             text = "parts of a checkpoint without their index, so some may be missing"
@@ -75,7 +75,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             hint = "copy the index again, or write the parts again"
             lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
             read, damaged = _read_headers([str(path) for path in files], key)
-            return MergedCatalog(src, read, damaged=damaged, diagnostics=(lost,))
+            return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
@@ -141,9 +141,10 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
     rest = next((file for at, file in by_name.items() if Path(at).stem == COMMON_STEM), None)
     is_partial = bool(damaged or findings)
-    return MergedCatalog(
+    return Catalog(
         src,
         files,
+        is_merged=True,
         damaged=damaged,
         documents=tuple(index.file for index in indexes),
         common_tensors=(

@@ -97,7 +97,7 @@ class LayoutSlicing:
 
     layout: Layout
     shape: tuple[int, ...]
-    tensors: Mapping[int, StoredTensor]
+    tensors: Mapping[int, StoredTensor] = field(hash=False)
 
     @property
     def key(self) -> Hashable:

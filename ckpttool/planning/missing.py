@@ -28,7 +28,7 @@ from itertools import chain, groupby, permutations
 from pathlib import Path
 
 from ckpttool.formats.local import is_file
-from ckpttool.model.catalog import Catalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
@@ -147,7 +147,7 @@ def find_missing_slices(
     is_deduplicated
         Whether the checkpoint was saved without redundancy.
     """
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         return _described_missing_slices(catalog.damaged.values(), catalog.description.broken)
     missing = _keep_expected_ranks(catalog, missing)
     unreplaced = {rank for owners in missing for rank in owners}
@@ -239,7 +239,7 @@ def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
 def ranks_without_file(catalog: Catalog, sharding: Sharding) -> list[int]:
     """Return the ranks without a file, not even a damaged one, that should have one."""
     known = {*catalog.files, *catalog.damaged}
-    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    missing = catalog.missing_ranks
     expected = sharding.ranks if isinstance(sharding, Strategy) else missing
     return [rank for rank in expected if rank not in known and catalog.is_expected(rank)]
 
@@ -436,7 +436,7 @@ def is_deduplicated(catalog: Catalog, sharding: Sharding) -> bool:
     Its files may record it.  Otherwise they show it if each slice is in one file only, and some
     owner of a slice lacks it.  Without layouts every rank owns everything.
     """
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         return False  # its description lists the slices of every file
     if has_redundancy_mark(catalog):
         return True
@@ -546,7 +546,7 @@ def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
 
 def quarantine_damaged(catalog: Catalog, sharding: Sharding) -> Catalog:
     """Return the catalog with empty files among the damaged ones, so that replicas replace them."""
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         return catalog
     empty = _find_empty(catalog, sharding)
     if not empty:
@@ -572,7 +572,7 @@ def _find_empty(catalog: Catalog, sharding: Sharding) -> set[int]:
     if not empty:
         return empty
     if isinstance(sharding, Merged):
-        if isinstance(catalog, RankCatalog) and catalog.metas:
+        if catalog.needs_strategy and catalog.metas:
             return set()
     elif is_deduplicated(catalog, sharding):
         return set()
@@ -590,7 +590,7 @@ def limit_to_written_ranks(
     For inspect and verify, which expect no files of other ranks.
     """
     written = _written_ranks(catalog, sharding)
-    if written is None or not isinstance(catalog, RankCatalog):
+    if written is None:
         return catalog, []
     ranks, note = written
     others = sorted(_expected_ranks(catalog, sharding) - ranks)
@@ -611,7 +611,7 @@ def note_written_ranks(catalog: Catalog, sharding: Sharding) -> Catalog:
 
 def _expected_ranks(catalog: Catalog, sharding: Sharding | None) -> set[int]:
     """Return the ranks of the strategy, and those that the scan found missing."""
-    missing = catalog.missing_ranks if isinstance(catalog, RankCatalog) else ()
+    missing = catalog.missing_ranks
     return {*(sharding.ranks if isinstance(sharding, Strategy) else ()), *missing}
 
 
@@ -625,7 +625,7 @@ def _written_ranks(
     path = Path(catalog.root) / MANIFEST
     found = catalog.files.keys() | catalog.damaged.keys()
     expected = _expected_ranks(catalog, sharding)
-    if not isinstance(catalog, RankCatalog) or catalog.expected_ranks is not None:
+    if catalog.expected_ranks is not None:
         return None
     if expected <= found or not is_file(path):
         return None

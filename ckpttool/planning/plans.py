@@ -21,7 +21,7 @@ from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.planning import targets
@@ -315,7 +315,7 @@ def _plan_and_check(
 def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
     """Add the problems that contents show, and those of a merged source that may be slices."""
     catalog, sharding = resolved.catalog, resolved.sharding
-    if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
+    if isinstance(sharding, Merged) or catalog.is_merged:
         diagnostics.add(*not_full_problems(catalog))
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
@@ -436,7 +436,7 @@ def plan_split(
     ValueError
         An option applies to merged checkpoints only.
     """
-    is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
+    is_full = not (resolve_options.replicated or catalog.description is not None)
     return _plan_and_check(
         catalog,
         Merged() if is_full else None,
@@ -452,7 +452,7 @@ def plan_split(
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     """Return the error of a source that is not one full checkpoint: files of several ranks."""
     found = sorted({*catalog.files, *catalog.damaged})
-    if isinstance(catalog, MergedCatalog) or len(found) < 2:
+    if catalog.is_merged or len(found) < 2:
         return None
     text = f"split takes one merged checkpoint, found {format_ranks(found)}"
     hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
@@ -497,7 +497,7 @@ def plan_reshard(
         An option applies to merged checkpoints only.
     """
     refusal = None
-    is_described = isinstance(catalog, SelfDescribedCatalog)
+    is_described = catalog.description is not None
     if src_strategy is None and not is_described and not resolve_options.replicated:
         refusal = no_strategy_error(catalog, "-s STRATEGY")
     return _plan_and_check(

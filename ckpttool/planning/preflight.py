@@ -16,7 +16,7 @@ from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_out
 from ckpttool.discovery.rank_folders import is_in_rank_folder
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
-from ckpttool.model.catalog import Catalog, RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
@@ -213,7 +213,7 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
         text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
-    if not isinstance(source, RankCatalog):
+    if not source.needs_strategy:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
     homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}

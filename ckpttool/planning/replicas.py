@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
@@ -77,7 +78,7 @@ def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagn
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not isinstance(source.slicing, BoxSlicing):
         return None
-    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+    if parse_name(source.meta.name).last not in _OWN_STATISTICS:
         return None
     text = "every rank has values of its own, and those of the lowest rank are read"
     return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)
@@ -144,7 +145,7 @@ def replica_problems(
 
 
 def compare_copies(
-    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+    catalog: Catalog, executor: Executor, command: Command, by_samples: bool
 ) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
 
@@ -249,7 +250,7 @@ def stage_pairs(
                 for rank, file in catalog.files.items()
                 if rank in ranks
             }
-            stage = RankCatalog(catalog.root, files)
+            stage = Catalog(catalog.root, files)
             of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield by_name[source.meta.name], source

@@ -15,14 +15,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -248,14 +250,12 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
-            if isinstance(catalog, MergedCatalog):
-                by_samples = contents == "samples"
-                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
+            by_samples = contents == "samples"
+            diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
             elif not _would_repeat(sources, keep_going):
-                by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, listed, executor, options, by_samples, of_contents
                 )
@@ -272,7 +272,7 @@ def _resolve(
     diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
-    if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
+    if (steps := catalog.steps_of_other_runs) is not None:
         shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
     return ResolvedSources(
@@ -290,7 +290,7 @@ def _propose_step(
     damage, problems = list(sources.damage), list(sources.problems)
     is_missing = any(one.code == "missing" for one in problems)
     step = ""
-    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+    if damage or (is_missing and catalog.missing_ranks):
         step = catalog.find_complete_step()
     if step:
         hint = f"--step {step}, which is complete by its headers"
@@ -333,7 +333,7 @@ def source_sharding(
     """
     if isinstance(strategy, Merged):
         return strategy
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
@@ -343,7 +343,7 @@ def source_sharding(
                 [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
             )
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
-    is_merged = isinstance(catalog, MergedCatalog)
+    is_merged = catalog.is_merged
     if strategy is None and is_merged:
         return Merged()
     if strategy is None and replicated:
@@ -383,7 +383,7 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
         text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
         problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
-    elif isinstance(catalog, MergedCatalog):
+    elif catalog.is_merged:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
         problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
@@ -406,7 +406,8 @@ def compare_contents(
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
+        if _is_constant(metas[name], contents)
+        and parse_name(name).map is None  # statuses often are
     ]
     for name in constant:
         if compared[name] is not None:  # a state at the start of training: its shape decides
@@ -560,9 +561,10 @@ def correct_strategy(
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
-    joined = None
+    joined, evidence = None, Evidence()
     if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
-        joined = find_joined_shards(sharding, sources.found, executor, by_samples)
+        steps = find_joined_shards(sharding, sources.found, by_samples)
+        joined = answer(steps, executor, evidence)
     if joined is not None:
         sharding, sources = joined.strategy, find(joined.strategy)
         sources = replace(sources, problems=[*map(_propose_files, sources.problems)])
@@ -574,24 +576,20 @@ def correct_strategy(
     found: list[Diagnostic] = []
     inferred = joined
     if inferred is None:
-        found = check_strategy(catalog, sharding, sources.found, executor)
+        steps_of_check = check_strategy(catalog, sharding, sources.found)
+        found = answer(steps_of_check, executor, evidence)
     if inferred is None and isinstance(sharding, Strategy):
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            inferred = infer_strategy(
-                sharding,
-                sources.found,
-                executor,
-                options.optimizer_shard,
-                by_samples=by_samples,
-            )
+            steps = infer_strategy(sharding, sources.found, options.optimizer_shard, by_samples)
+            inferred = answer(steps, executor, evidence)
     if inferred is not None:
         sharding = inferred.strategy
         diagnostics.add(*inferred.problems, *inferred.notes)
         sources = sources if joined else find(sharding)
         others = [one for one in sources.found if one.meta.name not in inferred.undecided]
-        found = check_strategy(catalog, sharding, others, executor)
+        found = answer(check_strategy(catalog, sharding, others), executor, evidence)
     diagnostics.add(*found)
     return sharding, sources
 

@@ -26,14 +26,12 @@ from ckpttool.formats.weight_index import (
     is_index_name,
     shard_file_name,
 )
-from ckpttool.model.catalog import MergedCatalog
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.tensors import map_of
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
@@ -160,7 +158,7 @@ class _LayoutChooser:
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+            if name in target.sharding.layouts and not parse_name(name).is_gradient
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
@@ -183,7 +181,7 @@ class _LayoutChooser:
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
-        if source.meta.is_single and map_of(name) is None:
+        if source.meta.is_single and parse_name(name).map is None:
             return ()
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta
@@ -199,7 +197,7 @@ class _LayoutChooser:
         parameter would list this one too.  Accumulated gradients always follow their parameter.
         """
         name, parameter = source.meta.name, self.owners[source.meta.name]
-        if name.startswith(GRADIENTS):
+        if parse_name(name).is_gradient:
             return False
         if parameter in self.sharded:
             return not source.has_layout
@@ -376,7 +374,7 @@ class StrategySidecar:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not isinstance(plan.catalog, MergedCatalog):
+        if not plan.catalog.is_merged:
             ranks += [path for file in plan.catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
@@ -552,11 +550,10 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not source.has_layout for source in sources]
-    catalog = plan.catalog
-    common = catalog.common_tensors if isinstance(catalog, MergedCatalog) else {}
+    common = plan.catalog.common_tensors
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1
-        or map_of(source.meta.name) is not None
+        or parse_name(source.meta.name).map is not None
         for source in sources
     ]

@@ -21,16 +21,16 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
-from ckpttool.model.tensors import TensorMeta, map_of
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import (
     ParameterOfState,
     contradiction,
     find_mismatched_states,
     followed_parameter,
     match_states_by_name,
-    parameter_by_prefix,
     shape_difference,
 )
 from ckpttool.problems import Diagnostic
@@ -114,7 +114,7 @@ def find_partly_held(
             name
             for name in (names[ranks] if others else ())
             if name not in sharding.layouts
-            and map_of(name) is None
+            and parse_name(name).map is None
             and followed_parameter(catalog, sharding, name, ranks, parameter_of_state) is None
         )
         if unlisted:
@@ -159,8 +159,8 @@ def find_statistic_candidates(
     """
     found: dict[str, float] = {}
     for name, meta in metas.items():
-        layer, _, last_name = name.rpartition(".")
-        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last_name, "")))
+        layer, last = parse_name(name).layer, parse_name(name).last
+        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last, "")))
         if pair is None or (meta.dtype, meta.shape) != (pair.dtype, pair.shape):
             continue
         names = {name, pair.name}
@@ -258,11 +258,13 @@ def unlisted_problems(
         for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
             yield from one.diagnostics("unlisted", hint, ("--unlisted",))
-        maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
+        maps = dict.fromkeys(tag for name in names if (tag := parse_name(name).map) is not None)
         if maps:
             what = "map parameters that cannot be joined"
             yield from _differing_problems(maps, what, groups, f"{_CHOICES}; {_EXPLAINED}")
-        tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
+        tensors = [
+            name for name in names if parse_name(name).map is None and name not in on_one_rank
+        ]
         if tensors:
             yield from _differing_problems(tensors, f"not in {listing}", groups, choices)
 
@@ -369,7 +371,7 @@ def guessed_state_notes(
         f"{source.meta.name} (as {source.parameter})"
         for source in found
         if source.parameter is not None
-        and parameter_by_prefix(source.meta.name) is None
+        and parse_name(source.meta.name).parameter is None
         and 2 * counts[source.meta.name.removesuffix(parameter_of_state[source.meta.name])]
         < parameters
     ]
@@ -385,7 +387,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
     handwritten = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
-        parameter = parameter_by_prefix(meta.name) or ""
+        parameter = parse_name(meta.name).parameter or ""
         if (
             meta.name in handwritten
             and parameter in handwritten

@@ -271,9 +271,6 @@ def inspect_previous_run(
     if problems:
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
-    if policy.resume and not policy.overwrite and (earlier := record.earlier_records()):
-        text, names = "--resume cannot use what an earlier version left", map(str, earlier)
-        diagnostics.add(Diagnostic("resume", text, hint="--overwrite", where=shorten(names, 3)))
     return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 

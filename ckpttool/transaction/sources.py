@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
-from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.model.slicing import BoxSlicing, Slicing
@@ -76,7 +76,7 @@ def _names_of_files(catalog: Catalog) -> Iterator[tuple[int | None, list[str]]]:
     """
     paths = {rank: list(file.paths) for rank, file in catalog.files.items()}
     unread = {rank: [path] for rank, (path, _) in _unread(catalog).items()}
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         all_paths = chain(*paths.values(), *unread.values())
         yield None, sorted(os.path.relpath(path, catalog.root) for path in all_paths)
         return

@@ -51,9 +51,6 @@ from ckpttool.transaction.parts import Part
 from ckpttool.wording import count, shorten
 
 LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
-EARLIER_RECORD = re.compile(
-    r"(?P<a>.*)ckpttool\.json\.journal|\.(?P<b>.*)ckpttool-part-\d+-of-\d+\.json(\.journal)?"
-)
 MAY_HAVE_ENDED = "this file system has no locks, so it may have ended"
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
@@ -141,12 +138,6 @@ class Record:
         found = list_folder(self.home) if is_readable else []
         names = (self.plan.name, f"{self.stamps.name}.")
         return [p for p in found if LOG.fullmatch(p.name) or p.name.startswith(names)]
-
-    def earlier_records(self) -> list[Path]:
-        """Return the journals and records of parts that an earlier version left of a run."""
-        first = self.manifest.name.removesuffix(MANIFEST)  # of a single file
-        found = (EARLIER_RECORD.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
-        return [self.folder / one[0] for one in found if one and first in {one["a"], one["b"]}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,8 +419,7 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
 def describe_record(output: Path) -> Iterator[Diagnostic]:
     """Yield notes on what the record of a folder, or of a single file, tells of runs.
 
-    They name the runs that have not ended, files that cannot be used, and records of earlier
-    versions.
+    They name the runs that have not ended, and files that cannot be used.
     """
     record = Record.of(output)
     destination = look(record)
@@ -439,11 +429,6 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         hint = "" if error.path == str(record.home) else ANEW
         (one,) = error.diagnostics
         yield replace(one, code="leftover", hint=hint)
-    if found := record.earlier_records():
-        names, hint = shorten(map(str, found), 3), f"{ANEW}; then remove it"
-        yield Diagnostic(
-            "leftover", "left by an earlier version of ckpttool", hint=hint, where=names
-        )
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:
         return
@@ -471,8 +456,3 @@ def _describe_aim(plan: RecordedPlan) -> str:
     inputs = shorten((file.path for file in provenance.inputs), 1)
     read = shorten((inputs, *(file.path for file in provenance.strategies)))
     return f"{step}from {read}; writes {', '.join(words)}"
-
-
-def is_earlier_record(name: str) -> bool:
-    """Return whether a file has the name of a record of an earlier version."""
-    return EARLIER_RECORD.fullmatch(name) is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
@@ -159,10 +159,8 @@ def diff(
             found = Diagnostics("diff", strict=options.strict, strategy_option=option)
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
-            own = replace(
-                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
-            )
-            if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
+            own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
                 resolved = resolve(

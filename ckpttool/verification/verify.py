@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -190,8 +190,8 @@ def check_contents(
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
-        if tally.zeros and is_weight:
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
@@ -304,14 +304,14 @@ def verify(
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
         return _report(catalog, found)
-    if strategy is not None and isinstance(catalog, RankCatalog):
+    if strategy is not None and catalog.needs_strategy:
         strategy, reasons = fit_to_slices(catalog, strategy)
         if reasons:
             raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
-        has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
+        has_none = strategy is None and catalog.needs_strategy and not options.replicated
         resolved = resolve(
             catalog,
             Merged() if has_none else strategy,  # without a strategy each file by itself
@@ -343,7 +343,7 @@ def _report(
         found.severity_of,
         catalog.step,
         len(catalog.files),
-        None if isinstance(catalog, MergedCatalog) else tuple(catalog.files),
+        None if catalog.is_merged else tuple(catalog.files),
         len(catalog.metas),
         sum(file.nbytes for file in catalog.files.values()),
         found.findings,
@@ -388,7 +388,7 @@ class _Verification:
     @property
     def is_whole(self) -> bool:
         """The value of `Report.is_whole`."""
-        is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
+        is_merged = self.catalog.is_merged and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 
     def run(self, deep: bool, crc: bool, check_manifest: bool, open_progress: OpenProgress) -> None:
@@ -521,7 +521,7 @@ class _Verification:
     def _check_names(self, sources: Sequence[Source]) -> None:
         """Check the names, types and shapes that ranks hold."""
         if isinstance(self.sharding, Merged):
-            if not isinstance(self.catalog, MergedCatalog):
+            if not self.catalog.is_merged:
                 text = "without a strategy every rank is verified by itself"
                 facts = "not known: whether slices fit together and replicas are equal"
                 hint = "-s STRATEGY, or --replicated if every rank holds the whole model"

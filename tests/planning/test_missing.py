@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
 from ckpttool.planning.sources import find_sources
@@ -40,7 +40,7 @@ def damaged(catalog, *ranks, kind=FormatError):
     """The catalog with the files of some ranks damaged."""
     files = {rank: file for rank, file in catalog.files.items() if rank not in ranks}
     errors = {rank: kind(f"run/rank_{rank}/net.ckpt", 7, "cut short") for rank in ranks}
-    return RankCatalog("run", files, damaged=errors)
+    return Catalog("run", files, damaged=errors)
 
 
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, content_groups=None):

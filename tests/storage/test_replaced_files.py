@@ -131,7 +131,7 @@ READERS = {
     "samples": lambda tensor: take_samples([tensor]),
     "digest": lambda tensor: digest(tensor, 1 << 20),
     "hashes": lambda tensor: unit_digests(tensor, 1 << 20),
-    "nearness": lambda tensor: nearness(tensor, tensor),
+    "nearness": lambda tensor: nearness((tensor, tensor)),
     "comparison": lambda tensor: list(
         compare_tensors([(0, [OutputTensor.copy_of(tensor)])], InlineExecutor())
     ),
