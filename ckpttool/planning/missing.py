@@ -39,7 +39,6 @@ from ckpttool.problems import (
     Diagnostic,
     FormatError,
     UnsupportedError,
-    diagnose,
     join_clauses,
 )
 from ckpttool.transaction.manifest import ManifestFile
@@ -196,7 +195,7 @@ def _damaged_replica(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 

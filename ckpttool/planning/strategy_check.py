@@ -43,7 +43,7 @@ from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
-from ckpttool.problems import Diagnostic, FormatError, diagnose
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.sampling import Sample, sample, sample_box
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
@@ -528,6 +528,6 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
             hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
             yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
         yield replace(one, code="other_strategy", facts=facts)

@@ -26,7 +26,6 @@ from ckpttool.problems import (
     Diagnostics,
     describe_diagnostics,
     describe_errors,
-    diagnose,
     severities,
 )
 from ckpttool.verification.summary import (
@@ -208,7 +207,7 @@ def describe_saves(catalog: Catalog, found: Diagnostics) -> Json:
 
 def _describe_found(found: Diagnostics) -> Json:
     """Describe what was found: notes and warnings, and what is wrong."""
-    of_files = chain.from_iterable(map(diagnose, found.failures))
+    of_files = [one for error in found.failures for one in error.diagnostics]
     return {
         "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
         "problems": describe_errors((*of_files, *found.errors)),

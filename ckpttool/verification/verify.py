@@ -46,7 +46,6 @@ from ckpttool.problems import (
     Diagnostics,
     PlanError,
     SeverityOf,
-    diagnose,
     raise_all,
     severities,
 )
@@ -437,7 +436,7 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            (one,) = diagnose(error)
+            (one,) = error.diagnostics
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
