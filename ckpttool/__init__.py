@@ -19,9 +19,17 @@ from ckpttool._version import __version__
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions, scan
-    from ckpttool.errors import (
+    from ckpttool.execution.execute import CopyOptions, execute
+    from ckpttool.execution.executors import RunOptions, open_engine
+    from ckpttool.execution.memory import fit_memory
+    from ckpttool.formats import read_index
+    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.resolve import ResolveOptions, resolve
+    from ckpttool.problems import (
         CkptToolError,
         CombinedError,
+        Diagnostic,
+        Diagnostics,
         EngineError,
         ExecutionError,
         FormatError,
@@ -29,46 +37,40 @@ if TYPE_CHECKING:
         StrategyError,
         UnsupportedError,
         VerifyError,
+        diagnose,
     )
-    from ckpttool.execution.execute import CopyOptions, execute
-    from ckpttool.execution.executors import RunOptions, open_engine
-    from ckpttool.execution.memory import fit_memory
-    from ckpttool.formats import read_index
-    from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
-    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
-    from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.verification.describe import describe
     from ckpttool.verification.diff import diff
+    from ckpttool.verification.inspect import describe
     from ckpttool.verification.verify import verify
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
 # without arrays (--help, --version, completion) does not wait for numpy and h5py.
 _MODULES = {
-    "CkptToolError": "ckpttool.errors",
-    "CombinedError": "ckpttool.errors",
-    "Diagnostic": "ckpttool.model.diagnostics",
-    "Diagnostics": "ckpttool.model.diagnostics",
+    "CkptToolError": "ckpttool.problems",
+    "CombinedError": "ckpttool.problems",
+    "Diagnostic": "ckpttool.problems",
+    "Diagnostics": "ckpttool.problems",
     "CopyOptions": "ckpttool.execution.execute",
-    "EngineError": "ckpttool.errors",
-    "ExecutionError": "ckpttool.errors",
-    "FormatError": "ckpttool.errors",
+    "EngineError": "ckpttool.problems",
+    "ExecutionError": "ckpttool.problems",
+    "FormatError": "ckpttool.problems",
     "OutputOptions": "ckpttool.planning.plans",
-    "PlanError": "ckpttool.errors",
+    "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.planning.resolve",
     "RunOptions": "ckpttool.execution.executors",
     "SourceOptions": "ckpttool.discovery.scan",
-    "StrategyError": "ckpttool.errors",
+    "StrategyError": "ckpttool.problems",
     "Tolerance": "ckpttool.storage.compare",
-    "UnsupportedError": "ckpttool.errors",
-    "VerifyError": "ckpttool.errors",
-    "describe": "ckpttool.verification.describe",
-    "diagnose": "ckpttool.model.diagnostics",
+    "UnsupportedError": "ckpttool.problems",
+    "VerifyError": "ckpttool.problems",
+    "describe": "ckpttool.verification.inspect",
+    "diagnose": "ckpttool.problems",
     "diff": "ckpttool.verification.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",

@@ -12,8 +12,7 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
-from ckpttool.errors import CkptToolError, raise_all, with_side
-from ckpttool.model.catalog import RankCatalog
+from ckpttool.problems import CkptToolError, raise_all, with_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,7 +158,7 @@ def _load(
             continue
         catalog, strategy, _ = loaded
         is_of_a = source.strategy_files is a.strategy_files
-        needs_none = not isinstance(catalog, RankCatalog)
+        needs_none = not catalog.needs_strategy
         strategies.append(None if is_of_a and needs_none else strategy)
         catalogs.append(catalog)
     raise_all(errors)

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.model.diagnostics import (
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import LayoutSlicing, Source
+from ckpttool.problems import (
     Diagnostic,
     describe_diagnostics,
     describe_errors,
     severities,
 )
-from ckpttool.model.optimizer_names import parameter_of
-from ckpttool.model.slicing import LayoutSlicing, Source
 
 if TYPE_CHECKING:
-    from ckpttool.model.diagnostics import Report
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.storage.compare import Tolerance
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
     from ckpttool.verification.describe import Json
     from ckpttool.verification.diff import Comparison, TensorDifference
+    from ckpttool.verification.verify import Report
 
 
 MAX_SHARDED = 3  # tensors that `find_largest` returns
@@ -77,7 +77,10 @@ def find_largest(plan: Plan) -> Sequence[Source]:
         source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
-            key=lambda source: (parameter_of(source.meta.name) is None, source.meta.nbytes),
+            key=lambda source: (
+                parse_name(source.meta.name).same_shape_parameter is None,
+                source.meta.nbytes,
+            ),
         )
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.slice_counts) > 1
     }

@@ -81,15 +81,13 @@ from typing import NamedTuple
 from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.errors import FormatError, PlanError, UnsupportedError, raise_all
 from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import COPY_AGAIN, Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -101,7 +99,16 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import (
+    COPY_AGAIN,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    UnsupportedError,
+    raise_all,
+)
+from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -118,7 +125,7 @@ _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes
 FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
-def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a MindFormers checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -141,7 +148,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
         if not _is_iteration(folder):
             text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
             hint = "--step with another iteration"
-            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
     else:
@@ -154,7 +161,7 @@ def scan_checkpoint2(src: str, step: str | None) -> SelfDescribedCatalog | None:
     read = _read_described if documents else _read_whole
     files, description = read(folder, errors, diagnostics)
     number = _ITERATIONS.number(folder)
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         files,
         step=None if number is None else str(number),
@@ -244,7 +251,7 @@ def _no_optimizer(
     text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
     facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
     hint = "copy the opt files again, if the run saved them"
-    return Diagnostic("no_optimizer", text, hint, facts=facts, where=str(folder))
+    return Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=str(folder))
 
 
 def _read_whole(
@@ -290,7 +297,7 @@ def _slices_problem(
     examples = (f"{name} ({shorten(files, 2)})" for name, files in twice.items())
     hint = f"copy {_METADATA} again, or "
     hint += f"-s STRATEGY --pattern '{first[:start]}{{rank}}{first[stop:]}'"
-    return Diagnostic("missing", text, hint, facts=shorten(examples, 3), where=str(folder))
+    return Diagnostic("missing", text, hint=hint, facts=shorten(examples, 3), where=str(folder))
 
 
 # --------------------------------------------------------------------------------------- iterations
@@ -323,7 +330,7 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
         if last not in folders.values():
             facts, hint = _list_alternatives(folders, last)
             text = f"no folder of iteration {last}, which {_TRACKER} names"
-            raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+            raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
     _note_choice(folders, folders[chosen], last, diagnostics)
     return chosen
@@ -408,7 +415,7 @@ def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator
             missing = (n for n in range(len(numbers) + 1) if n not in numbers)
             text = f"{len(numbers)} of {int(total)} {kind} files found"
             facts = f"number {next(missing)} is missing"
-            yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, where=str(folder))
+            yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, where=str(folder))
 
 
 def _by_rank(
@@ -818,7 +825,7 @@ class Faults:
 def _describe_fault(code: str, fault: Fault, facts: str, hint: str = "") -> Iterator[Diagnostic]:
     path, reason = fault
     if reason:
-        yield Diagnostic(code, reason, hint, facts=facts, path=path, where=path)
+        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
 
 
 # -------------------------------------------------------------------------- the slices in the files
@@ -874,7 +881,9 @@ def _place_slices(
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
     lacks_optimizer = written.lacks_optimizer()
-    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    lacks_gradients = (
+        any(parse_name(n).is_gradient for n in parameters) and written.lacks_gradients()
+    )
     stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
         if not parameter.listed:
@@ -890,7 +899,9 @@ def _place_slices(
         elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
             _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
-        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+        elif (
+            lacks_gradients and parse_name(name).is_gradient and all(one.lacking for one in slices)
+        ):
             placement.unsaved_gradients.append(name)
         else:
             _add_missing(placement, parameter, slices, written)
@@ -952,7 +963,7 @@ def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
     facts += "saved the tensor, with wrong slice numbers"
     hint = "`ckpttool help missing` explains"
     tensor = parameter.meta.name
-    return Diagnostic("missing", text, hint, facts=facts, tensor=tensor, ranks=owners)
+    return Diagnostic("missing", text, hint=hint, facts=facts, tensor=tensor, ranks=owners)
 
 
 def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
@@ -979,12 +990,12 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
             facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
             facts += f"storage_data, {own} by the layout"
             yield Diagnostic(
-                "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
+                "missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
     for rank in parameter.misgrouped:
         facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
         facts += "and not in the rank_group of that slice"
-        yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+        yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
 
 
 class _FoundSlice(NamedTuple):
@@ -1072,7 +1083,7 @@ class _WrittenFiles(NamedTuple):
     def lacks_gradients(self) -> bool:
         """Return whether no file has an accumulated gradient."""
         headers = (file.header for file in self.files.values() if file is not None)
-        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
+        return not any(parse_name(name).is_gradient for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:

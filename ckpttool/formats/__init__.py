@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
+from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
+from ckpttool.problems import Diagnostic
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.

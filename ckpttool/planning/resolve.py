@@ -15,24 +15,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import (
-    CkptToolError,
-    CombinedError,
-    FormatError,
-    NoStrategyError,
-    PlanError,
-    join_clauses,
-)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -63,7 +55,19 @@ from ckpttool.planning.unlisted import (
     find_contradictions,
     find_statistic_candidates,
 )
+from ckpttool.problems import (
+    CkptToolError,
+    CombinedError,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
+from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
@@ -246,14 +250,12 @@ def _resolve(
             else:
                 content_groups = sample_states(catalog, sharding, executor)
             sources = find(sharding)
-            if isinstance(catalog, MergedCatalog):
-                by_samples = contents == "samples"
-                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
+            by_samples = contents == "samples"
+            diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
             elif not _would_repeat(sources, keep_going):
-                by_samples = contents == "samples"
                 sharding, sources = correct_strategy(
                     find, sources, catalog, listed, executor, options, by_samples, of_contents
                 )
@@ -270,7 +272,7 @@ def _resolve(
     diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
-    if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
+    if (steps := catalog.steps_of_other_runs) is not None:
         shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
     return ResolvedSources(
@@ -288,7 +290,7 @@ def _propose_step(
     damage, problems = list(sources.damage), list(sources.problems)
     is_missing = any(one.code == "missing" for one in problems)
     step = ""
-    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+    if damage or (is_missing and catalog.missing_ranks):
         step = catalog.find_complete_step()
     if step:
         hint = f"--step {step}, which is complete by its headers"
@@ -331,15 +333,17 @@ def source_sharding(
     """
     if isinstance(strategy, Merged):
         return strategy
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
             text = f"the checkpoint describes itself, so {given} does not apply"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
-            raise PlanError([Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)])
+            raise PlanError(
+                [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
+            )
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
-    is_merged = isinstance(catalog, MergedCatalog)
+    is_merged = catalog.is_merged
     if strategy is None and is_merged:
         return Merged()
     if strategy is None and replicated:
@@ -355,7 +359,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
+            hint=f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
@@ -374,15 +378,15 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
             facts = join_clauses(note.message, note.facts)
             hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
+    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
         text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
-        problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
-    elif isinstance(catalog, MergedCatalog):
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+    elif catalog.is_merged:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", text, hint, where=catalog.root)
+        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
@@ -402,7 +406,8 @@ def compare_contents(
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
+        if _is_constant(metas[name], contents)
+        and parse_name(name).map is None  # statuses often are
     ]
     for name in constant:
         if compared[name] is not None:  # a state at the start of training: its shape decides
@@ -412,7 +417,7 @@ def compare_contents(
         number = count(len(constant), "parameter")
         text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
         hint = "a hand-written strategy if they are slices; `ckpttool help doubt` explains"
-        diagnostics.add(Diagnostic("doubt", text, hint, facts=shorten(constant, 3)))
+        diagnostics.add(Diagnostic("doubt", text, hint=hint, facts=shorten(constant, 3)))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
@@ -556,9 +561,10 @@ def correct_strategy(
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         diagnostics.add(Diagnostic("doubt", text))
         return sharding, sources
-    joined = None
+    joined, evidence = None, Evidence()
     if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
-        joined = find_joined_shards(sharding, sources.found, executor, by_samples)
+        steps = find_joined_shards(sharding, sources.found, by_samples)
+        joined = answer(steps, executor, evidence)
     if joined is not None:
         sharding, sources = joined.strategy, find(joined.strategy)
         sources = replace(sources, problems=[*map(_propose_files, sources.problems)])
@@ -570,24 +576,20 @@ def correct_strategy(
     found: list[Diagnostic] = []
     inferred = joined
     if inferred is None:
-        found = check_strategy(catalog, sharding, sources.found, executor)
+        steps_of_check = check_strategy(catalog, sharding, sources.found)
+        found = answer(steps_of_check, executor, evidence)
     if inferred is None and isinstance(sharding, Strategy):
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            inferred = infer_strategy(
-                sharding,
-                sources.found,
-                executor,
-                options.optimizer_shard,
-                by_samples=by_samples,
-            )
+            steps = infer_strategy(sharding, sources.found, options.optimizer_shard, by_samples)
+            inferred = answer(steps, executor, evidence)
     if inferred is not None:
         sharding = inferred.strategy
         diagnostics.add(*inferred.problems, *inferred.notes)
         sources = sources if joined else find(sharding)
         others = [one for one in sources.found if one.meta.name not in inferred.undecided]
-        found = check_strategy(catalog, sharding, others, executor)
+        found = answer(check_strategy(catalog, sharding, others), executor, evidence)
     diagnostics.add(*found)
     return sharding, sources
 
@@ -645,4 +647,4 @@ def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Dia
         text, hint = "--trust-strategy excludes it", "the same command with one of the two"
     else:
         return None
-    return Diagnostic("options", text, hint, where=where)
+    return Diagnostic("options", text, hint=hint, where=where)

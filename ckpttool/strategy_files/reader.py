@@ -66,7 +66,6 @@ from pathlib import Path
 from shlex import quote
 from sys import intern
 
-from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
@@ -79,11 +78,17 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    FormatError,
+    StrategyError,
+    diagnose,
+    raise_all,
+)
 from ckpttool.strategy_files.folders import (
     checkpoint_format,
     files_that_may_be_strategies,
@@ -92,6 +97,7 @@ from ckpttool.strategy_files.folders import (
 )
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
+from ckpttool.wording import count, format_ranks, shorten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers

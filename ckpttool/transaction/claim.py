@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttool.errors import ExecutionError, FormatError, PlanError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import differences
+from ckpttool.problems import Diagnostic, ExecutionError, FormatError, PlanError
 from ckpttool.storage.files import (
     PARTIAL,
     clean_up,
@@ -135,7 +134,7 @@ class Claim:
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
         where = str(self._record.home)
         message = "this file system has no locks"
-        return Diagnostic("no_locks", message, hint, facts=facts, where=where)
+        return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
 
     def _write_plan(self, text: Iterable[str], is_new: bool) -> None:
         """Write the plan; without locks, only one of two runs can make a new one."""

@@ -38,18 +38,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.local import list_folder, unreadable
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, FormatError, diagnose
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, Writer
 from ckpttool.transaction.manifest import SealedFile
 from ckpttool.transaction.parts import Part
+from ckpttool.wording import count, shorten
 
 LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
 MAY_LACK = "files may be missing, or of another run"
@@ -376,7 +375,7 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
 
 
 def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
-    return Diagnostic("unfinished", message, hint, facts=facts, where=str(output))
+    return Diagnostic("unfinished", message, hint=hint, facts=facts, where=str(output))
 
 
 def records_around(output: Path) -> Iterator[tuple[Record, str]]:

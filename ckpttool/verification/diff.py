@@ -14,16 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import (
-    CkptToolError,
-    PlanError,
-    StrategyError,
-    join_clauses,
-    raise_all,
-    with_side,
-)
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
@@ -31,6 +22,16 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.resolve import ResolveOptions, resolve
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    StrategyError,
+    join_clauses,
+    raise_all,
+    with_side,
+)
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -45,7 +46,7 @@ Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 BORROWED = Diagnostic(
     "borrowed_strategy",
     "the strategy of A is used, which may not be that of B",
-    "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
+    hint="--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
 
 
@@ -159,10 +160,8 @@ def diff(
             found = Diagnostics("diff", strict=options.strict, strategy_option=option)
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
-            own = replace(
-                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
-            )
-            if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
+            own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
                 resolved = resolve(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.discovery.checkpoint2 import parse_key
 from ckpttool.execution.execute import CopyOptions, execute
-from ckpttool.model.wording import count
+from ckpttool.wording import count
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import (

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.errors import CkptToolError, CombinedError, FormatError, PlanError
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import cut_into_tasks, fill
 from ckpttool.execution.execute import CopyOptions, _failure, execute
@@ -25,6 +24,7 @@ from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.problems import CkptToolError, CombinedError, FormatError, PlanError
 from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN

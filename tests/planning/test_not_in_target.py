@@ -9,12 +9,12 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.planning.optimizer_state import match_states_by_name
 from ckpttool.planning.sources import content_decided_names
+from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (

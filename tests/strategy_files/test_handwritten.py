@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from ckpttool.errors import CombinedError, StrategyError
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support import corpus

@@ -8,8 +8,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from ckpttool.errors import CombinedError, StrategyError
 from ckpttool.model.layout import Layout
+from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files import reader
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import find, with_names

@@ -1,8 +1,9 @@
 """An example of every error, with its attributes, its message and its exit code."""
 
-from ckpttool.errors import (
+from ckpttool.problems import (
     AuthenticityError,
     CkptToolError,
+    Diagnostic,
     EngineError,
     ExecutionError,
     ForeignError,
@@ -17,8 +18,9 @@ from ckpttool.errors import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
+    diagnose,
+    join_alike,
 )
-from ckpttool.model.diagnostics import Diagnostic, diagnose, join_alike
 
 
 def texts_of(error: CkptToolError) -> tuple[str, ...]:

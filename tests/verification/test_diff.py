@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.errors import CkptToolError, PlanError
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import Layout
+from ckpttool.problems import CkptToolError, Diagnostic, PlanError, diagnose
 from ckpttool.storage.compare import Tolerance
 from ckpttool.verification.diff import BORROWED
 from tests.strategies import as_stored, examples, moves

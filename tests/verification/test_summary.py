@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.errors import FormatError
-from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from ckpttool.verification.summary import (
     Amount,
     OptimizerShard,
@@ -238,7 +237,7 @@ def test_without_a_strategy_nothing_is_said_of_slices():
 def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
-    catalog = MergedCatalog("model", files, damaged=damaged)
+    catalog = Catalog("model", files, damaged=damaged, is_merged=True)
     done = assess(catalog, Merged(), entries_of_files(catalog), Diagnostics("inspect"))
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
