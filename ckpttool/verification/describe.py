@@ -274,7 +274,7 @@ def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) ->
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **({"other_paths": list(file.paths[1:])} if len(file.files) > 1 else {}),
         **(place if devices else {}),
     }
 
@@ -321,7 +321,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
         **describe_layout(source),
         **nbytes,
         **({} if base else _NO_LAYOUT),
-        **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
+        **({"handwritten": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
