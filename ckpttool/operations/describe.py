@@ -1,6 +1,6 @@
 """What inspect answers: the facts of a checkpoint as a summary, and as one JSON document.
 
-Nothing here reads a checkpoint; `ckpttool.verification.inspect` does.
+Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 """
 
 from __future__ import annotations
@@ -19,17 +19,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
-from ckpttool.planning.sources import listed_names
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
-from ckpttool.problems import (
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    diagnose,
-    severities,
-)
-from ckpttool.verification.summary import (
+from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
     Summary,
@@ -41,6 +31,16 @@ from ckpttool.verification.summary import (
     layouts_of_rules,
     slice_shapes,
     summarize,
+)
+from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
+from ckpttool.planning.sources import listed_names
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    diagnose,
+    severities,
 )
 
 if TYPE_CHECKING:
