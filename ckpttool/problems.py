@@ -14,7 +14,7 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
@@ -299,6 +299,7 @@ class Diagnostic:
 
     code: str
     message: str
+    _: KW_ONLY
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""
@@ -342,7 +343,8 @@ class Diagnostic:
 
         Examples
         --------
-        >>> found = Diagnostic("contradicted", "a", "--trust-strategy", ("--trust-strategy",))
+        >>> a = ("--trust-strategy",)
+        >>> found = Diagnostic("contradicted", "a", hint=a[0], options=a)
         >>> found.for_command("convert").lines, found.for_command("verify").lines
         (('a', 'Try: --trust-strategy'), ('a', 'Try: `ckpttool help contradicted`'))
         """
@@ -929,7 +931,8 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
             return error.diagnostics
         case VerifyError(path=path, hint=hint):
             return tuple(
-                Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
+                Diagnostic(code, problem, hint=hint, where=path, path=path)
+                for problem in error.problems
             )
         case FormatError(path=path, offset=offset, hint=hint):
             at = f"byte {offset}" if offset or (offset == 0 and error.facts) else ""
@@ -937,7 +940,7 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 Diagnostic(
                     code,
                     error.reason,
-                    hint or (COPY_AGAIN if code == "damaged" else ""),
+                    hint=hint or (COPY_AGAIN if code == "damaged" else ""),
                     facts=": ".join(filter(None, (at, error.facts))),
                     ranks=() if error.rank is None else (error.rank,),
                     path=path or None,
@@ -947,9 +950,11 @@ def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
                 ),
             )
         case StrategyError(where=where, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=where, side=side),)
+            return (Diagnostic(code, reason, hint=hint, facts=facts, where=where, side=side),)
         case EngineError(reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=f"engine {error.engine}"),)
+            return (
+                Diagnostic(code, reason, hint=hint, facts=facts, where=f"engine {error.engine}"),
+            )
         case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=path, path=path),)
+            return (Diagnostic(code, reason, hint=hint, facts=facts, where=path, path=path),)
     return (Diagnostic(code, str(error) or type(error).__name__),)

@@ -40,7 +40,7 @@ import numpy as np
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import parse_name
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
 from ckpttool.problems import severities
@@ -132,7 +132,7 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     return all(
         base not in full or full[base].meta.shape == tensor.meta.shape
         for name, tensor in full.items()
-        if (base := parameter_of(name)) is not None
+        if (base := parse_name(name).same_shape_parameter) is not None
     )
 
 

@@ -113,13 +113,13 @@ def test_a_code_that_is_not_in_the_table_is_refused() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_hint_stands_only_where_the_command_has_its_option(command: Command) -> None:
     for option, commands in OPTIONS.items():
-        one = Diagnostic("contradicted", "they differ", f"{option} 2", (option,))
+        one = Diagnostic("contradicted", "they differ", hint=f"{option} 2", options=(option,))
         tried = f"{option} 2" if command in commands else "`ckpttool help contradicted`"
         assert one.for_command(command).lines == ("they differ", f"Try: {tried}")
 
 
 def test_the_text_is_a_line_for_what_is_wrong_the_facts_and_the_hint() -> None:
-    one = Diagnostic("leftover", "a stopped save", "rm a", facts="a.tmp, 3 KiB", where="run")
+    one = Diagnostic("leftover", "a stopped save", hint="rm a", facts="a.tmp, 3 KiB", where="run")
     assert one.lines == ("run: a stopped save", "a.tmp, 3 KiB", "Try: rm a")
     assert one.text == "run: a stopped save\n  a.tmp, 3 KiB\n  Try: rm a"
     assert Diagnostic("leftover", "a stopped save").text == "a stopped save"
@@ -138,7 +138,7 @@ def test_the_place_of_a_fact_comes_before_its_message() -> None:
 def test_each_fact_is_there_once() -> None:
     found = Diagnostics()
     found.add(Diagnostic("missing", "a", ranks=(1,)), Diagnostic("missing", "a", ranks=(2,)))
-    found.add(Diagnostic("missing", "a", "put it back", ranks=(1,)))
+    found.add(Diagnostic("missing", "a", hint="put it back", ranks=(1,)))
     assert [one.ranks for one in found] == [(1,), (2,)]
 
 
@@ -152,7 +152,7 @@ def test_what_a_command_does_not_report_is_not_added() -> None:
 def test_all_errors_are_raised_at_once() -> None:
     found = Diagnostics()
     found.raise_if_errors()
-    found.add(Diagnostic("missing", "a", "b"), Diagnostic("older_step", "c"))
+    found.add(Diagnostic("missing", "a", hint="b"), Diagnostic("older_step", "c"))
     found.add(Diagnostic("shape", "d"))
     with pytest.raises(PlanError) as caught:
         found.raise_if_errors()
@@ -176,7 +176,14 @@ def lines(*found: Diagnostic) -> list[tuple[str, ...]]:
 
 
 def of_tensor(tensor: str, facts: str = "", *ranks: int) -> Diagnostic:
-    return Diagnostic("shape", "of another shape", "look", (), facts, tensor, ranks)
+    return Diagnostic(
+        "shape",
+        "of another shape",
+        hint="look",
+        facts=facts,
+        tensor=tensor,
+        ranks=ranks,
+    )
 
 
 def of_file(path: str, rank: int, facts: str = "", side: str = "") -> Diagnostic:

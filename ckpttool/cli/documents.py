@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.problems import (
     Diagnostic,
@@ -77,7 +77,10 @@ def find_largest(plan: Plan) -> Sequence[Source]:
         source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
-            key=lambda source: (parameter_of(source.meta.name) is None, source.meta.nbytes),
+            key=lambda source: (
+                parse_name(source.meta.name).same_shape_parameter is None,
+                source.meta.nbytes,
+            ),
         )
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.slice_counts) > 1
     }

@@ -177,11 +177,12 @@ class Strategy:
         unmatched = [name for name in metas if name not in matched]
         undecided = [name for name in unmatched if not metas[name].is_single]
         if undecided and not is_decided:
+            hint = "a pattern for them, or `otherwise: replicated` if all ranks hold the same"
             problems.append(
                 Diagnostic(
                     "strategy",
                     f"no pattern matches {count(len(undecided), 'parameter')}",
-                    "a pattern for them, or `otherwise: replicated` if all ranks hold the same",
+                    hint=hint,
                     facts="; ".join([shorten(undecided, 3), *(note.message for note in notes)]),
                     where=rules.path,
                 )
@@ -207,7 +208,7 @@ class Strategy:
             text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
             facts = f"{shorten(names, 3)}; a hand-written strategy adds layouts and corrects none"
             hint, where = "patterns that do not match these parameters", rule.place
-            problems.append(Diagnostic("strategy", text, hint, facts=facts, where=where))
+            problems.append(Diagnostic("strategy", text, hint=hint, facts=facts, where=where))
         single = [name for name in unmatched if metas[name].is_single]
         if single and not is_decided:
             text = f"no pattern matches {count(len(single), 'single value')}, which must be the "
@@ -401,7 +402,7 @@ class Rule:
         return Diagnostic(
             "strategy",
             f"no axis {len(self.layout.tensor_map) - 1}, which pattern {self.pattern} shards",
-            f'`"NAME": replicated`{above}',
+            hint=f'`"NAME": replicated`{above}',
             facts=f"its shape is {meta.shape}; axes count from 0",
             tensor=meta.name,
             where=self.place,

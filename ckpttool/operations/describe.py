@@ -16,9 +16,10 @@ from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, 
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.tensors import FileIndex, map_of
+from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
@@ -253,7 +254,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
             "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
-            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+            **({} if (tag := parse_name(meta.name).map) is None else {"map": tag}),
         }
 
 

@@ -46,7 +46,7 @@ Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 BORROWED = Diagnostic(
     "borrowed_strategy",
     "the strategy of A is used, which may not be that of B",
-    "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
+    hint="--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
 
 

@@ -86,7 +86,7 @@ def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "lacking",
                 f"{format_ranks(ranks)}: {text}",
-                "-s STRATEGY, which shows whether replicas hold the others",
+                hint="-s STRATEGY, which shows whether replicas hold the others",
                 facts=facts,
                 ranks=ranks,
                 path=files[0].path if len(files) == 1 else None,

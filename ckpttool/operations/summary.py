@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.planning.missing import ranks_without_file
-from ckpttool.planning.optimizer_state import parameter_by_prefix
 from ckpttool.problems import Diagnostics, StrategyError, diagnose
 from ckpttool.wording import format_numbers
 
@@ -473,7 +473,7 @@ def summarize(
     other: list[Entry] = []
     for entry in entries:
         is_listed = entry.placement.is_listed
-        has_prefix = not is_listed and parameter_by_prefix(entry.name) is not None
+        has_prefix = not is_listed and parse_name(entry.name).parameter is not None
         if entry.name in parameter_of_state or has_prefix:
             states.append(entry)
         else:

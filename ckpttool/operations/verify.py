@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -191,8 +191,8 @@ def check_contents(
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
-        if tally.zeros and is_weight:
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
@@ -467,7 +467,7 @@ class _Verification:
                 "no manifest lists these files",
                 "the same command without --check-manifest",
             )
-            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
+            self.found.add(Diagnostic("manifest", text, hint=hint, where=self.catalog.root))
 
     def _sample_unlisted(self) -> None:
         """Add the tensors without a layout that differ between two ranks, as a conversion does."""
@@ -485,7 +485,7 @@ class _Verification:
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
-        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
         for name, ranks in differing.items():
             if name not in running:
                 facts = format_difference([[rank] for rank in ranks])
@@ -526,7 +526,7 @@ class _Verification:
                 text = "without a strategy every rank is verified by itself"
                 facts = "not known: whether slices fit together and replicas are equal"
                 hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
+                self.found.add(Diagnostic("doubt", text, hint=hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))

@@ -83,7 +83,7 @@ def fused_notes(
         whose = "its" if len(changed) == 1 else "their"
         text = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
-        yield Diagnostic("doubt", text, "`ckpttool help fused-weights`", facts=facts)
+        yield Diagnostic("doubt", text, hint="`ckpttool help fused-weights`", facts=facts)
 
 
 def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:

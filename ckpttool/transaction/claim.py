@@ -135,7 +135,7 @@ class Claim:
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
         where = str(self._record.home)
         message = "this file system has no locks"
-        return Diagnostic("no_locks", message, hint, facts=facts, where=where)
+        return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
 
     def _write_without_locks(
         self, found: RecordedPlan | None, text: Iterable[str], left: Collection[str]

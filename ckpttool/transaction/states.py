@@ -388,7 +388,7 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
 
 
 def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
-    return Diagnostic("unfinished", message, hint, facts=facts, where=str(output))
+    return Diagnostic("unfinished", message, hint=hint, facts=facts, where=str(output))
 
 
 def records_around(output: Path) -> Iterator[tuple[Record, str]]:
