@@ -1,6 +1,6 @@
 """What inspect answers: the facts of a checkpoint as a summary, and as one JSON document.
 
-Nothing here reads a checkpoint; `ckpttool.verification.inspect` does.
+Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 """
 
 from __future__ import annotations
@@ -20,15 +20,7 @@ from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.planning.sources import listed_names
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
-from ckpttool.problems import (
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    severities,
-)
-from ckpttool.verification.summary import (
+from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
     Summary,
@@ -40,6 +32,14 @@ from ckpttool.verification.summary import (
     layouts_of_rules,
     slice_shapes,
     summarize,
+)
+from ckpttool.planning.sources import listed_names
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    severities,
 )
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) ->
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **({"other_paths": list(file.paths[1:])} if len(file.files) > 1 else {}),
         **(place if devices else {}),
     }
 
@@ -320,7 +320,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
         **describe_layout(source),
         **nbytes,
         **({} if base else _NO_LAYOUT),
-        **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
+        **({"handwritten": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }

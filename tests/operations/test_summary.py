@@ -8,10 +8,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError
-from ckpttool.verification.summary import (
+from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
     Split,
@@ -24,6 +21,9 @@ from ckpttool.verification.summary import (
     group_ranks,
     summarize,
 )
+from ckpttool.planning.resolve import ResolvedSources
+from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
 
 ROWS = Layout((4, 2), ((0,), ()))  # two slices of rows, each on four of eight ranks

@@ -16,6 +16,13 @@ from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.operations.headers import (
+    check_partly_held,
+    check_types,
+    check_unlisted,
+    find_damage,
+    find_truncated_files,
+)
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.manifest_check import check_set, fingerprint
 from ckpttool.planning.missing import (
@@ -52,13 +59,6 @@ from ckpttool.problems import (
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.verification.headers import (
-    check_partly_held,
-    check_types,
-    check_unlisted,
-    find_damage,
-    find_truncated_files,
-)
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
