@@ -14,6 +14,15 @@ from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.operations.describe import (
+    Facts,
+    Inspection,
+    Json,
+    describe_facts,
+    describe_inspection,
+    summarize_facts,
+)
+from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
@@ -23,15 +32,6 @@ from ckpttool.planning.missing import (
 )
 from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
-from ckpttool.verification.describe import (
-    Facts,
-    Inspection,
-    Json,
-    describe_facts,
-    describe_inspection,
-    summarize_facts,
-)
-from ckpttool.verification.summary import EqualRanks, Summary, names_to_sample
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files

@@ -12,18 +12,18 @@ from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Strategy, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.checkpoint.fit import fit_to_slices
 from ckpttool.checks.manifest import check_set, fingerprint
+from ckpttool.operations.headers import check_partly_held, check_types, check_unlisted, find_damage, find_truncated_files
 from ckpttool.planning.missing import (
     find_incomplete_files,
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.checkpoint.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.checks.replicas import (
     REPLICA_CODES,
     Slice,
@@ -47,20 +47,12 @@ from ckpttool.problems import (
     Diagnostics,
     PlanError,
     SeverityOf,
-    diagnose,
     raise_all,
     severities,
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.verification.headers import (
-    check_partly_held,
-    check_types,
-    check_unlisted,
-    find_damage,
-    find_truncated_files,
-)
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
@@ -188,7 +180,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = match_states_by_shape((), metas)
+    states = drop_unlike_shapes(match_states((), metas), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
@@ -438,7 +430,7 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            (one,) = diagnose(error)
+            (one,) = error.diagnostics
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
@@ -535,7 +527,7 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
+        owners = self.catalog.match_states(self.sharding.layouts)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:
