@@ -18,16 +18,17 @@ from ckpttool._version import __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions, scan
     from ckpttool.execution.execute import CopyOptions, execute
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
+    from ckpttool.operations.convert import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
+    from ckpttool.operations.source import resolve
     from ckpttool.operations.verify import verify
-    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
-    from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.problems import (
         CkptToolError,
         CombinedError,
@@ -59,9 +60,9 @@ _MODULES = {
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",
-    "OutputOptions": "ckpttool.planning.plans",
+    "OutputOptions": "ckpttool.operations.convert",
     "PlanError": "ckpttool.problems",
-    "ResolveOptions": "ckpttool.planning.resolve",
+    "ResolveOptions": "ckpttool.checkpoint.checkpoint",
     "RunOptions": "ckpttool.execution.executors",
     "SourceOptions": "ckpttool.discovery.scan",
     "StrategyError": "ckpttool.problems",
@@ -75,12 +76,12 @@ _MODULES = {
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.planning.plans",
-    "plan_reshard": "ckpttool.planning.plans",
-    "plan_split": "ckpttool.planning.plans",
+    "plan_merge": "ckpttool.operations.convert",
+    "plan_reshard": "ckpttool.operations.convert",
+    "plan_split": "ckpttool.operations.convert",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
-    "resolve": "ckpttool.planning.resolve",
+    "resolve": "ckpttool.operations.source",
     "scan": "ckpttool.discovery.scan",
     "verify": "ckpttool.operations.verify",
     "write_strategy": "ckpttool.strategy_files.writer",

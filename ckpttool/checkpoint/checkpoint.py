@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, get_args
 
-from ckpttool.checkpoint.contents import EqualContents
+from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
-from ckpttool.checkpoint.interpret import Tensor, find_rank_slices, full_tensor, listed_names
-from ckpttool.checkpoint.optimizer_state import ParameterOfState, match_states_by_name
-from ckpttool.checkpoint.presence import PartlyHeld, Presence, find_missing, find_partly_held
-from ckpttool.checkpoint.samples import SampledTensor
+from ckpttool.checkpoint.hidden_shards import InferredStrategy
+from ckpttool.checkpoint.interpret import (
+    Tensor,
+    find_rank_slices,
+    full_tensor,
+    interpret,
+    listed_names,
+)
+from ckpttool.checkpoint.presence import (
+    PartlyHeld,
+    Presence,
+    find_missing,
+    find_partly_held,
+    is_deduplicated,
+)
+from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import FullTensor, RankGroups, Unlisted, Whole
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import CkptToolError, Diagnostic, FormatError
 
 UnlistedChoice = Literal["rank", "first", "drop"]
 
@@ -98,10 +110,19 @@ class Checkpoint:
         Why the strategy does not fit the names or shapes.  Then there are no records.
     contents
         What contents show of tensors without a layout.
-    corrections
+    is_refused
+        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
+    correction
         What contents show of optimizer shards that the strategy hides, or that were joined.
     sampled, differing_stages
         What the layouts are checked against: samples, and the tensors that differ between stages.
+    indexes
+        The path of each index beside the files to the full tensors that it lists, or why it cannot
+        be read.
+    copies
+        The copies of tensors that an index names in another file.
+    unread
+        The error that ended the reading of contents, if one did.
     evidence
         What was read.
     """
@@ -113,11 +134,27 @@ class Checkpoint:
     are_joined: bool = True
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
-    contents: EqualContents = EqualContents({})
-    corrections: tuple[Diagnostic, ...] = ()
+    contents: EqualContents = EqualContents()
+    is_refused: bool = False
+    correction: InferredStrategy | None = None
     sampled: tuple[SampledTensor, ...] = ()
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
+    copies: ComparedCopies = ComparedCopies()
+    unread: CkptToolError | None = None
     evidence: Evidence = field(default_factory=Evidence, compare=False)
+
+    def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
+        """Return the checkpoint as other layouts and contents make it."""
+        if strategy is self.strategy and not contents.groups:
+            return replace(self, contents=contents)
+        return replace(
+            self,
+            strategy=strategy,
+            contents=contents,
+            records=interpret(self.catalog, strategy, contents.groups),
+            is_deduplicated=is_deduplicated(self.catalog, strategy),
+        )
 
     @cached_property
     def tensors(self) -> tuple[FullTensor, ...]:
@@ -190,7 +227,7 @@ class Checkpoint:
     @cached_property
     def states(self) -> ParameterOfState:
         """Name of an optimizer state to the name of its parameter, by names."""
-        return match_states_by_name(self.listed, self.catalog.metas)
+        return self.catalog.match_states(self.listed)
 
     @property
     def listed(self) -> Collection[str]:
@@ -201,6 +238,30 @@ class Checkpoint:
     def listing(self) -> str:
         """What lists the layouts, for messages."""
         return "the strategy" if self.catalog.description is None else "the description"
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether not all tensors are known, so that others would look like all of them."""
+        return bool(self.is_refused or self.misfits or self.unread)
+
+    @property
+    def has_differing_replicas(self) -> bool:
+        """Whether samples of replicas or stages differ that should be equal."""
+        replicas = (one for one in self.sampled if one.differing_groups)
+        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
+        return is_suspect or bool(self.differing_stages)
+
+    @property
+    def assumes_joined_shards(self) -> bool:
+        """Whether the user alone says that some optimizer shards were joined."""
+        notes = self.correction.notes if self.correction is not None else ()
+        return self.options.optimizer_shard == 1 and any(one.code == "inferred" for one in notes)
+
+    @cached_property
+    def complete_step(self) -> str:
+        """The newest other step that is complete by its headers; "" unless files are missing."""
+        is_missing = self.damage or self.catalog.missing_ranks
+        return self.catalog.find_complete_step() if is_missing else ""
 
     @property
     def damage(self) -> list[FormatError]:

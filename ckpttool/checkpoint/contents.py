@@ -15,15 +15,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 
 from ckpttool.checkpoint.evidence import Asking, ask
+from ckpttool.discovery.sharded_files import scan_indexed
+from ckpttool.formats.local import is_file
+from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.problems import CkptToolError
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
 
 
@@ -42,7 +48,7 @@ class EqualContents:
         Names of running statistics, which differ by design.
     """
 
-    groups: Mapping[str, RankGroups]
+    groups: Mapping[str, RankGroups] = field(default_factory=dict)
     constant: tuple[str, ...] = ()
     running_statistics: frozenset[str] = frozenset()
 
@@ -119,9 +125,7 @@ def find_differing_ends(
         name: [catalog.files[rank].tensors[name] for rank in ranks] for name, ranks in ends.items()
     }
     samples = yield from ask(sample, (one for pair in tensors.values() for one in pair))
-    return {
-        name: ends[name] for name, (a, b) in tensors.items() if samples[a] != samples[b]
-    }
+    return {name: ends[name] for name, (a, b) in tensors.items() if samples[a] != samples[b]}
 
 
 def _group(
@@ -145,6 +149,67 @@ def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
     """Return whether several elements are all equal, on all ranks."""
     are_equal = len(contents) == 1 and next(iter(contents)).is_constant
     return are_equal and meta.nbytes > meta.itemsize
+
+
+# -------------------------------------------------------------- other listings of the same tensors
+
+IndexedTensors = Mapping[str, TensorMeta] | CkptToolError | OSError
+
+
+def read_indexes_beside(root: str) -> Asking[Mapping[str, IndexedTensors]]:
+    """Return the full tensors of an index in a source's folder or its parent, by its path.
+
+    MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
+    """
+    folder = Path(root).absolute()
+    paths = (str(at / MAP_NAME) for at in (folder, folder.parent))
+    return (yield from ask(_read_index, paths))
+
+
+def _read_index(path: str) -> IndexedTensors:
+    """Return the tensors of an index, none if it is not there; runs on a worker."""
+    if not is_file(path):
+        return {}
+    try:
+        merged = scan_indexed(path)
+    except (CkptToolError, OSError) as error:
+        return error
+    return {} if merged is None else merged.metas
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCopies:
+    """Tensors that an index names in one file, by the other files that hold copies of them."""
+
+    equal: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+    differing: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+
+
+def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]:
+    """Compare the copies of tensors that an index names in another file.
+
+    By default all bytes are compared, else some pages of each tensor.
+    """
+    named = {
+        name: tensor
+        for file in catalog.files.values()
+        for name, tensor in file.tensors.items()
+        if name in catalog.copies
+    }
+    read: dict[Callable[[StoredTensor], Sample], list[StoredTensor]] = {sample: [], digest: []}
+    for one in chain(named.values(), *catalog.copies.values()):
+        read[sample if by_samples or one.meta.text is not None else digest].append(one)
+    samples = yield from ask(sample, read[sample])
+    digests = yield from ask(digest, read[digest])
+    contents = {**samples, **digests}
+    equal: dict[str, list[StoredTensor]] = {}
+    differing: dict[str, list[StoredTensor]] = {}
+    for name, copies in catalog.copies.items():
+        tensor = named[name]
+        for copy in copies:
+            is_equal = copy.meta == tensor.meta and contents[copy] == contents[tensor]
+            (equal if is_equal else differing).setdefault(copy.file.path, []).append(tensor)
+    return ComparedCopies(equal, differing)
 
 
 # ---------------------------------------------------------------------------- running statistics

@@ -20,7 +20,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.checkpoint.optimizer_state import match_states_by_name
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
 

@@ -11,21 +11,19 @@ All of this follows from headers, a strategy and the evidence of contents.  Noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
-    ParameterOfState,
     correct_layouts,
     followed_parameter,
-    match_states_by_name,
     odd_state_shapes,
     state_layouts,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import map_component_names, parse_name
+from ckpttool.model.names import ParameterOfState, map_component_names, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     Follows,
@@ -51,9 +49,7 @@ Tensor = FullTensor | BrokenTensor
 ContentGroups = Mapping[str, RankGroups]  # name to the groups of ranks with equal contents
 
 
-def interpret(
-    catalog: Catalog, strategy: Strategy, contents: ContentGroups = {}
-) -> tuple[Tensor, ...]:
+def interpret(catalog: Catalog, strategy: Strategy, contents: ContentGroups) -> tuple[Tensor, ...]:
     """Return a record for each tensor of the ranks, in the order of the files.
 
     Parameters
@@ -65,7 +61,7 @@ def interpret(
     contents
         The ranks grouped by equal contents, of the tensors that `decided_by_contents`.
     """
-    states = match_states_by_name(listed_names(catalog, strategy), catalog.metas)
+    states = catalog.match_states(listed_names(catalog, strategy))
     ranks = _Ranks(catalog, strategy, states, contents)
     return tuple(ranks.tensor(name, held) for name, held in catalog.holders.items())
 
@@ -139,8 +135,10 @@ class _Ranks:
     def _described(self, name: str, held: Sequence[int]) -> Tensor | None:
         """Return a tensor that the checkpoint describes, or a state of one."""
         description = self.catalog.description
-        if description is None or name in description.tensors:
-            return description and description.tensors[name]
+        if description is None:
+            return None
+        if name in description.tensors:
+            return description.tensors[name]
         tensors = {rank: self.catalog.files[rank].tensors[name] for rank in held}
         if name in description.broken:
             return BrokenTensor(tensors[held[0]].meta, Listed())
@@ -163,9 +161,7 @@ class _Ranks:
             layouts = correct_layouts(catalog, strategy, name, states)
             tensor = self._join(name, layouts, Listed())
             is_corrected = layouts != strategy.layouts[name]
-            if isinstance(tensor, FullTensor) and is_corrected:
-                return replace(tensor, is_corrected=True)
-            return tensor
+            return replace(tensor, is_corrected=True) if is_corrected else tensor
         parameter = followed_parameter(catalog, strategy, name, held, states)
         if parameter is None:
             return None
@@ -277,7 +273,7 @@ def find_rank_slices(catalog: Catalog) -> dict[str, str]:
         Name to a description of the tensor, for a message.
     """
     metas = catalog.metas
-    parameter_of_state = match_states_by_name((), metas)
+    parameter_of_state = catalog.match_states()
     found = {}
     for name, is_named in catalog.common_tensors.items():
         meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
@@ -334,7 +330,7 @@ def infer_full_tensor(
         text = "the JSON strategy fits several full shapes"
         hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
         facts = ambiguity(layout, ways)
-        return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+        return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
     layout = ways[0] if ways else layout
     # A slice of a manual split may have a wrong number of axes.  The full shape follows from
     # another slice, so that the message below names the wrong one.
@@ -362,7 +358,7 @@ def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
     """Return the problem of slices whose shapes are not those of a layout."""
     text = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
 
 
 def disagreement(
@@ -378,7 +374,7 @@ def disagreement(
     return Diagnostic(
         code,
         f"the {what} differs between ranks",
-        f"put back the files of one run and step; `ckpttool help {code}` explains",
+        hint=f"put back the files of one run and step; `ckpttool help {code}` explains",
         facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
         tensor=name,
         ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),
@@ -423,7 +419,7 @@ def _stage_shapes_problem(
     return Diagnostic(
         "shape",
         "the full shape differs between stages",
-        "the strategy of this run; `ckpttool help shape` explains",
+        hint="the strategy of this run; `ckpttool help shape` explains",
         facts="; ".join(parts),
         tensor=name,
         ranks=tuple(sorted(rank for ranks in ranks_of_shape.values() for rank in ranks)),

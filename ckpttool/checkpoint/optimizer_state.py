@@ -21,8 +21,8 @@ from functools import lru_cache
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
-from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy, Strategy
+from ckpttool.model.slicing import FullTensor
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
@@ -427,7 +427,7 @@ class GradientShards:
     sharded: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
-        self, source: Source, sharding: Strategy, layouts: tuple[Layout, ...]
+        self, source: FullTensor, sharding: Strategy, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 

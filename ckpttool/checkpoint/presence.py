@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from ckpttool.checkpoint.interpret import Tensor
-from ckpttool.checkpoint.optimizer_state import match_states_by_name
 from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
@@ -234,7 +233,7 @@ def _find_absent(
     holders = catalog.holders
     if not any(name in strategy.layouts for name in holders):
         return ()  # the strategy is of another checkpoint
-    states = match_states_by_name(strategy.layouts, catalog.metas)
+    states = catalog.match_states(strategy.layouts)
     saved_prefixes = {name.removesuffix(states.get(name, "")) for name in holders}
     unsaved = []
     for name in (name for name in strategy.layouts if name not in holders):

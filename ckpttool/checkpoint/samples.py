@@ -16,7 +16,7 @@ from itertools import chain
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import FullTensor, RankGroups
+from ckpttool.model.slicing import BoxSlicing, FullTensor, RankGroups
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.storage.sampling import Sample, sample, sample_box
 
@@ -146,7 +146,9 @@ def _has_replicas(tensor: FullTensor) -> bool:
     return any(len(ranks) > 1 for ranks in tensor.slicing.owners())
 
 
-def _first_and_last(tensor: FullTensor, ranks: Mapping[int, StoredTensor]) -> dict[int, StoredTensor]:
+def _first_and_last(
+    tensor: FullTensor, ranks: Mapping[int, StoredTensor]
+) -> dict[int, StoredTensor]:
     """Return the first and the last owner of a slice, or all owners if some are missing.
 
     The first and the last of ``n`` replicas hold different slices of any optimizer shard, since a
@@ -155,6 +157,20 @@ def _first_and_last(tensor: FullTensor, ranks: Mapping[int, StoredTensor]) -> di
     if len(ranks) < max(map(len, tensor.slicing.owners())):
         return dict(ranks)
     return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
+
+
+# Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
+# the last component of their names.  ``expert_bias`` and ``tid2eid`` are saved in the same way, and
+# are equal on all ranks.
+_OWN_STATISTICS = frozenset(
+    {"tokens_per_expert", "global_tokens_per_expert", "ga_steps", "max_logits_val"}
+)
+
+
+def has_own_values(tensor: FullTensor) -> bool:
+    """Return whether replicas of a tensor differ by design."""
+    is_described = isinstance(tensor.slicing, BoxSlicing)
+    return is_described and parse_name(tensor.name).last in _OWN_STATISTICS
 
 
 def stage_pairs(tensors: Iterable[FullTensor]) -> Iterator[tuple[FullTensor, FullTensor]]:

@@ -17,11 +17,11 @@ from ckpttool.problems import CkptToolError, raise_all
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
-    from ckpttool.planning.resolve import ResolveOptions
 
 
 def _build_sides(**values: Any) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import LayoutSlicing, Source
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.problems import (
     Diagnostic,
     describe_diagnostics,
@@ -66,7 +66,7 @@ def documents_of(plan: Plan, assignment: Assignment) -> tuple[Document, ...]:
     return plan.documents if assignment.part is None else ()
 
 
-def find_largest(plan: Plan) -> Sequence[Source]:
+def find_largest(plan: Plan) -> Sequence[FullTensor]:
     """Return the largest sharded tensors, with the layouts with which they were read.
 
     A strategy file contains no shapes, and a file from a different run may fit.  A person can see

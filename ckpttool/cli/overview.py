@@ -185,7 +185,7 @@ def _parallelism_of(examined: Inspection) -> Iterator[str]:
     codes = summary.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if isinstance(examined.sharding, Strategy) and {"replica", "contradicted"} & {*codes}:
+        if examined.sharding.layouts and {"replica", "contradicted"} & {*codes}:
             yield f"by {examined.sharding.origin}, with which some contents disagree:"
         yield from parallelism_texts(summary.parallelism)
     elif not examined.catalog.files:

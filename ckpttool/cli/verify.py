@@ -13,9 +13,9 @@ from ckpttool.cli.progress import open_progress
 from ckpttool.problems import severities
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.resolve import ResolveOptions
 
 
 @click.command(

@@ -16,8 +16,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
-from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Whole
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
 
@@ -54,7 +54,7 @@ class Term:
         The factor of every element.
     """
 
-    source: Source
+    source: FullTensor
     weight: float = 1.0
 
     def excerpt(self, region: Region) -> Term:
@@ -63,7 +63,7 @@ class Term:
         return replace(self, source=replace(self.source, slicing=slicing))
 
 
-def single_source(terms: Sequence[Term]) -> Source:
+def single_source(terms: Sequence[Term]) -> FullTensor:
     """Return the source of a tensor that is a copy: one term, with weight 1.
 
     All tensors are copies at present.  Only this function asserts it.
@@ -93,7 +93,7 @@ class OutputTensor:
     terms: tuple[Term, ...]
 
     @classmethod
-    def full(cls, source: Source) -> OutputTensor:
+    def full(cls, source: FullTensor) -> OutputTensor:
         """Return a copy of the full tensor of a source."""
         return cls(source.meta, Region.whole(source.meta.shape), (Term(source),))
 
@@ -102,10 +102,10 @@ class OutputTensor:
         """Return a copy of one stored tensor."""
         shape = tensor.meta.shape
         slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
-        return cls.full(Source(tensor.meta, slicing, NotInStrategy()))
+        return cls.full(FullTensor(tensor.meta, slicing, Whole(((0,),))))
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FullTensor:
         """The only source; see `single_source`."""
         return single_source(self.terms)
 
@@ -271,12 +271,12 @@ class Transfer:
     layouts: tuple[Layout, ...]
 
     @classmethod
-    def copy_of(cls, source: Source, layouts: tuple[Layout, ...]) -> Transfer:
+    def copy_of(cls, source: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
         """Return the transfer of a parameter that keeps its name, type and elements."""
         return cls(source.meta.name, source.meta.dtype, (Term(source),), layouts)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FullTensor:
         """The only source; see `single_source`."""
         return single_source(self.terms)
 

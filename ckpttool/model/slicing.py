@@ -265,12 +265,15 @@ class BrokenTensor:
         The ranks that should hold each missing slice.
     problem
         Why its slices do not fit together, if there is another reason.
+    is_corrected
+        See `FullTensor`.
     """
 
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
     problem: Diagnostic | None = None
+    is_corrected: bool = False
 
     @property
     def name(self) -> str:

@@ -11,14 +11,16 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
+from ckpttool.checkpoint.interpret import listed_names
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
 from ckpttool.operations.summary import (
     Entry,
@@ -27,14 +29,12 @@ from ckpttool.operations.summary import (
     assess,
     entries_of_files,
     entries_of_layouts,
-    entries_of_sources,
+    entries_of_tensors,
     find_parallelism,
     layouts_of_rules,
     slice_shapes,
     summarize,
 )
-from ckpttool.planning.sources import listed_names
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.problems import (
     Diagnostics,
     describe_diagnostics,
@@ -43,7 +43,7 @@ from ckpttool.problems import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.planning.resolve import ResolvedSources
+    from ckpttool.checkpoint.checkpoint import Checkpoint
 
 Json = dict[str, object]
 
@@ -72,7 +72,7 @@ class Facts:
     readable: Catalog
     found: Diagnostics
     sharding: Strategy | None
-    resolved: ResolvedSources | None = None
+    resolved: Checkpoint | None = None
     devices: Mapping[int, Device] = field(default_factory=dict)
 
 
@@ -87,8 +87,10 @@ class Inspection:
     catalog: Catalog
     summary: Summary
     found: Diagnostics
-    sharding: Strategy = field(default_factory=Merged)  # of ``sources``, as contents correct it
-    sources: tuple[Source, ...] | None = None
+    sharding: Strategy = field(
+        default_factory=Strategy.without_layouts
+    )  # of ``sources``, as contents correct it
+    sources: tuple[FullTensor, ...] | None = None
     devices: Mapping[int, Device] = field(default_factory=dict)  # by rank, from a rank table
 
     @property
@@ -116,8 +118,8 @@ def summarize_facts(facts: Facts) -> Summary:
         entries = entries_of_files(catalog)
         states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
         return summarize(entries, states, None, assess(catalog, sharding, entries, facts.found))
-    entries = entries_of_sources(resolved)
-    metas = {source.meta.name: source.meta for source in resolved.sources}
+    entries = entries_of_tensors(resolved)
+    metas = {source.meta.name: source.meta for source in resolved.tensors}
     expected = catalog.holders or sharding.layouts  # of files that cannot be read
     incomplete = {
         name: layouts
@@ -156,8 +158,8 @@ def describe_facts(
         complete = None if done.complete else done.complete
         done = replace(done, complete=complete, complete_codes=(*done.complete_codes, "unlisted"))
         summary = replace(summary, completeness=done)
-    sources = None if facts.resolved is None else facts.resolved.sources
-    sharding = facts.sharding or Merged()
+    sources = None if facts.resolved is None else facts.resolved.tensors
+    sharding = facts.sharding or Strategy.without_layouts()
     return Inspection(facts.catalog, summary, facts.found, sharding, sources, facts.devices)
 
 
@@ -278,12 +280,12 @@ def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) ->
     }
 
 
-def describe_layout(source: Source) -> Json:
+def describe_layout(source: FullTensor) -> Json:
     """Describe a full tensor, its slices and its layout."""
     return {**_describe_full(source), **_describe_layout(source.layout)}
 
 
-def _describe_full(source: Source) -> Json:
+def _describe_full(source: FullTensor) -> Json:
     """Describe a full tensor: the shape of its first slice, and all shapes if there are several."""
     shapes = [list(shape) for shape in slice_shapes(source)]
     return {
@@ -309,7 +311,7 @@ def _describe_layout(layout: Layout) -> Json:
 _NO_LAYOUT: Json = dict.fromkeys(("device_matrix", "tensor_map", "optimizer_shard"))
 
 
-def _describe_source(source: Source, sharding: Strategy) -> Json:
+def _describe_source(source: FullTensor, sharding: Strategy) -> Json:
     slicing, nbytes = source.slicing, {"nbytes": source.meta.nbytes}
     if isinstance(slicing, BoxSlicing):
         return {**_describe_full(source), **nbytes, **_NO_LAYOUT, **_describe_boxes(slicing)}
@@ -321,7 +323,7 @@ def _describe_source(source: Source, sharding: Strategy) -> Json:
         **nbytes,
         **({} if base else _NO_LAYOUT),
         **({"handwritten": sharding.handwritten[name]} if name in sharding.handwritten else {}),
-        "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
+        "stages": list(sharding.stages_of(base)) if base else [],
         "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
 

@@ -16,18 +16,18 @@ from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
+from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Replicated, Strategy, Strategy
-from ckpttool.planning.missing import ranks_without_file
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostics, StrategyError
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
-    from ckpttool.planning.resolve import ResolvedSources
+    from ckpttool.checkpoint.checkpoint import Checkpoint
 
 # How a distribution is known: a strategy lists the tensor or its parameter; the checkpoint
 # describes its slices; a strategy or a description omits it; a merged checkpoint holds it; nothing
@@ -104,7 +104,7 @@ class Entry:
     nbytes: int = 0
     elements: int = 0
     layout: Layout | None = None  # that a strategy gives
-    source: Source | None = None  # of a resolved checkpoint
+    source: FullTensor | None = None  # of a resolved checkpoint
 
     @property
     def is_single_value(self) -> bool:
@@ -253,21 +253,21 @@ class Summary:
 # ------------------------------------------------------------------------------------------ entries
 
 
-def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
+def entries_of_tensors(checkpoint: Checkpoint) -> tuple[Entry, ...]:
     """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
     If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
     a file or without.
     """
-    catalog = resolved.catalog
+    catalog = checkpoint.catalog
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
     entries = []
-    for source in resolved.sources:
+    for source in checkpoint.tensors:
         meta, slicing = source.meta, source.slicing
         held = catalog.holders[meta.name]
         key = (slicing.distribution_key, source.has_layout, id(held))
         if key not in placements:
-            placements[key] = _place(source, held, resolved)
+            placements[key] = _place(source, held, checkpoint)
         layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
         entries.append(
             Entry(
@@ -284,15 +284,15 @@ def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _place(source: Source, held: Ranks, resolved: ResolvedSources) -> Placement:
+def _place(source: FullTensor, held: Ranks, checkpoint: Checkpoint) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
     slicing = source.slicing
     if not source.has_layout:
-        known: Known = "described" if isinstance(resolved.sharding, Replicated) else "unlisted"
+        known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
         return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
     having = frozenset(held)
     owners = tuple(slicing.owners())
-    if not resolved.is_deduplicated:
+    if not checkpoint.is_deduplicated:
         owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
     others = having.difference(*owners)
     if isinstance(slicing, LayoutSlicing):
@@ -377,7 +377,7 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(name for name, number in holders.items() if number > 1)
 
 
-def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
+def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
     """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
     if isinstance(source.slicing, BoxSlicing):
         return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
@@ -529,7 +529,7 @@ def find_parallelism(
         len(groups.pop()) if is_tensor_parallel else None,
         tensors,
         tuple(Split(*key, number) for key, number in splits.most_common()),
-        tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
+        tuple(_find_stages(sharding)) if sharding.layouts or sharding.rules else (),
         tuple(OptimizerShard(*item) for item in sorted(shards.items())),
     )
 
@@ -569,9 +569,12 @@ def assess(
     failures = [one for one in found.failures if one not in catalog.damaged.values()]
     if catalog.damaged.keys() - replaced or (failures and sharding is not None):
         wrong.append("damaged")
-    of_ranks = Merged() if catalog.is_merged or sharding is None else sharding
     # A strategy that does not fit tells nothing of ranks.
-    missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
+    missing_ranks = (
+        ()
+        if "strategy" in codes
+        else tuple(ranks_without_file(catalog, sharding or Strategy.without_layouts()))
+    )
     unreadable = tuple(catalog.damaged)
     if sharding is None:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))

@@ -4,14 +4,14 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from ckpttool.planning.resolve import find_running_statistics
+from ckpttool.planning.sources import find_sources
 
 import ckpttool
 from ckpttool.checkpoint.evidence import Evidence, answer
+from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.checkpoint.hidden_shards import infer_strategy
-from ckpttool.planning.resolve import find_running_statistics
-from ckpttool.planning.sources import find_sources
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
 from tests.support import corpus
 from tests.support.checkpoints import catalog_on_disk, cut, noise, with_names

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from ckpttool.planning.resolve import ResolvedSources
+from ckpttool.planning.sources import find_sources
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
@@ -21,8 +23,6 @@ from ckpttool.operations.summary import (
     group_ranks,
     summarize,
 )
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
 

@@ -5,12 +5,12 @@ import os
 import shutil
 
 import pytest
+from ckpttool.planning.sources import find_sources
 
 import ckpttool
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import (
     ForeignError,
     FormatError,
@@ -18,19 +18,12 @@ from ckpttool.problems import (
     UnsupportedError,
     join_alike,
 )
-from tests.support.checkpoints import (
-    ONE_STAGE,
-    ROWS,
-    SHARDED,
-    catalog_of,
-    find,
-    strategy_of,
-    the_one,
-)
+from tests.support.checkpoints import ONE_STAGE, ROWS, SHARDED, catalog_of, strategy_of, the_one
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
 from tests.support.diagnostics import is_warning
+from tests.support.in_memory import find
 from tests.support.readers import rank_file, read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks

@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from ckpttool.planning.sources import content_decided_names
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -13,8 +14,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.checkpoint.optimizer_state import match_states_by_name
-from ckpttool.planning.sources import content_decided_names
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves

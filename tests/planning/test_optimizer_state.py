@@ -4,17 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from ckpttool.planning.sources import find_sources
 
+from ckpttool.checkpoint.optimizer_state import (
+    copy_manual_split,
+    followed_parameter,
+)
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.checkpoint.optimizer_state import (
-    copy_manual_split,
-    followed_parameter,
-)
-from ckpttool.planning.sources import find_sources
 from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
@@ -23,7 +23,6 @@ from tests.support.checkpoints import (
     WHOLE,
     catalog_of,
     cut,
-    find,
     noise,
     slice_catalog,
     strategy_of,
@@ -33,7 +32,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import run_well
 from tests.support.diagnostics import is_warning
-from tests.support.in_memory import plan_in_memory
+from tests.support.in_memory import find, plan_in_memory
 from tests.support.readers import Entry, read
 
 TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})

@@ -6,14 +6,13 @@ import json
 import shutil
 
 import pytest
-
 from ckpttool.planning.missing import is_deduplicated
 from ckpttool.planning.unlisted import find_partly_held
+
 from tests.support.checkpoints import (
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     noise,
     strategy_of,
     with_names,
@@ -21,6 +20,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.in_memory import find
 from tests.support.readers import read, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks

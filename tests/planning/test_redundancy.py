@@ -7,18 +7,17 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
-from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     noise,
     strategy_of,
     the_one,
@@ -27,6 +26,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.in_memory import find
 from tests.support.readers import rank_file, read, read_ranks, write_ckpt
 
 CASE = GOLDEN / "safetensors_remove_redundancy"

@@ -5,11 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+from ckpttool.planning.unlisted import find_statistic_candidates
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.unlisted import find_statistic_candidates
 from tests.support.checkpoints import noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN

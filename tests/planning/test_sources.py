@@ -1,23 +1,23 @@
 """Where every parameter comes from: what follows from headers, problems and notes."""
 
 import pytest
+from ckpttool.planning.sources import content_decided_names, find_sources
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Replicated
-from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.problems import FormatError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     slice_catalog,
     strategy_of,
     the_one,
     with_names,
 )
+from tests.support.in_memory import find
 
 # ------------------------------------------------------------------------------ listed names
 

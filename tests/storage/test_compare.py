@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ckpttool.planning.sources import find_sources
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Merged
-from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,

@@ -17,24 +17,19 @@ from pathlib import Path
 from typing import get_args
 
 from ckpttool._version import __version__
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import NotInTarget, Plan, Target
-from ckpttool.model.strategy import Merged, Strategy, Strategy
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
-from ckpttool.checks.manifest import check_source
-from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.preflight import format_option, preflight
-from ckpttool.planning.resolve import (
-    ResolvedSources,
-    ResolveOptions,
-    no_strategy_error,
-    resolve,
-)
-from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
@@ -174,7 +169,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         format,
         paths,
         ranks=len(strategy.ranks),
-        sharding=strategy,
+        strategy=strategy,
         attrs=header_attrs(options.crc),
         not_in_target=options.not_in_target,
     )
@@ -191,7 +186,7 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def _provenance_of(catalog: Catalog, src: Strategy, dst: Strategy) -> dict[str, str]:
+def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
@@ -210,12 +205,12 @@ def _provenance_of(catalog: Catalog, src: Strategy, dst: Strategy) -> dict[str, 
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
-def _hash_strategy(sharding: Strategy) -> str | None:
-    """Return the hash of the files that a strategy was read from; None for other kinds."""
-    if not isinstance(sharding, Strategy) or not sharding.files:
+def _hash_strategy(strategy: Strategy | None) -> str | None:
+    """Return the hash of the files that a strategy was read from; None for no files."""
+    if strategy is None or not strategy.files:
         return None
     state = hashlib.sha256()
-    for path in dict.fromkeys(sharding.files):
+    for path in dict.fromkeys(strategy.files):
         state.update(read_file(path))
     return f"sha256:{state.hexdigest()}"
 
@@ -229,6 +224,8 @@ def _plan_and_check(
     policy: DestinationPolicy,
     executor: Executor | None,
     extension: ShardedOutput | StrategySidecar | None = None,
+    *,
+    by_file: bool = False,
 ) -> tuple[Plan, Assignment]:
     """Resolve a source, plan its transfer, and check the destination.
 
@@ -246,6 +243,8 @@ def _plan_and_check(
         Reads contents where they decide; by default the caller's own thread.
     extension
         Completes the plan with documents, if there are any.
+    by_file
+        Whether the source is one file of full tensors, whatever its folder.
 
     Raises
     ------
@@ -254,19 +253,24 @@ def _plan_and_check(
     """
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics(strict=options.strict)
-    resolved, plan = None, None
+    checkpoint, plan = None, None
+    of_target = Diagnostics(strict=options.strict)
     is_compared = options.manifest != "ignore"
     listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
         if refusal is not None:
             raise refusal
-        resolved = resolve(
-            catalog, strategy, options, executor, diagnostics, open_progress=policy.open_progress
+        checkpoint = resolve(
+            *(catalog, strategy, options, executor, diagnostics),
+            by_file=by_file,
+            open_progress=policy.open_progress,
         )
         with policy.open_progress(0, "planning"):
-            plan = targets.plan(resolved, target, diagnostics)
+            plan = targets.plan(checkpoint, target, of_target)
+            diagnostics.extend(of_target)
             if plan is not None:
-                provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
+                src = checkpoint.strategy if catalog.description is None else None
+                provenance = _provenance_of(catalog, src, target.strategy)
                 plan = replace(plan, provenance=provenance, listed=listed)
             if plan is not None and extension is not None:
                 plan = extension.complete(plan, diagnostics)
@@ -280,19 +284,17 @@ def _plan_and_check(
     with show_phase(nbytes, "verifying checksums") as on_progress:
         checksum_errors, notes = check_files(catalog, executor, crc, on_progress)
     diagnostics.add(*notes)
-    if resolved is not None:
-        _check_contents(resolved, plan, diagnostics)
     if plan is not None:
         if extension is not None:
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
+    strategies = (checkpoint.strategy if checkpoint else strategy, target.strategy)
     found = Diagnostics()
     assignment = preflight(
         target if plan is None else plan.target,
         plan,
         catalog,
-        inputs=[*_files(catalog), *source_files, *target.sharding.files],
+        inputs=[*_files(catalog), *(name for one in strategies if one for name in one.files)],
         documents=[] if extension is None else extension.documents,
         policy=policy,
         executor=executor,
@@ -310,22 +312,6 @@ def _plan_and_check(
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
-
-
-def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
-    """Add the problems that contents show, and those of a merged source that may be slices."""
-    catalog, sharding = resolved.catalog, resolved.sharding
-    if isinstance(sharding, Merged) or catalog.is_merged:
-        diagnostics.add(*not_full_problems(catalog))
-    elif plan is not None and not resolved.is_deduplicated:
-        diagnostics.add(
-            *(
-                replace(one, facts="; ".join(filter(None, (one.facts, "those are read"))))
-                for one in find_incomplete_files(catalog, resolved.sources)
-                if one.code == "lacking"
-            )
-        )
-    diagnostics.add(*resolved.content_diagnostics)
 
 
 def _files(catalog: Catalog) -> list[str]:
@@ -439,13 +425,14 @@ def plan_split(
     is_full = not (resolve_options.replicated or catalog.description is not None)
     return _plan_and_check(
         catalog,
-        Merged() if is_full else None,
+        None,
         _several_ranks_error(catalog) if is_full else None,
         rank_files(strategy, folder, output_options),
         resolve_options,
         output_options.policy(open_progress),
         executor,
         _sidecar(output_options),
+        by_file=is_full,
     )
 
 
