@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
-    from ckpttool.operations.convert import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.operations.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
     from ckpttool.operations.source import resolve
@@ -60,7 +60,7 @@ _MODULES = {
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",
-    "OutputOptions": "ckpttool.operations.convert",
+    "OutputOptions": "ckpttool.operations.plans",
     "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.checkpoint.checkpoint",
     "RunOptions": "ckpttool.execution.executors",
@@ -76,9 +76,9 @@ _MODULES = {
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.operations.convert",
-    "plan_reshard": "ckpttool.operations.convert",
-    "plan_split": "ckpttool.operations.convert",
+    "plan_merge": "ckpttool.operations.plans",
+    "plan_reshard": "ckpttool.operations.plans",
+    "plan_split": "ckpttool.operations.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.operations.source",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.operations.convert import OutputOptions
+    from ckpttool.operations.plans import OutputOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -412,7 +412,7 @@ def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, o
 
 
 def _build_output(**values: Any) -> Mapping[str, object]:
-    from ckpttool.operations.convert import OutputOptions
+    from ckpttool.operations.plans import OutputOptions
 
     return {"output": OutputOptions(**values)}
 
@@ -708,11 +708,11 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
 def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.operations import convert
+    from ckpttool.operations import plans
 
     is_folder = output.max_shard_bytes is not None
     try:
-        return replace(output, format=convert.choose_format(path, output.format, is_folder))
+        return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
         (problem,) = error.diagnostics
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
