@@ -236,7 +236,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             if error.param is not None:
                 where, hint = _names_of(error.param), error.hint  # --help would add nothing
         case click.MissingParameter(param=click.Option() as option):
-            message = f"{name} needs {option.opts[0]} {option.metavar}"
+            metavar = option.metavar or option.type.name.upper()
+            message = f"{name} needs {option.opts[0]} {metavar}"
             facts = option.help or ""
         case click.MissingParameter(param=click.Argument() as argument):
             word = argument.human_readable_name
