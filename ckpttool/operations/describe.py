@@ -1,6 +1,6 @@
 """What inspect answers: the facts of a checkpoint as a summary, and as one JSON document.
 
-Nothing here reads a checkpoint; `ckpttool.verification.inspect` does.
+Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 """
 
 from __future__ import annotations
@@ -16,20 +16,11 @@ from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, 
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
-from ckpttool.planning.sources import listed_names
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
-from ckpttool.problems import (
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    severities,
-)
-from ckpttool.verification.summary import (
+from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
     Summary,
@@ -41,6 +32,14 @@ from ckpttool.verification.summary import (
     layouts_of_rules,
     slice_shapes,
     summarize,
+)
+from ckpttool.planning.sources import listed_names
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    severities,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def summarize_facts(facts: Facts) -> Summary:
     catalog, sharding, resolved = facts.readable, facts.sharding, facts.resolved
     if sharding is None or resolved is None:
         entries = entries_of_files(catalog)
-        states = match_states_by_shape((), catalog.metas)
+        states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
         return summarize(entries, states, None, assess(catalog, sharding, entries, facts.found))
     entries = entries_of_sources(resolved)
     metas = {source.meta.name: source.meta for source in resolved.sources}
@@ -125,7 +124,7 @@ def summarize_facts(facts: Facts) -> Summary:
         for name, layouts in sharding.layouts.items()
         if name in expected and name not in metas
     }
-    states = match_states_by_shape(listed_names(catalog, sharding), metas)
+    states = drop_unlike_shapes(match_states(listed_names(catalog, sharding), metas), metas)
     listed = (*entries, *entries_of_layouts(incomplete))
     return summarize(
         entries,
@@ -274,7 +273,7 @@ def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) ->
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **({"other_paths": list(file.paths[1:])} if len(file.files) > 1 else {}),
         **(place if devices else {}),
     }
 
@@ -321,7 +320,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
         **describe_layout(source),
         **nbytes,
         **({} if base else _NO_LAYOUT),
-        **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
+        **({"handwritten": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
@@ -376,7 +375,7 @@ def summarize_strategy(strategy: Strategy) -> Summary:
     """Summarize the layouts of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    states = match_states_by_name(strategy.layouts, {})
+    states = strategy.listed_states
     return summarize(entries, states, find_parallelism(entries, states, strategy))
 
 

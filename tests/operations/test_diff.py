@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.operations.diff import BORROWED
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError
 from ckpttool.storage.compare import Tolerance
-from ckpttool.verification.diff import BORROWED
 from tests.strategies import as_stored, examples, moves
 from tests.support.checkpoints import (
     ROWS,

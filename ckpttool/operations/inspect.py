@@ -14,6 +14,15 @@ from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.operations.describe import (
+    Facts,
+    Inspection,
+    Json,
+    describe_facts,
+    describe_inspection,
+    summarize_facts,
+)
+from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
@@ -23,15 +32,6 @@ from ckpttool.planning.missing import (
 )
 from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
-from ckpttool.verification.describe import (
-    Facts,
-    Inspection,
-    Json,
-    describe_facts,
-    describe_inspection,
-    summarize_facts,
-)
-from ckpttool.verification.summary import EqualRanks, Summary, names_to_sample
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -186,14 +186,17 @@ def _sample_equal_ranks(
         names = names_to_sample(row.first for row in summary.rows)
     if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
+    from ckpttool.checkpoint.evidence import Evidence, answer
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
+    evidence = Evidence() if facts.resolved is None else facts.resolved.evidence
     try:
-        return {
-            name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-            for name, groups, is_constant in sample_ranks(catalog, names, executor)
-        }
+        sampled = answer(sample_ranks(catalog, names), executor, evidence)
     except CkptToolError as error:
         facts.found.failures.append(error)
         return {}
+    return {
+        name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+        for name, (groups, is_constant) in sampled.items()
+    }

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import ParameterOfState
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
+from ckpttool.planning.optimizer_state import odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
 from ckpttool.planning.unlisted import find_partly_held, odd_state_problems
 from ckpttool.problems import Diagnostic
