@@ -16,8 +16,8 @@ import pytest
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution import grouping
-from ckpttool.execution.copy import cut_into_tasks, read_amplification
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions, cut_into_tasks, read_amplification
+from ckpttool.execution.execute import execute
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.model import manifest, region
 from ckpttool.model.layout import Layout
@@ -225,7 +225,7 @@ def cut_up(outputs, **sizes):
             for meta in output.metas
         }
         nowhere.append((output, FileIndex((StoredFile(output.path),), output.format, 0, stored)))
-    return cut_into_tasks(nowhere, OPTIONS.band_bytes, OPTIONS.task_bytes, **sizes)
+    return cut_into_tasks(nowhere, replace(OPTIONS, **sizes))
 
 
 def outputs_of(rows, columns=4096, target=COLUMNS):
