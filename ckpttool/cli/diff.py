@@ -12,8 +12,7 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
-from ckpttool.errors import CkptToolError, raise_all, with_side
-from ckpttool.model.catalog import RankCatalog
+from ckpttool.problems import CkptToolError, raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,11 +154,11 @@ def _load(
         read = partial(workflow.load, source, report, find_strategy=not replicated)
         loaded = workflow.attempt(read)
         if isinstance(loaded, CkptToolError):
-            errors.append(with_side(loaded, side))
+            errors.append(loaded.on_side(side))
             continue
         catalog, strategy, _ = loaded
         is_of_a = source.strategy_files is a.strategy_files
-        needs_none = not isinstance(catalog, RankCatalog)
+        needs_none = not catalog.needs_strategy
         strategies.append(None if is_of_a and needs_none else strategy)
         catalogs.append(catalog)
     raise_all(errors)

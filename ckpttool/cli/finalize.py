@@ -9,8 +9,8 @@ import click
 import ckpttool
 from ckpttool.cli import documents, options, tables
 from ckpttool.cli.params import Existing
-from ckpttool.model.diagnostics import severities
-from ckpttool.model.wording import count, format_bytes
+from ckpttool.problems import severities
+from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions

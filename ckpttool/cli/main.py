@@ -11,24 +11,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 from click.core import augment_usage_errors
 
 import ckpttool
 from ckpttool.cli.signals import SignalGuard, Terminated
-from ckpttool.errors import (
+from ckpttool.problems import (
     INTERNAL,
     CkptToolError,
+    Diagnostic,
     ExecutionError,
     UnreadableError,
+    join_alike,
     join_clauses,
     notes_of,
 )
-
-if TYPE_CHECKING:
-    from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.wording import nearest
 
 AS_JSON = "ckpttool.json"  # key of click's ``Context.meta``: whether to print JSON documents
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
@@ -46,7 +45,6 @@ COMMANDS = {
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
 }
-ALIASES = {"commit": "finalize"}
 WHEN = ["auto", "always", "never"]
 COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` reads it
     ["--color"],
@@ -68,7 +66,6 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name, or None."""
-        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
@@ -80,10 +77,8 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the requested command; if the name is unknown, fail with a suggestion."""
-        known = {*COMMANDS, *ALIASES}
-        if args[0] not in known and not args[0].startswith("-"):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
             from ckpttool.cli.params import UsageProblem
-            from ckpttool.model.wording import nearest
 
             near = nearest(args[0], COMMANDS)
             hint = f"{ctx.command_path} {near} ..." if near else ""
@@ -206,23 +201,22 @@ def _output_errors() -> Iterator[None]:
 def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
     """Return the problems and the exit code of an exception, for the text and for the document."""
     from ckpttool.formats.local import unreadable
-    from ckpttool.model.diagnostics import Diagnostic, diagnose
 
     match error:
         case click.ClickException():
             return (_diagnose_usage(error),), error.exit_code
         case Terminated():
-            problem = Diagnostic("stopped", str(error), error.hint, facts=error.facts)
+            problem = Diagnostic("stopped", str(error), hint=error.hint, facts=error.facts)
             return (problem,), error.exit_code
         case CkptToolError():
-            problems, exit_code = diagnose(error), error.exit_code
+            problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            problems = diagnose(unreadable(str(path or ""), error))
+            problems = unreadable(str(path or ""), error).diagnostics
             exit_code = UnreadableError.exit_code
         case _:
             text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
             hint = "the same command with --debug, and report what it prints"
-            problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
+            problems, exit_code = (Diagnostic("internal", text, hint=hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
         first, *others = problems
         problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
@@ -232,8 +226,6 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
 def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     """Return the problem of a wrong command line, with what to type."""
     from ckpttool.cli.params import Existing, UsageProblem
-    from ckpttool.model.diagnostics import Diagnostic
-    from ckpttool.model.wording import nearest
 
     context = error.ctx if isinstance(error, click.UsageError) else None
     name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
@@ -258,7 +250,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             hint = f"{path} {near or '--help'}"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
-    return Diagnostic("usage", message, hint, facts=facts, where=where)
+    return Diagnostic("usage", message, hint=hint, facts=facts, where=where)
 
 
 def _names_of(param: click.Parameter) -> str:
@@ -271,7 +263,6 @@ def _names_of(param: click.Parameter) -> str:
 def _print_problems(problems: Sequence[Diagnostic]) -> None:
     """Print on stderr what ended a command."""
     from ckpttool.cli.tables import print_diagnostic
-    from ckpttool.model.diagnostics import join_alike
 
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)

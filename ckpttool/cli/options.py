@@ -36,11 +36,10 @@ from ckpttool.cli.params import (
     WholeNumber,
     refuse_repeated,
 )
-from ckpttool.errors import PlanError
 from ckpttool.formats.local import url_problem
-from ckpttool.model.diagnostics import diagnose
-from ckpttool.model.wording import nearest, shorten
+from ckpttool.problems import PlanError
 from ckpttool.secret import Secret, forbid_core_dumps
+from ckpttool.wording import nearest, shorten
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
@@ -715,7 +714,7 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     try:
         return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
-        (problem,) = diagnose(error)
+        (problem,) = error.diagnostics
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 

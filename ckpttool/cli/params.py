@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttool.errors import CkptToolError, join_clauses
-from ckpttool.model.wording import nearest, parse_numbers, shorten
+from ckpttool.problems import CkptToolError, join_clauses
+from ckpttool.wording import nearest, parse_numbers, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]

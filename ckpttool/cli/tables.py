@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from ckpttool.cli.options import ANSWERED
-from ckpttool.errors import ExecutionError
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.diagnostics import join_alike, severities
-from ckpttool.model.wording import (
+from ckpttool.problems import ExecutionError, join_alike, severities
+from ckpttool.wording import (
     count,
     format_bytes,
     format_shape,
@@ -33,11 +32,12 @@ from ckpttool.model.wording import (
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.model.diagnostics import Diagnostic, Report, SeverityOf
     from ckpttool.model.tensors import TensorMeta
+    from ckpttool.operations.describe import Json
+    from ckpttool.operations.diff import Comparison, TensorDifference
+    from ckpttool.operations.verify import Report
+    from ckpttool.problems import Diagnostic, SeverityOf
     from ckpttool.storage.compare import Tolerance
-    from ckpttool.verification.describe import Json
-    from ckpttool.verification.diff import Comparison, TensorDifference
 
 
 COLORS = {

@@ -10,7 +10,7 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice
 from ckpttool.cli.progress import open_progress
-from ckpttool.model.diagnostics import severities
+from ckpttool.problems import severities
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side

@@ -19,10 +19,17 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
-from ckpttool.errors import CkptToolError, PlanError, StepError, raise_all
-from ckpttool.model.catalog import MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, severities
-from ckpttool.model.wording import count, format_bytes, format_sizes, shorten
+from ckpttool.model.catalog import Catalog
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    StepError,
+    raise_all,
+    severities,
+)
+from ckpttool.wording import count, format_bytes, format_sizes, shorten
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -31,9 +38,9 @@ if TYPE_CHECKING:
     from ckpttool.concurrency import OpenProgress
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
-    from ckpttool.model.diagnostics import Command
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
+    from ckpttool.problems import Command
     from ckpttool.transaction.manifest import Written
     from ckpttool.transaction.resume import Assignment
 
@@ -145,7 +152,7 @@ def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
         elif one.required:
             for path in [value] if isinstance(value, str) else value:
                 words += [one.opts[0], path]
-    return Diagnostic("source", text, f"{context.command_path} {join(words)}", facts=facts)
+    return Diagnostic("source", text, hint=f"{context.command_path} {join(words)}", facts=facts)
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
@@ -246,7 +253,7 @@ def _print_written(
     if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
     catalog = plan.catalog
-    files = count(len(catalog.files), "file" if isinstance(catalog, MergedCatalog) else "rank")
+    files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""
     is_set = plan.target.is_numbered or not plan.target.is_merged

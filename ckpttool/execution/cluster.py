@@ -31,15 +31,13 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.errors import CkptToolError, EngineError, PlanError
 from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.local import describe_os_error, identify_file
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
@@ -54,6 +52,7 @@ from ckpttool.storage.files import (
     require_name,
     verify_header,
 )
+from ckpttool.wording import count, shorten
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -206,7 +205,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
         message, facts = "on a cluster every path has to be absolute", shorten(relative, 3)
-        raise PlanError([Diagnostic("engine", message, "absolute paths", facts=facts)])
+        raise PlanError([Diagnostic("engine", message, hint="absolute paths", facts=facts)])
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
@@ -220,7 +219,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         if hosts:
             raise PlanError(
                 [
-                    Diagnostic("engine", message, hint, facts=facts, where=shorten(on, 3))
+                    Diagnostic("engine", message, hint=hint, facts=facts, where=shorten(on, 3))
                     for (message, hint, facts), on in hosts.items()
                 ]
             )

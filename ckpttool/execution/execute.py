@@ -15,15 +15,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.errors import (
-    CkptToolError,
-    ExecutionError,
-    PlanError,
-    SourceHashError,
-    VerifyError,
-    join_clauses,
-    notes_of,
-)
 from ckpttool.execution.cluster import (
     CHECK_SECONDS,
     Attempt,
@@ -36,10 +27,20 @@ from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.formats.local import describe_os_error, more_files_hint
-from ckpttool.model.diagnostics import Diagnostic, diagnose, join_first
 from ckpttool.model.manifest import ListedOutput
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.tensors import FileIndex
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    ExecutionError,
+    PlanError,
+    SourceHashError,
+    VerifyError,
+    join_clauses,
+    join_first,
+    notes_of,
+)
 from ckpttool.storage.checksums import CrcExtent, compute_checksum
 from ckpttool.storage.files import PARTIAL, PartialFile, TakenError, clean_up
 from ckpttool.transaction.manifest import Written
@@ -75,7 +76,7 @@ def _failure(
         first = "free some space" if is_full else more_files_hint(error)
         hint = f"{first}, then {again}" if first else again
     elif isinstance(error, CkptToolError):
-        one, *others = diagnose(error)
+        one, *others = error.diagnostics
         cause, hint = one.fact, one.hint or again
         details = join_first([one.facts, *(join_clauses(o.fact, o.facts) for o in others)])
     if changes:

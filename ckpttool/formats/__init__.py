@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
@@ -29,6 +28,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
     refuse_shared_extents,
 )
+from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -16,6 +15,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
+from ckpttool.problems import Diagnostic
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
 # file, which damage can make huge.

@@ -49,10 +49,8 @@ import h5py
 import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, UNNAMED, Header, read_header
 from ckpttool.formats.local import demand_same, open_file
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
     Extent,
@@ -63,6 +61,7 @@ from ckpttool.model.tensors import (
     foreign_type_problems,
     refuse_shared_bytes,
 )
+from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 
 MAX_AXES = 32  # of a dataspace (H5S_MAX_RANK)
 MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object header of 64 KiB

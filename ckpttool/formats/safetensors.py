@@ -49,13 +49,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.base import ChecksumInput, Header, lay_out
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
+from ckpttool.problems import Diagnostic, FormatError
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors; stops hostile headers
 METADATA = "__metadata__"

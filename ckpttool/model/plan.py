@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.problems import Diagnostic
 
 NotInTarget = Literal["follow", "full", "drop"]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise, product
 from typing import Protocol
 
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 from ckpttool.model.tensors import StoredTensor, TensorMeta
-from ckpttool.model.wording import shorten
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
 
@@ -97,7 +97,7 @@ class LayoutSlicing:
 
     layout: Layout
     shape: tuple[int, ...]
-    tensors: Mapping[int, StoredTensor]
+    tensors: Mapping[int, StoredTensor] = field(hash=False)
 
     @property
     def key(self) -> Hashable:

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.errors import VerifyError, add_note, notes_of
 from ckpttool.formats import get_format, header_of
 from ckpttool.formats.base import Header
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, TensorMeta
+from ckpttool.problems import Diagnostic, VerifyError, add_note, notes_of
 
 # Errors of file systems that cannot lock a file or reserve space, as some network file systems.
 UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EPERM})
@@ -427,7 +426,7 @@ def access_problem(path: Path, mode: int, hint: str = ELSEWHERE) -> Diagnostic |
     is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     number = errno.EROFS if is_read_only else errno.EACCES
     reason = describe_os_error(OSError(number, os.strerror(number), str(path)))
-    return Diagnostic("destination", reason, hint, where=str(path))
+    return Diagnostic("destination", reason, hint=hint, where=str(path))
 
 
 def sync_folder(folder: Path) -> None:

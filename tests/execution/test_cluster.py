@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.errors import CkptToolError, EngineError
 from ckpttool.execution import cluster
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.cluster import (
@@ -30,6 +29,7 @@ from ckpttool.execution.execute import CopyOptions, execute
 from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
+from ckpttool.problems import CkptToolError, EngineError
 from ckpttool.storage.checksums import verify_checksum
 from tests.support.checkpoints import slice_catalog, strategy_of
 from tests.support.commands import files_below

@@ -14,7 +14,7 @@ import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats import get_format, safetensors, weight_index
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import StoredFile
 from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
@@ -476,7 +476,7 @@ def test_nothing_but_what_goes_apart_is_one_file():
 
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
-    plan = merge_in_memory(MergedCatalog("m", files, documents=(StoredFile("i"),)))
+    plan = merge_in_memory(Catalog("m", files, documents=(StoredFile("i"),), is_merged=True))
     (output,) = number_files(plan, 1000, lambda number, count: f"{number}")
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
     assert [piece.tensor.file.path for piece in pieces] == [

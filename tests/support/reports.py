@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 import ckpttool
-from ckpttool.model.diagnostics import Diagnostic, Report
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.verify import Report
+from ckpttool.problems import Diagnostic
 from tests.support.checkpoints import ROWS, cut, strategy_of, write_ranks
 from tests.support.diagnostics import graded
 from tests.support.readers import Entry
