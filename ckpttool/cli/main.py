@@ -273,9 +273,9 @@ def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
     """Print what ended a command as a JSON document."""
     import json
 
-    from ckpttool.cli.documents import describe_failure
+    from ckpttool.operations.documents import failure
 
-    click.echo(json.dumps(describe_failure(exit_code, problems)))
+    click.echo(json.dumps(failure(exit_code, problems)))
 
 
 @click.group(
