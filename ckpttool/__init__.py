@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         StrategyError,
         UnsupportedError,
         VerifyError,
-        diagnose,
     )
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
@@ -70,7 +69,6 @@ _MODULES = {
     "UnsupportedError": "ckpttool.problems",
     "VerifyError": "ckpttool.problems",
     "describe": "ckpttool.operations.inspect",
-    "diagnose": "ckpttool.problems",
     "diff": "ckpttool.operations.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
@@ -109,7 +107,6 @@ __all__ = [
     "VerifyError",
     "__version__",
     "describe",
-    "diagnose",
     "diff",
     "execute",
     "finalize",

@@ -268,7 +268,7 @@ def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
 
     trees = [tree_of(path) for path in MODULES if path.name != "problems.py"]
     errors = [one for one in vars(ckpttool.problems).values() if hasattr(one, "exit_code")]
-    of_errors = {error.code for error in errors}  # `diagnose` gives these
+    of_errors = {error.code for error in errors}
     assert set().union(of_errors, *map(codes_given, trees)) == set(CODES)
 
 

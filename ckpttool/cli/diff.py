@@ -14,7 +14,7 @@ from ckpttool.cli import options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
 from ckpttool.operations import documents
-from ckpttool.problems import CkptToolError, raise_all, severities, with_side
+from ckpttool.problems import CkptToolError, raise_all, severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _load(
         read = partial(workflow.load, source, report, find_strategy=not replicated)
         loaded = workflow.attempt(read)
         if isinstance(loaded, CkptToolError):
-            errors.append(with_side(loaded, side))
+            errors.append(loaded.on_side(side))
             continue
         catalog, strategy, _ = loaded
         is_of_a = source.strategy_files is a.strategy_files

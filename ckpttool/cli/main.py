@@ -23,7 +23,6 @@ from ckpttool.problems import (
     Diagnostic,
     ExecutionError,
     UnreadableError,
-    diagnose,
     join_alike,
     join_clauses,
     notes_of,
@@ -210,9 +209,9 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
             problem = Diagnostic("stopped", str(error), hint=error.hint, facts=error.facts)
             return (problem,), error.exit_code
         case CkptToolError():
-            problems, exit_code = diagnose(error), error.exit_code
+            problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            problems = diagnose(unreadable(str(path or ""), error))
+            problems = unreadable(str(path or ""), error).diagnostics
             exit_code = UnreadableError.exit_code
         case _:
             text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpttool.model.names import parse_name
-from ckpttool.model.plan import Document, Plan
 from ckpttool.model.slicing import LayoutSlicing, Source
-from ckpttool.problems import Diagnostic
-from ckpttool.transaction.manifest import Written
-from ckpttool.transaction.resume import Assignment
+
+if TYPE_CHECKING:
+    from ckpttool.model.plan import Document, Plan
+    from ckpttool.problems import Diagnostic
+    from ckpttool.transaction.manifest import Written
+    from ckpttool.transaction.resume import Assignment
 
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
 

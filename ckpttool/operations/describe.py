@@ -16,7 +16,7 @@ from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, 
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex
@@ -33,14 +33,12 @@ from ckpttool.operations.summary import (
     slice_shapes,
     summarize,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.sources import listed_names
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.problems import (
     Diagnostics,
     describe_diagnostics,
     describe_errors,
-    diagnose,
     severities,
 )
 
@@ -116,7 +114,7 @@ def summarize_facts(facts: Facts) -> Summary:
     catalog, sharding, resolved = facts.readable, facts.sharding, facts.resolved
     if sharding is None or resolved is None:
         entries = entries_of_files(catalog)
-        states = match_states_by_shape((), catalog.metas)
+        states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
         return summarize(entries, states, None, assess(catalog, sharding, entries, facts.found))
     entries = entries_of_sources(resolved)
     metas = {source.meta.name: source.meta for source in resolved.sources}
@@ -126,7 +124,7 @@ def summarize_facts(facts: Facts) -> Summary:
         for name, layouts in sharding.layouts.items()
         if name in expected and name not in metas
     }
-    states = match_states_by_shape(listed_names(catalog, sharding), metas)
+    states = drop_unlike_shapes(match_states(listed_names(catalog, sharding), metas), metas)
     listed = (*entries, *entries_of_layouts(incomplete))
     return summarize(
         entries,
@@ -209,7 +207,7 @@ def describe_saves(catalog: Catalog, found: Diagnostics) -> Json:
 
 def _describe_found(found: Diagnostics) -> Json:
     """Describe what was found: notes and warnings, and what is wrong."""
-    of_files = chain.from_iterable(map(diagnose, found.failures))
+    of_files = [one for error in found.failures for one in error.diagnostics]
     return {
         "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
         "problems": describe_errors((*of_files, *found.errors)),
@@ -377,7 +375,7 @@ def summarize_strategy(strategy: Strategy) -> Summary:
     """Summarize the layouts of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    states = match_states_by_name(strategy.layouts, {})
+    states = strategy.listed_states
     return summarize(entries, states, find_parallelism(entries, states, strategy))
 
 

@@ -186,14 +186,17 @@ def _sample_equal_ranks(
         names = names_to_sample(row.first for row in summary.rows)
     if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
+    from ckpttool.checkpoint.evidence import Evidence, answer
     from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
+    evidence = Evidence() if facts.resolved is None else facts.resolved.evidence
     try:
-        return {
-            name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-            for name, groups, is_constant in sample_ranks(catalog, names, executor)
-        }
+        sampled = answer(sample_ranks(catalog, names), executor, evidence)
     except CkptToolError as error:
         facts.found.failures.append(error)
         return {}
+    return {
+        name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+        for name, (groups, is_constant) in sampled.items()
+    }

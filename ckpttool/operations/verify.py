@@ -8,10 +8,11 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
@@ -29,7 +30,6 @@ from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REPLICA_CODES,
     Slice,
@@ -53,7 +53,6 @@ from ckpttool.problems import (
     Diagnostics,
     PlanError,
     SeverityOf,
-    diagnose,
     raise_all,
     severities,
 )
@@ -193,7 +192,7 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = match_states_by_shape((), metas)
+    states = drop_unlike_shapes(match_states((), metas), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
@@ -452,7 +451,7 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            (one,) = diagnose(error)
+            (one,) = error.diagnostics
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
@@ -495,8 +494,8 @@ class _Verification:
             if parameter is None and name not in RANK_SPECIFIC_NAMES
             if catalog.metas[name].nbytes > catalog.metas[name].itemsize
         ]
-        differing = find_differing_ends(catalog, names, self.executor)
-        running = find_running_statistics(catalog, self.sharding, differing, self.executor)
+        differing = self._answer(find_differing_ends(catalog, names))
+        running = self._answer(find_running_statistics(catalog, self.sharding, differing))
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
@@ -515,10 +514,13 @@ class _Verification:
         """Check all data; see `check_contents`."""
         catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
         names = content_decided_names(catalog, sharding)
-        running = find_running_statistics(catalog, sharding, names, self.executor)
+        running = self._answer(find_running_statistics(catalog, sharding, names))
         found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
         found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
         self.found.add(*found)
+
+    def _answer(self, steps: Asking[T]) -> T:
+        return answer(steps, self.executor, self.resolved.evidence)
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         """Yield all slices on disk, those of stages after the first last."""
@@ -546,7 +548,7 @@ class _Verification:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
+        owners = self.catalog.match_states(self.sharding.layouts)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:

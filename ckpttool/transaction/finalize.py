@@ -71,7 +71,8 @@ def finalize(folder: str) -> Manifest:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
-    remove_leftovers(record, None if destination.running else destination.plan)
+    has_finished = destination.state is State.STOPPED
+    remove_leftovers(record, destination.plan if has_finished else None)
     return _check_complete(folder, record)
 
 

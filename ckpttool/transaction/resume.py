@@ -29,7 +29,7 @@ from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, differences, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, diagnose, join_clauses
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -420,7 +420,7 @@ def describe_changes(changes: Sequence[str]) -> str:
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
     """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
 
@@ -562,14 +562,16 @@ def _is_file(path: Path) -> bool:
 def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
     outputs, running = assignment.outputs, destination.running
-    record = outputs.record
-    if (assignment.overwrites or assignment.is_alone) and is_held(record.lock) is None:
-        return  # without locks only the user knows whether they still run
+    record, plan = outputs.record, destination.plan
+    if is_held(record.lock) is None:
+        if plan is not None and not (assignment.overwrites or assignment.is_alone):
+            yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
+        return
     if outputs.part is not None:
-        in_the_way = {record.log(None), record.log(outputs.part), record.plan}
+        in_the_way = {record.log(None), record.log(outputs.part)}
         is_beside = bool(running) and not in_the_way & running.keys()
-        if is_beside and destination.plan is not None:
-            mine, other = outputs.provenance, destination.plan.provenance
+        if is_beside and plan is not None:
+            mine, other = outputs.provenance, plan.provenance
             if any(differences(mine, other)):
                 yield beside_problem(destination, mine, other)
         running = {path: by for path, by in running.items() if path in in_the_way}
@@ -578,11 +580,16 @@ def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[
 
 
 def busy_problem(record: Record, by: str) -> Diagnostic:
-    """Return the problem that another run is writing, or may be."""
+    """Return the problem that another run is writing."""
     message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
-    if is_held(record.lock) is None:
-        hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
     return Diagnostic("busy", message, hint=hint, facts=by, where=str(record.output))
+
+
+def undecided_problem(record: Record, by: str) -> Diagnostic:
+    """Return the problem that without locks only the user knows whether another run has ended."""
+    facts = f"{by}; this file system has no locks, so it may have ended"
+    hint, where = f"wait until it ends; if it has ended, {NO_LOCKS}", str(record.output)
+    return Diagnostic("busy", "another run may be writing it", hint=hint, facts=facts, where=where)
 
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
