@@ -263,9 +263,9 @@ def _report(error: BaseException, as_json: bool) -> int:
     if as_json:
         import json
 
-        from ckpttool.cli.documents import describe_failure
+        from ckpttool.operations.documents import failure
 
-        click.echo(json.dumps(describe_failure(exit_code, problems)))
+        click.echo(json.dumps(failure(exit_code, problems)))
     return exit_code
 
 

@@ -220,7 +220,7 @@ def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, 
 def cut_up(outputs, **sizes):
     """The tasks of outputs that are not there yet."""
     nowhere = [(output, header_of(output).of_file(StoredFile(output.path))) for output in outputs]
-    return cut_into_tasks(nowhere, OPTIONS.band_bytes, OPTIONS.task_bytes, **sizes)
+    return cut_into_tasks(nowhere, replace(OPTIONS, **sizes))
 
 
 def outputs_of(rows, columns=4096, target=COLUMNS):
