@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, tables, workflow
+from ckpttool.cli import options, tables, workflow
 from ckpttool.cli.params import NUMBER, PATTERN, Choice
 from ckpttool.cli.progress import open_progress
 from ckpttool.operations import documents
