@@ -20,13 +20,14 @@ TYPE_CHECKING = False  # an import of typing would delay the signal handlers of 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions, scan
-    from ckpttool.execution.execute import CopyOptions, execute
+    from ckpttool.execution.copy import CopyOptions
+    from ckpttool.execution.execute import execute
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
-    from ckpttool.operations.convert import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
+    from ckpttool.operations.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.operations.source import resolve
     from ckpttool.operations.verify import verify
     from ckpttool.problems import (
@@ -56,11 +57,11 @@ _MODULES = {
     "CombinedError": "ckpttool.problems",
     "Diagnostic": "ckpttool.problems",
     "Diagnostics": "ckpttool.problems",
-    "CopyOptions": "ckpttool.execution.execute",
+    "CopyOptions": "ckpttool.execution.copy",
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",
-    "OutputOptions": "ckpttool.operations.convert",
+    "OutputOptions": "ckpttool.operations.plans",
     "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.checkpoint.checkpoint",
     "RunOptions": "ckpttool.execution.executors",
@@ -76,9 +77,9 @@ _MODULES = {
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.operations.convert",
-    "plan_reshard": "ckpttool.operations.convert",
-    "plan_split": "ckpttool.operations.convert",
+    "plan_merge": "ckpttool.operations.plans",
+    "plan_reshard": "ckpttool.operations.plans",
+    "plan_split": "ckpttool.operations.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.operations.source",

@@ -97,7 +97,7 @@ def resolve(
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     if by_file or (strategy is None and catalog.is_merged):
-        steps = _resolve_files(catalog, options, contents == "samples")
+        steps = _resolve_files(catalog, options, contents == "samples", is_refused)
     else:
         strategy = choose_strategy(catalog, strategy, options.replicated, option)
         strategy, misfits = fit_to_slices(catalog, strategy)
@@ -109,7 +109,10 @@ def resolve(
 
 
 def _resolve_files(
-    catalog: Catalog, options: ResolveOptions, by_samples: bool
+    catalog: Catalog,
+    options: ResolveOptions,
+    by_samples: bool,
+    is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint whose files hold full tensors."""
     catalog = quarantine_all_empty(catalog)
@@ -121,7 +124,8 @@ def _resolve_files(
         are_joined=False,
     )
     try:
-        return replace(found, copies=(yield from compare_copies(catalog, by_samples)))
+        found = replace(found, copies=(yield from compare_copies(catalog, by_samples)))
+        return replace(found, is_refused=is_refused(found))
     except CkptToolError as error:
         return replace(found, unread=error)
 

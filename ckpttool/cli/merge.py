@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.operations.convert import OutputOptions
+    from ckpttool.operations.plans import OutputOptions
 
 
 @click.command(

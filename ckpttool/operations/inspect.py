@@ -132,7 +132,8 @@ def _resolve(
         is_refused=partial(is_refused, command="inspect"),
         by_file=by_file,
     )
-    readable = checkpoint.catalog
+    is_one_file = by_file and catalog.is_merged  # what an empty one should hold is not known
+    readable = catalog if is_one_file else checkpoint.catalog
     damaged = (error for rank, error in readable.damaged.items() if rank not in catalog.damaged)
     found.failures[:0] = damaged
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]

@@ -49,7 +49,7 @@ from ckpttool.wording import format_difference
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Verification:
     """What `ckpttool.verify` found.
 
     Attributes
@@ -74,6 +74,10 @@ class Report:
         Whether it is known how the slices of the ranks fit together, or there is only one rank.
     is_sampled
         Whether samples of the contents were compared with the layouts.
+    deep
+        Whether all data was read.
+    compared
+        What was compared beside headers and samples: ``"checksums"``, ``"hashes"``.
     """
 
     path: str
@@ -87,6 +91,8 @@ class Report:
     notes: tuple[Diagnostic, ...] = ()
     is_whole: bool = True
     is_sampled: bool = False
+    deep: bool = False
+    compared: tuple[str, ...] = ()
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""
@@ -103,7 +109,7 @@ def verify(
     ignore: Collection[str] = (),
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> Report:
+) -> Verification:
     """Find what is wrong with a checkpoint.
 
     Parameters
@@ -139,11 +145,13 @@ def verify(
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
     reads_all = deep or options.manifest == "all"
+    more = {"checksums": crc, "hashes": options.manifest == "all"}
+    depth = deep, tuple(what for what, is_compared in more.items() if is_compared)
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, reads_all))
-        return _report(catalog, found)
+        return _report(catalog, found, *depth)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         with open_progress(0, "sampling"):
@@ -187,15 +195,20 @@ def verify(
     found.add(*notes)
     is_whole = checkpoint.are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = any(one.has_layout for one in checkpoint.tensors)
-    return _report(checkpoint.catalog, found, is_whole, is_sampled)
+    return _report(checkpoint.catalog, found, *depth, is_whole, is_sampled)
 
 
 def _report(
-    catalog: Catalog, found: Diagnostics, is_whole: bool = True, is_sampled: bool = False
-) -> Report:
+    catalog: Catalog,
+    found: Diagnostics,
+    deep: bool,
+    compared: tuple[str, ...],
+    is_whole: bool = True,
+    is_sampled: bool = False,
+) -> Verification:
     """Sum up what was found."""
     found.add(*find_nothing(catalog))
-    return Report(
+    return Verification(
         catalog.root,
         found.severity_of,
         catalog.step,
@@ -207,6 +220,8 @@ def _report(
         found.of("note"),
         is_whole,
         is_sampled,
+        deep,
+        compared,
     )
 
 
