@@ -25,8 +25,9 @@ DifferingNames = Mapping[RankGroups, Sequence[str]]  # names that differ between
 
 def check_odd_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of each state without a layout that is neither a slice nor full."""
-    if checkpoint.options.unlisted is None:
-        for name, shapes in checkpoint.odd_shapes.items():
+    differing = {*chain(*checkpoint.differing.values())}
+    for name, shapes in checkpoint.odd_shapes.items():
+        if name not in differing:
             yield odd_state_problem(checkpoint, name, shapes)
 
 
