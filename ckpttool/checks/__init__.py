@@ -31,7 +31,8 @@ class Check:
     commands
         The commands that run it.
     needs_contents
-        Whether it explains contents, which say nothing more of a checkpoint that headers refuse.
+        Whether it compares the strategy with contents or with other layouts.  That says nothing
+        more of a checkpoint that headers refuse, and not what a user wants who trusts the strategy.
     """
 
     find: Callable[[Checkpoint], Iterable[Diagnostic]]
@@ -67,6 +68,7 @@ CHECKS = (
     Check(
         unlisted.check_constant, "contents from here on: these show nothing", ("diff", "convert")
     ),
+    Check(layouts.check_trusted, "the user excludes all that follows of the strategy"),
     Check(layouts.check_states, "the strategy against itself, by shapes", needs_contents=True),
     Check(layouts.check_misplaced, "the strategy against whole stages", needs_contents=True),
     Check(layouts.check_index, "the strategy against an index beside it", needs_contents=True),
@@ -122,8 +124,9 @@ def run_checks(
 
 
 def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
+    is_closed = checkpoint.is_refused or checkpoint.options.trust_strategy
     for check in CHECKS:
-        if command in check.commands and not (check.needs_contents and checkpoint.is_refused):
+        if command in check.commands and not (check.needs_contents and is_closed):
             yield check
 
 

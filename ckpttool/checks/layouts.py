@@ -164,12 +164,17 @@ def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield replace(problem, path=path)
 
 
-def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what contents show of optimizer shards, or that the user excludes that."""
-    if checkpoint.options.trust_strategy:
+def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note that contents were not compared because the user trusts the strategy."""
+    is_trusted = checkpoint.options.trust_strategy and not checkpoint.is_incomplete
+    if is_trusted and checkpoint.are_joined:
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         yield Diagnostic("doubt", text)
-    elif checkpoint.correction is not None:
+
+
+def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield what contents show of optimizer shards."""
+    if checkpoint.correction is not None:
         yield from checkpoint.correction.problems
         yield from checkpoint.correction.notes
 

@@ -103,11 +103,11 @@ SITUATIONS = {
         "e2e.test_cli::test_one_file_with_the_strategy_of_many_ranks_is_explained"
     ],
     "slices that the source strategy does not list (silent)": [
-        "planning.test_unlisted::test_slices_that_the_strategy_omits_are_a_question_that_names_the_way_out",
-        "planning.test_unlisted::test_slices_of_which_contents_tell_nothing_are_pointed_out",
+        "checks.test_unlisted::test_slices_that_the_strategy_omits_are_a_question_that_names_the_way_out",
+        "checks.test_unlisted::test_slices_of_which_contents_tell_nothing_are_pointed_out",
     ],
     "slices that the target strategy does not list (silent)": [
-        "planning.test_unlisted::test_what_only_the_source_knows_to_cut_is_undivided_in_the_target"
+        "checks.test_unlisted::test_what_only_the_source_knows_to_cut_is_undivided_in_the_target"
     ],
     "rows that are not those of the manual split": [
         "test_rows_that_are_not_those_of_the_manual_split_are_refused"
@@ -118,8 +118,8 @@ SITUATIONS = {
     ],
     "an optimizer shard that the strategy hides (silent)": [
         "e2e.test_samples::test_merge_finds_the_optimizer_shard_the_strategy_hides",
-        "planning.test_hidden_shards::test_what_nothing_tells_is_a_question_that_lists_the_ways",
-        "planning.test_hidden_shards::test_two_ranks_that_differ_are_no_proof",
+        "checkpoint.test_hidden_shards::test_what_nothing_tells_is_a_question_that_lists_the_ways",
+        "checkpoint.test_hidden_shards::test_two_ranks_that_differ_are_no_proof",
     ],
     # ------------------------------------------------------------------------------- strategies
     "no such strategy file": ["test_a_strategy_that_is_not_there_is_a_usage_error"],
@@ -154,7 +154,7 @@ SITUATIONS = {
         "strategy_files.test_json::test_nested_tensor_maps_are_read_though_mindspore_writes_none"
     ],
     "JSON whose full shape is not that of the slices": [
-        "planning.test_sources::test_slices_that_do_not_give_the_shape_of_the_strategy_are_told"
+        "checkpoint.test_interpret::test_slices_that_do_not_give_the_shape_of_the_strategy_are_told"
     ],
     "JSON and protobuf in one folder (accepted)": [
         "test_a_folder_may_hold_both_forms_of_a_strategy"

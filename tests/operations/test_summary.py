@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
+from dataclasses import replace
 
+import pytest
+
+from ckpttool.checks import run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states
-from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.describe import Facts, summarize_facts
 from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
@@ -18,13 +20,13 @@ from ckpttool.operations.summary import (
     assess,
     entries_of_files,
     entries_of_layouts,
-    entries_of_sources,
     find_parallelism,
     group_ranks,
     summarize,
 )
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
+from tests.support.in_memory import checkpoint_in_memory
 
 ROWS = Layout((4, 2), ((0,), ()))  # two slices of rows, each on four of eight ranks
 COLUMNS = Layout((4, 2), ((), (0,)))
@@ -40,16 +42,11 @@ def summary_of(strategy: Strategy, shapes, lost=(), found=None) -> Summary:
 
 
 def summary_of_files(files, strategy, found=None) -> Summary:
-    catalog = catalog_of({})
-    catalog = type(catalog)(catalog.root, files)
+    catalog = Catalog("run", files)
     found = Diagnostics("inspect") if found is None else found
-    sources = find_sources(catalog, strategy, {}, "first")
-    found.add(*sources.problems, *sources.notes)
-    entries = entries_of_sources(ResolvedSources(catalog, strategy, tuple(sources.found)))
-    metas = {source.meta.name: source.meta for source in sources.found}
-    states = drop_unlike_shapes(match_states(strategy.layouts, metas), metas)
-    parallelism = find_parallelism(entries, states, strategy)
-    return summarize(entries, states, parallelism, assess(catalog, strategy, entries, found))
+    checkpoint = checkpoint_in_memory(catalog, strategy, unlisted="first")
+    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
+    return summarize_facts(Facts(catalog, catalog, found, strategy, checkpoint))
 
 
 def patterns(summary: Summary) -> list[tuple[str, tuple[str, ...], int]]:
@@ -238,7 +235,7 @@ def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = Catalog("model", files, damaged=damaged, is_merged=True)
-    done = assess(catalog, Merged(), entries_of_files(catalog), Diagnostics("inspect"))
+    done = assess(catalog, Strategy.without_layouts(), entries_of_files(catalog), Diagnostics("inspect"))
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.checkpoint import hidden_shards
 from ckpttool.checkpoint.hidden_shards import infer_shard
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.planning import hidden_shards
 from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well

@@ -7,8 +7,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 
+from ckpttool.checkpoint.presence import is_deduplicated, quarantine_empty
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
@@ -236,9 +236,9 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
 def test_a_stage_without_layouts_may_hold_nothing():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
     two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
-    assert quarantine_damaged(catalog, two_stages) == catalog
+    assert quarantine_empty(catalog, two_stages) == catalog
     catalog = emptied(catalog, 3)
-    assert list(quarantine_damaged(catalog, two_stages).damaged) == [3]
+    assert list(quarantine_empty(catalog, two_stages).damaged) == [3]
 
 
 # ------------------------------------------------------------------------- without any layouts

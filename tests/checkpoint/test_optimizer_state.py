@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from ckpttool.planning.sources import find_sources
 
 from ckpttool.checkpoint.optimizer_state import (
     copy_manual_split,
@@ -13,7 +12,6 @@ from ckpttool.checkpoint.optimizer_state import (
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
-from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
@@ -31,7 +29,6 @@ from tests.support.checkpoints import (
     write_ranks,
 )
 from tests.support.commands import run_well
-from tests.support.diagnostics import is_warning
 from tests.support.in_memory import find, plan_in_memory
 from tests.support.readers import Entry, read
 
@@ -43,7 +40,7 @@ def plan(catalog, strategy, target=None, **more):
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
     return plan_in_memory(
-        catalog, strategy, Target("ckpt", paths, ranks, target or Merged()), {}, **more
+        catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more
     )
 
 
@@ -258,9 +255,9 @@ def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefi
     strategy = strategy_of(dict.fromkeys(names, ROWS))
     held = [*names, *(f"{prefix}.{name}" for name in names[:states])]
     content_groups = {f"{prefix}.{name}": SHARED for name in names[:states]}
-    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups, None)
-    assert not sources.problems
-    warned = [note.text for note in sources.notes if is_warning(note)]
+    _, problems, notes = find(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups)
+    assert not problems
+    warned = notes.get("guessed", [])
     if prefix == "adam_m" or states == 2:
         assert not warned
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ckpttool.planning.plans import choose_format
 
 import ckpttool
+from ckpttool.operations.convert import choose_format
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import read
 
