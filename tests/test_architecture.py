@@ -30,6 +30,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"transaction"},
     {"discovery"},
     {"checkpoint"},
+    {"checks"},
     {"planning", "execution"},
     {"operations"},
     {"cli"},

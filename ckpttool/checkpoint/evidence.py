@@ -18,7 +18,6 @@ from typing import TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.sampling import sample, take_samples
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -65,6 +64,8 @@ class Evidence:
 
 def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
     """Return the key of the task that reads a subject; all samples of a file are one task."""
+    from ckpttool.storage.sampling import sample
+
     if read is sample and isinstance(subject, StoredTensor):
         return subject.file.path
     return subject
@@ -72,6 +73,8 @@ def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
 
 def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
     """Read the subjects of one task; runs on a worker."""
+    from ckpttool.storage.sampling import sample, take_samples
+
     if read is sample:
         return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
     return [read(one) for one in subjects]
