@@ -122,7 +122,9 @@ class CommandGroup(click.Group):
                 if as_json:
                     _print_document(*_diagnose(error))
                 raise
-        ctx.meta[AS_JSON] = as_json
+        from ckpttool.cli.options import WORDS
+
+        ctx.meta[AS_JSON], ctx.meta[WORDS] = as_json, tuple(args)
         return ctx
 
     def invoke(self, ctx: click.Context) -> object:
