@@ -40,9 +40,9 @@ import numpy as np
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
+from ckpttool.planning.optimizer_state import state_layouts
 from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
@@ -110,7 +110,8 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     """Return whether the ranks' files are those of the merged checkpoint under ``strategy``."""
     full = ckpttool.read_index(str(path)).tensors
     content = {name: _read(tensor) for name, tensor in full.items()}
-    owners = match_states_by_shape(strategy.layouts, {name: one.meta for name, one in full.items()})
+    metas = {name: one.meta for name, one in full.items()}
+    owners = drop_unlike_shapes(match_states(strategy.layouts, metas), metas)
     for rank, file in catalog.files.items():
         for name, tensor in file.tensors.items():
             if name not in content:

@@ -29,12 +29,10 @@ from ckpttool.problems import (
     Severity,
     VerifyError,
     add_note,
-    diagnose,
     join_alike,
     notes_of,
     raise_all,
     severities,
-    with_side,
 )
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 from tests.support.snapshots import UPDATE
@@ -284,16 +282,25 @@ def test_error_keeps_attributes_message_and_exit_code(send, error, attributes, m
     assert {name: getattr(got, name) for name in attributes} == attributes
     assert str(got) == message
     assert got.exit_code == code
-    assert texts_of(got) == texts_of(error)
+    assert got.diagnostics == error.diagnostics
     if not isinstance(error, FormatError | ExecutionError):  # theirs have facts and a hint
         assert "\n".join(texts_of(got)) == message
+
+
+def test_every_problem_of_an_error_has_its_side_also_in_another_process():
+    errors = [error for error, *_ in EXAMPLES]
+    for error in (*errors, CombinedError(errors)):
+        got = pickle.loads(pickle.dumps(error.on_side("B")))
+        assert [one.on_side("") for one in got.diagnostics] == [*error.diagnostics]
+        assert {one.side for one in got.diagnostics} == {"B"}
+        assert str(got).startswith("B")
 
 
 def test_every_error_of_the_tree_has_an_example():
     tree = {
         value
         for value in vars(problems).values()
-        if isinstance(value, type) and issubclass(value, Exception)
+        if isinstance(value, type) and issubclass(value, Exception) and value.__name__[0] != "_"
     }
     assert {type(error) for error, *_ in EXAMPLES} | {CombinedError} == tree
 
@@ -323,7 +330,7 @@ def test_combined_error_lists_every_problem_of_every_part():
 def test_the_problem_of_a_file_has_its_place_facts_and_hint_on_three_lines():
     error = FormatError("a.ckpt", 118, "cut short", "copy it", "32 bytes expected, 24 left")
     assert str(error) == "a.ckpt: byte 118: cut short; 32 bytes expected, 24 left; copy it"
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, ())
     assert one.lines == (
         "a.ckpt: cut short",
@@ -339,7 +346,7 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
         return pickle.loads(pickle.dumps(found))
 
     nested = CombinedError([error(1), CombinedError([error(2), error(3, "encrypted")]), error(4)])
-    found = diagnose(nested)
+    found = nested.diagnostics
     assert [one.ranks for one in found] == [(1,), (2,), (3,), (4,)]
     assert [one.offset for one in found] == [10, 20, 30, 40]
     cut, encrypted = join_alike(found)
@@ -358,15 +365,15 @@ def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     error = LibraryError("a.ckpt", 118, "encrypted", "", "AES-GCM")
     error.rank = 3
     add_note(error, "of an earlier run")
-    for copied in (error.with_hint("install it"), with_side(error, "B")):
+    for copied in (error.with_hint("install it"), error.on_side("B")):
         assert type(copied) is LibraryError
-        (one,) = diagnose(pickle.loads(pickle.dumps(copied)))
+        (one,) = pickle.loads(pickle.dumps(copied)).diagnostics
         assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, (3,))
         assert one.facts == "byte 118: AES-GCM"
         assert notes_of(copied) == ("of an earlier run",)
     for send in WAYS:
-        assert diagnose(send(error.with_hint("install it")))[0].hint == "install it"
-    assert str(with_side(error, "B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
+        assert send(error.with_hint("install it")).diagnostics[0].hint == "install it"
+    assert str(error.on_side("B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +381,7 @@ def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     [(0, "4 left", "byte 0: 4 left"), (None, "4 left", "4 left"), (0, "", ""), (9, "", "byte 9")],
 )
 def test_the_facts_of_a_file_begin_with_the_byte(offset, facts, shown):
-    (one,) = diagnose(FormatError("a.ckpt", offset, "cut short", "", facts))
+    (one,) = FormatError("a.ckpt", offset, "cut short", "", facts).diagnostics
     assert (one.facts, one.offset) == (shown, offset)
 
 

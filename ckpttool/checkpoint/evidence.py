@@ -1,7 +1,7 @@
 """What contents show: questions about stored tensors, and the evidence that answers them.
 
 Names, shapes and a strategy leave some things open, and contents decide these.  A function that
-needs contents is a generator and reads nothing: it yields questions, and is sent the evidence.
+needs contents is a generator and reads nothing: it yields a question, and is sent the evidence.
 Such functions call each other with ``yield from``.  `answer` runs one, and is the only reader
 before the copy.  Tests run one without a file, on evidence that they make up.
 
@@ -11,105 +11,98 @@ function that asks it again finds it in the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.problems import CkptToolError
 from ckpttool.storage.sampling import sample, take_samples
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T_co]):
-    """Something that has to be read.
+class Question:
+    """Something that has to be read of several subjects.
 
     Attributes
     ----------
     read
-        A function of a module, which a worker calls.
+        A function of a module, which a worker calls with one subject.
     of
-        Its one argument, such as a stored tensor.
+        The subjects, such as stored tensors.
     """
 
-    read: Callable[..., T_co]
-    of: Hashable
+    read: Callable[..., object]
+    of: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The answers of all questions that were read so far."""
+    """What was read so far: reading function to subject to answer."""
 
-    answers: dict[Question[object], object] = field(default_factory=dict)
+    answers: dict[Callable[..., object], dict[Hashable, object]] = field(default_factory=dict)
 
-    def __getitem__(self, question: Question[T]) -> T:
-        """Return the answer of a question that was read."""
-        return cast(T, self.answers[question])
+    def of(self, read: Callable[[K], T]) -> Mapping[K, T]:
+        """Return subject to answer, of all questions with this reading function."""
+        return cast("Mapping[K, T]", self.answers[read])
 
-    def read(self, questions: Iterable[Question[object]], executor: Executor) -> None:
-        """Read the questions that have no answer yet."""
-        tasks: dict[Hashable, list[Question[object]]] = {}
-        for question in dict.fromkeys(questions):
-            if question not in self.answers:
-                tasks.setdefault(_task_of(question), []).append(question)
-        futures = [(asked, executor.submit(_read, asked)) for asked in tasks.values()]
-        for asked, future in futures:
+    def add(self, question: Question, executor: Executor) -> None:
+        """Read the subjects of a question that were not read before."""
+        known = self.answers.setdefault(question.read, {})
+        tasks: dict[Hashable, list[Hashable]] = {}
+        for one in dict.fromkeys(question.of):
+            if one not in known:
+                tasks.setdefault(_task_of(question.read, one), []).append(one)
+        futures = [(task, executor.submit(_read, question.read, task)) for task in tasks.values()]
+        for task, future in futures:
             answers = wait_result(future)
-            self.answers.update(zip(asked, answers, strict=True))
+            known.update(zip(task, answers, strict=True))
 
 
-Asking: TypeAlias = Generator[Collection[Question[object]], Evidence, T]
+def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
+    """Return the key of the task that reads a subject; all samples of a file are one task."""
+    if read is sample and isinstance(subject, StoredTensor):
+        return subject.file.path
+    return subject
 
 
-def ask(read: Callable[[K], T], subjects: Iterable[K]) -> Asking[dict[K, T]]:
-    """Ask the same question of several subjects; return subject to answer."""
-    questions = {one: Question(read, one) for one in subjects}
-    evidence = yield questions.values()
-    return {one: evidence[question] for one, question in questions.items()}
+def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
+    """Read the subjects of one task; runs on a worker."""
+    if read is sample:
+        return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
+    return [read(one) for one in subjects]
 
 
-def answer(steps: Asking[T], executor: Executor, evidence: Evidence) -> T:
+Asking: TypeAlias = Generator[Question, Evidence, T]
+
+
+def ask(read: Callable[[K], T], subjects: Iterable[K]) -> Asking[Mapping[K, T]]:
+    """Ask for what ``read`` returns of each subject."""
+    evidence = yield Question(read, tuple(subjects))
+    return evidence.of(read)
+
+
+def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = None) -> T:
     """Run a function that asks questions, and return its result.
 
     Parameters
     ----------
     steps
-        The generator.  An error of reading is raised in it, where it waits for the answers.
+        The generator.
     executor
         Reads the contents.
     evidence
         What was read before; it receives what is read now.
     """
-    proceed = partial(next, steps)
-    while True:
-        try:
-            questions = proceed()
-        except StopIteration as done:
-            return cast(T, done.value)
-        try:
-            evidence.read(questions, executor)
-            proceed = partial(steps.send, evidence)
-        except CkptToolError as error:
-            proceed = partial(steps.throw, error)
-
-
-def _task_of(question: Question[object]) -> Hashable:
-    """Return the key of the task that reads a question; all samples of a file are one task."""
-    if question.read is sample and isinstance(question.of, StoredTensor):
-        return question.of.file.path
-    return question
-
-
-def _read(questions: list[Question[object]]) -> list[object]:
-    """Read the questions of one task; runs on a worker."""
-    tensors = [one.of for one in questions if isinstance(one.of, StoredTensor)]
-    if questions[0].read is sample:
-        return [*take_samples(tensors)]
-    return [question.read(question.of) for question in questions]
+    evidence = Evidence() if evidence is None else evidence
+    try:
+        question = next(steps)
+        while True:
+            evidence.add(question, executor)
+            question = steps.send(evidence)
+    except StopIteration as done:
+        return cast(T, done.value)

@@ -54,8 +54,8 @@ def inspect(
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.verification import describe
-    from ckpttool.verification.inspect import examine
+    from ckpttool.operations import describe
+    from ckpttool.operations.inspect import examine
 
     strategies = (source.path, *more, *source.strategy_files)
     if describe.are_strategies(strategies):

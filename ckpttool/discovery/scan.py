@@ -55,7 +55,6 @@ from ckpttool.problems import (
     StepError,
     UnfinishedError,
     UnsupportedError,
-    diagnose,
     raise_all,
 )
 from ckpttool.secret import Secret
@@ -203,7 +202,7 @@ def read_ranks(
     try:
         chosen, counted = _choose(found, strategy, diagnostics)
     except StepError as error:
-        explained = [*diagnose(error), *explain_missing_files(diagnostics)]
+        explained = [*error.diagnostics, *explain_missing_files(diagnostics)]
         if command not in ("inspect", "verify"):
             raise StepError(explained) from error
         return Catalog(
@@ -252,7 +251,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                 diagnostics.add(unfinished)
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
-        diagnostics.add(*diagnose(error), *describe_record(root))
+        diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
     if step is None:
         files = drop_backups(files, diagnostics)

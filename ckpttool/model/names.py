@@ -18,14 +18,19 @@ networks; MindFormers ``core/optim/came.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+
+from ckpttool.model.tensors import TensorMeta
+
+ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
 
 GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
 
 # Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
-# Names and shapes identify most state (`ckpttool.planning.optimizer_state.match_states_by_name`).
+# Names and shapes identify most state (`match_states`).
 # The list serves other cases: a tensor whose shape is not that of its parameter's slices is
 # suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
 # are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
@@ -158,3 +163,76 @@ def parse_name(text: str) -> Name:
 def map_component_names(tag: str) -> tuple[str, ...]:
     """Return the names of the keys, values and statuses of a map parameter."""
     return tuple(tag + suffix for suffix in _MAP_SUFFIXES)
+
+
+def match_states(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> ParameterOfState:
+    """Match optimizer states with their parameters by their names.
+
+    A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
+    must belong to an optimizer, not to a module.  It belongs to a module if it also begins a name
+    that is not a state's.  With ``decoder.norm``, for example, ``decoder.embedding`` is not a state
+    of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
+    count, since an optimizer may store some.
+
+    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
+    other name with such a prefix may be a state whose parameter is missing.
+
+    Parameters
+    ----------
+    listed
+        Names that the strategy lists.
+    metas
+        Tensors of the checkpoint by name.
+
+    Examples
+    --------
+    >>> w = TensorMeta("w", "Float32", (4, 3))
+    >>> match_states(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
+    {'mine.w': 'w', 'mine.b': 'b'}
+    """
+    names = dict.fromkeys((*listed, *metas))
+    found: dict[str, str] = {}
+    modules: set[str] = set()
+    listed_modules: set[str] = set()
+    for name in names:
+        prefix, _, parameter = name.partition(".")
+        by_prefix = parse_name(name).parameter
+        if by_prefix in names:
+            found[name] = by_prefix
+        elif parameter in names and parameter and prefix.isidentifier():
+            found[name] = parameter
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module whose name is also the prefix of its state
+        elif name in listed:
+            listed_modules.add(prefix)
+        elif math.prod(metas[name].shape) != 1:
+            modules.add(prefix)
+    modules |= listed_modules
+    parameter_of_state = {}
+    for name, parameter in found.items():
+        prefix = name.removesuffix(parameter).removesuffix(".")
+        if prefix not in (modules if parse_name(name).parameter is None else listed_modules):
+            parameter_of_state[name] = parameter
+    for name, parameter in parameter_of_state.items():
+        # The parameter of an unlisted state may be an unlisted state itself.
+        while parameter not in listed and parameter in parameter_of_state:
+            parameter = parameter_of_state[parameter]
+        parameter_of_state[name] = parameter
+    return parameter_of_state
+
+
+def drop_unlike_shapes(
+    parameter_of_state: ParameterOfState, metas: Mapping[str, TensorMeta]
+) -> ParameterOfState:
+    """Drop the states that have another full shape than their parameter, if both are known.
+
+    States with a prefix of MindSpore's optimizers stay.
+    """
+    return {
+        name: parameter
+        for name, parameter in parameter_of_state.items()
+        if parse_name(name).parameter is not None
+        or name not in metas
+        or parameter not in metas
+        or metas[name].shape == metas[parameter].shape
+    }

@@ -13,14 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
+from functools import cached_property
 
 from ckpttool.model.layout import Layout, fold_layout
+from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
 from ckpttool.wording import count, format_ranks, shorten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, for cached_property
 class Strategy:
     """The layouts of parameters, as a strategy file lists them.
 
@@ -122,6 +124,17 @@ class Strategy:
             for name, of_name in self.layouts.items()
         }
         return replace(self, layouts=repeated, stage_ranks=groups * self.stage_ranks)
+
+    @cached_property
+    def listed_states(self) -> ParameterOfState:
+        """The optimizer states among the listed names, and their parameters."""
+        return match_states(self.layouts, {})
+
+    @cached_property
+    def lists_states(self) -> bool:
+        """Whether the files of MindSpore list optimizer state, as those of training do."""
+        listed = [name for name in self.layouts if name not in self.handwritten]
+        return bool(match_states(listed, {}))
 
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""

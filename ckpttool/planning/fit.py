@@ -17,10 +17,9 @@ from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import match_states_by_name
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
 
@@ -95,7 +94,7 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
     holder
         What holds the tensors, for the note.
     """
-    parameter_of_state = match_states_by_name(strategy.layouts, {})
+    parameter_of_state = strategy.listed_states
     parameters = {name for name in strategy.layouts if name not in parameter_of_state}
     if parameters & metas.keys():
         return strategy
@@ -128,7 +127,7 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
     if not strategy.is_of_group:
         return strategy
     layouts = dict(strategy.layouts)
-    for state, parameter in match_states_by_name(layouts, metas).items():
+    for state, parameter in match_states(layouts, metas).items():
         if state in layouts or parameter not in strategy.layouts or parameter not in metas:
             continue
         (layout,) = strategy.layouts[parameter]
@@ -148,7 +147,7 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
 
 def _weights(metas: Mapping[str, TensorMeta]) -> set[str]:
     """Return the names of the tensors with several elements that are not optimizer states."""
-    states = match_states_by_name((), metas)
+    states = match_states((), metas)
     return {name for name, meta in metas.items() if not meta.is_single and name not in states}
 
 

@@ -28,15 +28,12 @@ from itertools import chain
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.model.layout import Layout
-from ckpttool.model.names import GRADIENTS, parse_name
+from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.planning.optimizer_state import (
     contradiction,
-    lists_states,
-    match_states_by_name,
-    match_states_by_shape,
 )
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
@@ -240,7 +237,7 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
-    owners = match_states_by_shape(metas, metas)
+    owners = drop_unlike_shapes(match_states(metas, metas), metas)
     return {
         name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
     }
@@ -336,7 +333,7 @@ def infer_strategy(
     if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
         return None  # the sources have it
     inferred = yield from _infer_from(strategy, listed, requested, by_samples)
-    if requested is not None or lists_states(strategy):
+    if requested is not None or strategy.lists_states:
         return inferred
     return _refuse_untrained(strategy, sources, inferred)
 
@@ -404,7 +401,7 @@ def _refuse_untrained(
         )
     elif not problems:
         return None
-    states = match_states_by_name(strategy.layouts, metas)
+    states = match_states(strategy.layouts, metas)
     facts = "the strategy is of a network without an optimizer (inference?)"
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
     refused = tuple(

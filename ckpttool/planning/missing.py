@@ -33,13 +33,12 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
+from ckpttool.planning.optimizer_state import followed_parameter
 from ckpttool.problems import (
     AuthenticityError,
     Diagnostic,
     FormatError,
     UnsupportedError,
-    diagnose,
     join_clauses,
 )
 from ckpttool.transaction.manifest import ManifestFile
@@ -196,7 +195,7 @@ def _damaged_replica(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
@@ -281,7 +280,7 @@ _HoldersAndLayouts = Sequence[tuple[Collection[int], Sequence[Layout]]]
 def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _HoldersAndLayouts:
     """Return the ranks that hold each parameter, and its layouts if it has any."""
     found = []
-    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(sharding.layouts)
     for name, ranks in catalog.holders.items():
         parameter = followed_parameter(catalog, sharding, name, ranks, parameter_of_state) or name
         found.append((frozenset(ranks), sharding.layouts.get(parameter, ())))

@@ -14,102 +14,18 @@ have.  Then the target does not use it either; otherwise the strategy of the tar
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout, without_axis
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
-
-ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
-
-
-def match_states_by_name(
-    listed: Collection[str], metas: Mapping[str, TensorMeta]
-) -> dict[str, str]:
-    """Match optimizer states with their parameters by their names.
-
-    A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
-    must belong to an optimizer, not to a module.  It belongs to a module if it also begins a name
-    that is not a state's.  With ``decoder.norm``, for example, ``decoder.embedding`` is not a state
-    of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
-    count, since an optimizer may store some.
-
-    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
-    other name with such a prefix may be a state whose parameter is missing.
-
-    Parameters
-    ----------
-    listed
-        Names that the strategy lists.
-    metas
-        Tensors of the checkpoint by name.
-
-    Examples
-    --------
-    >>> w = TensorMeta("w", "Float32", (4, 3))
-    >>> match_states_by_name(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
-    {'mine.w': 'w', 'mine.b': 'b'}
-    """
-    names = dict.fromkeys((*listed, *metas))
-    found: dict[str, str] = {}
-    modules: set[str] = set()
-    listed_modules: set[str] = set()
-    for name in names:
-        prefix, _, parameter = name.partition(".")
-        by_prefix = parse_name(name).parameter
-        if by_prefix in names:
-            found[name] = by_prefix
-        elif parameter in names and parameter and prefix.isidentifier():
-            found[name] = parameter
-        elif f"{prefix}.{name}" in names:
-            continue  # a parameter of a module whose name is also the prefix of its state
-        elif name in listed:
-            listed_modules.add(prefix)
-        elif math.prod(metas[name].shape) != 1:
-            modules.add(prefix)
-    modules |= listed_modules
-    parameter_of_state = {}
-    for name, parameter in found.items():
-        prefix = name.removesuffix(parameter).removesuffix(".")
-        if prefix not in (modules if parse_name(name).parameter is None else listed_modules):
-            parameter_of_state[name] = parameter
-    for name, parameter in parameter_of_state.items():
-        # The parameter of an unlisted state may be an unlisted state itself.
-        while parameter not in listed and parameter in parameter_of_state:
-            parameter = parameter_of_state[parameter]
-        parameter_of_state[name] = parameter
-    return parameter_of_state
-
-
-def match_states_by_shape(
-    listed: Collection[str], metas: Mapping[str, TensorMeta]
-) -> dict[str, str]:
-    """Match optimizer states with their parameters by their names and full shapes.
-
-    A state without a prefix of MindSpore's optimizers must have the shape of its parameter, if both
-    shapes are known.
-    """
-    return {
-        name: parameter
-        for name, parameter in match_states_by_name(listed, metas).items()
-        if parse_name(name).parameter is not None
-        or name not in metas
-        or parameter not in metas
-        or metas[name].shape == metas[parameter].shape
-    }
-
-
-def lists_states(strategy: Strategy) -> bool:
-    """Return whether the files of MindSpore list optimizer state, as those of training do."""
-    listed = [name for name in strategy.layouts if name not in strategy.handwritten]
-    return bool(match_states_by_name(listed, {}))
 
 
 def has_expected_full_shape(
@@ -331,7 +247,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     contradictions, suspicious = [], []
     metas = catalog.metas
     listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
-    for name, parameter in match_states_by_shape(listed, metas).items():
+    for name, parameter in drop_unlike_shapes(catalog.match_states(listed), metas).items():
         if (
             name not in listed
             or parameter not in listed

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.names import map_component_names, parse_name
+from ckpttool.model.names import ParameterOfState, map_component_names, parse_name
 from ckpttool.model.slicing import (
     FollowsParameter,
     LayoutSlicing,
@@ -43,10 +43,8 @@ from ckpttool.planning.missing import (
     redundancy_note,
 )
 from ckpttool.planning.optimizer_state import (
-    ParameterOfState,
     correct_layouts,
     followed_parameter,
-    match_states_by_name,
     odd_state_shapes,
     state_layouts,
 )
@@ -227,7 +225,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
     found: dict[str, str | None] = {}
     if isinstance(sharding, Merged):
         return found
-    parameter_of_state = _match_states(catalog, sharding)
+    parameter_of_state = catalog.match_states(listed_names(catalog, sharding))
     for name, ranks in catalog.holders.items():
         if name in sharding.layouts:
             continue
@@ -250,11 +248,6 @@ def listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
     if catalog.description is not None:
         return catalog.description.tensors.keys()
     return sharding.layouts.keys()
-
-
-def _match_states(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
-    """Match the optimizer states of a checkpoint with their parameters by their names."""
-    return match_states_by_name(listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
@@ -290,7 +283,7 @@ def find_sources(
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
-    parameter_of_state = _match_states(catalog, sharding)
+    parameter_of_state = catalog.match_states(listed_names(catalog, sharding))
     partly_held = find_partly_held(catalog, sharding, sources.is_deduplicated)
     on_one_rank = {name: one for one in partly_held if one.is_on_one_rank for name in one.names}
     search = _Search(
@@ -339,7 +332,7 @@ class _Search:
     missing
         Receives parameters with missing slices, by the owners of these slices.
     parameter_of_state
-        See `match_states_by_name`.
+        See `ckpttool.model.names.match_states`.
     on_one_rank
         Names without a layout that only one rank of a stage holds.
     corrected
@@ -647,7 +640,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
         Name to a description of the tensor, for a message.
     """
     metas = catalog.metas
-    parameter_of_state = match_states_by_name((), metas)
+    parameter_of_state = catalog.match_states()
     found = {}
     for name, is_named in catalog.common_tensors.items():
         meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
@@ -788,7 +781,7 @@ def _classify_absent(
     rank holds state with its prefix, since many checkpoints contain only weights.
     States without their weights are no checkpoint, so an unsaved weight is a warning.
     """
-    parameter_of_state = match_states_by_name(strategy.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(strategy.layouts)
     saved_prefixes = {name.removesuffix(parameter_of_state.get(name, "")) for name in holders}
     unsaved = []
     for name in absent:

@@ -34,16 +34,16 @@ from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
-from ckpttool.problems import Diagnostic, FormatError, diagnose
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.sampling import Sample, sample, sample_box
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
@@ -283,7 +283,7 @@ def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
     No slices that repeat by design explain that.
     """
     metas = {source.meta.name: source.meta for source in sources}
-    pairs = match_states_by_name(sharding.layouts, metas).items()
+    pairs = match_states(sharding.layouts, metas).items()
     return {
         name
         for pair in pairs
@@ -528,6 +528,6 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
             hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
             yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
         yield replace(one, code="other_strategy", facts=facts)

@@ -28,7 +28,7 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
@@ -37,9 +37,7 @@ from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.optimizer_state import (
     GradientShards,
-    ParameterOfState,
     has_expected_full_shape,
-    match_states_by_shape,
     state_layouts,
     target_layouts,
 )
@@ -154,7 +152,8 @@ class _LayoutChooser:
         self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
         self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
-            self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
+            matched = match_states(target.sharding.layouts, self.metas)
+            self.owners = drop_unlike_shapes(matched, self.metas)
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()

@@ -21,16 +21,14 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import parse_name
+from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import (
-    ParameterOfState,
     contradiction,
     find_mismatched_states,
     followed_parameter,
-    match_states_by_name,
     shape_difference,
 )
 from ckpttool.problems import Diagnostic
@@ -107,7 +105,7 @@ def find_partly_held(
         missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()
-    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(sharding.layouts)
     found = []
     for ranks, others in missing.items():
         unlisted = tuple(

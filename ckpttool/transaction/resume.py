@@ -29,7 +29,7 @@ from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, diagnose, join_clauses
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -422,7 +422,7 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
     """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
 

@@ -42,7 +42,7 @@ from ckpttool.formats.local import list_folder, unreadable
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
-from ckpttool.problems import Diagnostic, FormatError, diagnose
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, Writer
@@ -415,7 +415,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         if error.path == str(record.home) and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
         hint = "" if error.path == str(record.home) else ANEW
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         yield replace(one, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:

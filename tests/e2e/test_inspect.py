@@ -13,8 +13,8 @@ import ckpttool
 from ckpttool.cli import overview, tables
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.verification import inspect
-from ckpttool.verification.summary import Placement
+from ckpttool.operations import inspect
+from ckpttool.operations.summary import Placement
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES

@@ -1,8 +1,14 @@
 """Names of tensors tell whose state they are."""
 
+import sys
+from collections import Counter
+
 import pytest
 
+from ckpttool.model import names
 from ckpttool.model.names import STATE_PREFIXES, map_component_names, parse_name
+from tests.support.commands import run_well
+from tests.support.corpus import GOLDEN
 
 
 @pytest.mark.parametrize("prefix", STATE_PREFIXES)
@@ -53,3 +59,28 @@ def test_a_name_has_a_layer_and_a_last_component():
     name = parse_name("net.bn.moving_mean")
     assert (name.layer, name.last) == ("net.bn", "moving_mean")
     assert (parse_name("mean").layer, parse_name("mean").last) == ("", "mean")
+
+
+def test_a_merge_parses_each_name_once_and_matches_the_same_names_once(tmp_path, monkeypatch):
+    parsed, matched = Counter(), Counter()
+
+    def count_name(text, *args, **kwargs):
+        parsed[text] += 1
+        return name_of(text, *args, **kwargs)
+
+    def count_match(listed, metas):
+        matched[tuple(listed), tuple(metas.values())] += 1
+        return match(listed, metas)
+
+    case = GOLDEN / "optshard_full_adamw"
+    words = ["merge", case / "src", "-s", case / "src_strategy.ckpt", "-o"]
+    run_well(*words, tmp_path / "first.ckpt")  # imports all modules that it needs
+    name_of, match = names.Name, names.match_states
+    parse_name.cache_clear()
+    monkeypatch.setattr(names, "Name", count_name)
+    for name, module in sys.modules.items():
+        if name.startswith("ckpttool.") and vars(module).get("match_states") is match:
+            monkeypatch.setattr(module, "match_states", count_match)
+    run_well(*words, tmp_path / "full.ckpt")
+    assert len(parsed) > 30
+    assert {*parsed.values()} == {*matched.values()} == {1}

@@ -78,6 +78,9 @@ def carry_out(plan, ranks):
             out = np.zeros(meta.shape, f"V{meta.itemsize}")
             written = np.zeros(meta.shape, int)
             for piece in tensor.pieces(Region.whole(meta.shape)):
+                assert (
+                    piece.tensor == plan.catalog.files[piece.rank].tensors[piece.tensor.meta.name]
+                )
                 assert piece.src.shape == piece.dst.shape
                 assert piece.dst.size > 0
                 held = ranks[int(piece.tensor.file.path.removeprefix("rank_"))][meta.name]

@@ -1,0 +1,297 @@
+"""Compare two checkpoints tensor by tensor, independently of their layouts and formats.
+
+Full tensors are compared.  A parameter that a strategy does not list and that differs between ranks
+has no full tensor.  It is compared rank by rank; a full tensor of the other side is compared with
+every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.slicing import Source
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.planning.manifest_check import check_source
+from ckpttool.planning.missing import find_nothing
+from ckpttool.planning.resolve import ResolveOptions, resolve
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    StrategyError,
+    join_clauses,
+    raise_all,
+)
+from ckpttool.storage.checksums import check_files
+from ckpttool.storage.compare import (
+    CompareOptions,
+    TensorDelta,
+    Tolerance,
+    compare_tensors,
+)
+from ckpttool.transaction.sources import require_unmodified_sources
+
+Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
+
+BORROWED = Diagnostic(
+    "borrowed_strategy",
+    "the strategy of A is used, which may not be that of B",
+    hint="--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A difference between the tensors of one name in A and B.
+
+    Attributes
+    ----------
+    name
+        The parameter.
+    kind
+        The kind of difference; values are compared only if nothing else differs.
+    a, b
+        The tensor on each side; None if a side lacks it.
+    rank
+        The rank, for a parameter that differs between ranks; else None.
+    values
+        Statistics of differing values.
+    """
+
+    name: str
+    kind: Kind
+    a: TensorMeta | None
+    b: TensorMeta | None
+    rank: int | None = None
+    values: TensorDelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The result of `diff`.
+
+    Attributes
+    ----------
+    tensors
+        Number of tensors; one that both sides have counts once.
+    nbytes
+        Bytes of the tensors whose values were compared.
+    differences
+        The tensors that differ, in the order of A; then those that only B has.
+    notes
+        Notes of both sides; a note of a single side names it.
+    findings
+        Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
+        differ even if these are equal.  Or neither side has a tensor.
+    tolerance
+        The tolerance for equal values; None if bytes were compared.
+    """
+
+    tensors: int
+    nbytes: int
+    differences: tuple[TensorDifference, ...]
+    notes: tuple[Diagnostic, ...]
+    findings: tuple[Diagnostic, ...] = ()
+    tolerance: Tolerance | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether something was compared, and nothing differs: sides, and replicas of a side."""
+        return bool(self.tensors) and not self.differences and not self.findings
+
+    def count_kinds(self) -> dict[str, int]:
+        """Return how many differences there are of each kind."""
+        return dict(Counter(tensor.kind for tensor in self.differences))
+
+
+def diff(
+    a: Catalog,
+    b: Catalog,
+    a_strategy: Strategy | None = None,
+    b_strategy: Strategy | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    *,
+    tolerance: Tolerance | None = None,
+    executor: Executor | None = None,
+    open_progress: OpenProgress = no_progress,
+) -> Difference:
+    """Find the differences between two checkpoints.
+
+    Parameters
+    ----------
+    a, b
+        The checkpoints, from `scan`.
+    a_strategy, b_strategy
+        Their layouts; None for a file that holds full tensors, and for replicated ranks.
+    options
+        How both sides are resolved to full tensors.  With ``replicated`` every rank of a folder
+        without a strategy holds full tensors.  ``unlisted`` applies to parameters that are not in
+        the strategy and differ between ranks.  They are compared rank by rank (the default,
+        ``"rank"``), only for the lowest rank (``"first"``), or not at all (``"drop"``).
+    tolerance
+        The tolerance for equal values; by default bytes must be equal.
+    executor
+        Reads contents; by default the caller's own thread.
+    open_progress
+        See `ckpttool.verify`.
+
+    Raises
+    ------
+    FormatError, PlanError
+        All problems that prevent reading a side, in one error that names the sides, or a file that
+        changed during the run.  Replicas that differ are not an error.
+    """
+    executor = executor or InlineExecutor()
+    options = replace(options, unlisted=options.unlisted or "rank")
+    with require_unmodified_sources(a, b):
+        errors: list[CkptToolError] = []
+        sides: list[Sequence[Source]] = []
+        notes: dict[Diagnostic, str] = {}  # note to its sides
+        contradictions: list[Diagnostic] = []
+        for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
+            option = "-s" if side == "A" else "--b-strategy"
+            found = Diagnostics("diff", strict=options.strict, strategy_option=option)
+            if options.manifest != "ignore":
+                check_source(catalog, executor, found)
+            own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if catalog.is_merged and given is None and own.unlisted != "drop":
+                own = replace(own, unlisted="first")  # a single file has no ranks
+            try:
+                resolved = resolve(
+                    *(catalog, given, own, executor, found),
+                    keep_going=True,
+                    open_progress=open_progress,
+                )
+            except (PlanError, StrategyError) as error:
+                errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
+                continue
+            found.add(*resolved.content_diagnostics)
+            found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
+            checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
+            wrong = list(found.errors)
+            is_borrowed = side == "B" and _is_same_strategy(given, a_strategy)
+            borrowed = [BORROWED] if is_borrowed and found.findings else []
+            contradictions += [one.on_side(side) for one in wrong if one.code == "replica"]
+            others = [one for one in wrong if one.code != "replica"]
+            if borrowed:
+                others = [_explain_by_borrowing(one, catalog) for one in others]
+            problems = [*catalog.errors(), *others]
+            errors += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
+            errors += [PlanError(problems).on_side(side)] if problems else []
+            for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
+                notes[note] = notes.get(note, "") + side
+            sides.append(resolved.sources)
+        raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
+        pairs = list(_pairs(*sides))
+        nbytes = sum(pair.nbytes for pair in pairs)
+        with open_progress(2 * nbytes) as on_progress:
+            differences = tuple(_differences(pairs, executor, tolerance, on_progress))
+        sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
+        if not pairs:
+            contradictions += [
+                one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
+            ]
+        return Difference(len(pairs), nbytes, differences, sided, tuple(contradictions), tolerance)
+
+
+def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
+    """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
+    is_of_files = problem.code in ("dtype", "manifest") or not set(problem.ranks) <= b.files.keys()
+    hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
+    facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
+    return replace(problem, hint=hint, facts=facts)
+
+
+def _is_same_strategy(b: Strategy | None, a: Strategy | None) -> bool:
+    """Return whether both strategies were read from the same files."""
+    return b is not None and a is not None and b.files == a.files
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A tensor on both sides, or on one."""
+
+    name: str
+    rank: int | None
+    a: Source | None
+    b: Source | None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one side, if values are compared; else 0."""
+        if self.a is None or self.a.meta.text is not None or self.kind is not None:
+            return 0
+        return self.a.meta.nbytes
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of difference between the headers, or None."""
+        if self.b is None:
+            return "only in A"
+        if self.a is None:
+            return "only in B"
+        a, b = self.a.meta, self.b.meta
+        if a.dtype != b.dtype:
+            return "dtype"
+        if a.header_shape != b.header_shape:
+            return "shape"
+        return "text" if a.text != b.text else None
+
+    def difference(self, kind: Kind, values: TensorDelta | None = None) -> TensorDifference:
+        """Return a difference of this pair."""
+        a, b = (None if side is None else side.meta for side in (self.a, self.b))
+        return TensorDifference(self.name, kind, a, b, self.rank, values)
+
+
+def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
+    """Yield the tensors of both sides, those of A first."""
+    sides = [_by_name(sources) for sources in (a, b)]
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        of_a, of_b = (side.get(name, {}) for side in sides)
+        numbers = sorted({rank for rank in (*of_a, *of_b) if rank is not None})
+        ranks: list[int | None] = [*numbers] if numbers else [None]
+        for rank in ranks:
+            in_a, in_b = (held.get(rank, held.get(None)) for held in (of_a, of_b))
+            yield _Pair(name, rank, in_a, in_b)
+
+
+def _by_name(sources: Sequence[Source]) -> dict[str, dict[int | None, Source]]:
+    """Return name to rank to source; the rank of a full tensor is None."""
+    by_name: dict[str, dict[int | None, Source]] = {}
+    for source in sources:
+        rank = None if source.rank_cycle is None else source.rank_cycle[0]
+        by_name.setdefault(source.meta.name, {})[rank] = source
+    return by_name
+
+
+def _differences(
+    pairs: list[_Pair],
+    executor: Executor,
+    tolerance: Tolerance | None,
+    on_progress: Callable[[int], None],
+) -> Iterator[TensorDifference]:
+    """Yield the differences, in the order of the pairs."""
+
+    def tensors() -> Iterator[tuple[int, tuple[OutputTensor, ...]]]:
+        for i, pair in enumerate(pairs):
+            if pair.nbytes and pair.a is not None and pair.b is not None:
+                yield i, (OutputTensor.full(pair.a), OutputTensor.full(pair.b))
+
+    values: dict[int, TensorDelta] = {}
+    for i, stats in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
+        if stats.differences[0].count:
+            values[i] = stats.differences[0]
+    for i, pair in enumerate(pairs):
+        if pair.kind is not None:
+            yield pair.difference(pair.kind)
+        elif i in values:
+            yield pair.difference("values", values[i])

@@ -1,0 +1,604 @@
+"""What a checkpoint or a strategy is, at a glance: sizes, parallelism, completeness, folded rows.
+
+A row stands for the tensors that are alike: layers whose names differ only in their numbers, and
+the optimizer states of a parameter that are distributed like it.  All of it follows from headers
+and layouts; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, product, zip_longest
+from typing import TYPE_CHECKING, Literal
+
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import TEXT
+from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
+from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
+from ckpttool.planning.missing import ranks_without_file
+from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.wording import format_numbers
+
+if TYPE_CHECKING:
+    from ckpttool.planning.resolve import ResolvedSources
+
+# How a distribution is known: a strategy lists the tensor or its parameter; the checkpoint
+# describes its slices; a strategy or a description omits it; a merged checkpoint holds it; nothing
+# says how the slices on the ranks fit together.
+Known = Literal["layout", "described", "unlisted", "full", "stored"]
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a tensor is distributed over ranks; equal if only the first rank of the stage differs.
+
+    Ranks are counted from ``first_rank``, slices are in C order.  ``slice_counts`` is None if the
+    slices are no grid, or not known.
+    """
+
+    known: Known
+    slice_counts: tuple[int, ...] | None  # along each axis, optimizer shard included
+    local_owners: tuple[Ranks, ...] = field(hash=False)  # of each slice, on disk
+    local_others: Ranks = field(default=(), hash=False)  # hold the tensor too, in other stages
+    optimizer_shard: int = 1  # slices into which it splits axis 0
+    replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
+    first_rank: int = field(default=0, compare=False)
+
+    @property
+    def owners(self) -> tuple[Ranks, ...]:
+        """The ranks that hold each slice, slices in C order."""
+        return tuple(_shift(ranks, self.first_rank) for ranks in self.local_owners)
+
+    @property
+    def others(self) -> Ranks:
+        """Further ranks that hold the tensor, in other stages."""
+        return _shift(self.local_others, self.first_rank)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether there are several slices."""
+        return len(self.local_owners) > 1
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a layout or a description gives the slices."""
+        return self.known in ("layout", "described")
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of a layout."""
+        return self.first_rank // (math.prod(self.cuts) * self.replicas)
+
+    @property
+    def cuts(self) -> Ranks:
+        """Slices along each axis, without the optimizer shard."""
+        first, *rest = self.slice_counts or (1,)
+        return (first // self.optimizer_shard, *rest)
+
+
+def _shift(ranks: Iterable[int], by: int) -> Ranks:
+    return tuple(rank + by for rank in ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a checkpoint or of a strategy, and how it is distributed.
+
+    Without layouts a tensor is an entry for each element type and shape in which ranks store it;
+    ``nbytes`` and ``elements`` then count all that these ranks store, and else the full tensor.
+    """
+
+    name: str
+    dtype: str  # "" in a strategy
+    shape: tuple[int, ...] | None  # of the full tensor, or without layouts as it is stored
+    placement: Placement
+    nbytes: int = 0
+    elements: int = 0
+    layout: Layout | None = None  # that a strategy gives
+    source: Source | None = None  # of a resolved checkpoint
+
+    @property
+    def is_single_value(self) -> bool:
+        """Whether the tensor has one element."""
+        return self.shape is not None and math.prod(self.shape) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tensors that are alike: parameters of equal layers, with their states.
+
+    ``prefixes`` stand before the name in the names of the tensors: ``("", "adam_m.")`` for the
+    parameter and a state of it.  ``entries`` are in this order for the first layer, and so on.
+    """
+
+    pattern: str  # the name, with the numbers of equal layers: layers.{0-3}.weight
+    prefixes: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def first(self) -> Entry:
+        """The first tensor."""
+        return self.entries[0]
+
+    @property
+    def parameters(self) -> tuple[Entry, ...]:
+        """The parameters without their states; if there are none, their first states."""
+        return self.entries[:: len(self.prefixes)]
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The placements on different ranks; several are in different stages."""
+        distinct = dict.fromkeys((one.placement, one.placement.first_rank) for one in self.entries)
+        if len(distinct) == 1:
+            return (self.first.placement,)
+        return tuple({(*one.owners, one.others): one for one, _ in distinct}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number of tensors, their elements and bytes, and the elements of each element type."""
+
+    tensors: int
+    parameters: int
+    nbytes: int
+    dtypes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Number of parameters with the same slices and replicas, before an optimizer shard."""
+
+    slices: int
+    replicas: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The ranks of a pipeline stage, and its device matrices, the most frequent first."""
+
+    ranks: range
+    device_matrices: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerShard:
+    """Number of tensors, states included, that an optimizer shard splits in so many slices."""
+
+    slices: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How the tensors are distributed.
+
+    ``tensor_parallel`` is the slices of all sharded parameters, if layouts say that it is tensor
+    parallelism.  A checkpoint that describes itself has no stages.
+    """
+
+    tensor_parallel: int | None
+    tensors: int  # that have a layout, states included
+    splits: tuple[Split, ...]  # the most frequent first
+    stages: tuple[Stage, ...]
+    optimizer_shards: tuple[OptimizerShard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """Whether every slice is there; None if it is not known."""
+
+    complete: bool | None
+    complete_codes: tuple[str, ...] = ()  # of diagnostics that say what is wrong or in doubt
+    missing_ranks: Ranks = ()  # without a file
+    unreadable_ranks: Ranks = ()
+    missing_tensors: tuple[str, ...] = ()  # whose slices are not all there, or do not fit together
+    replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
+
+
+@dataclass(frozen=True, slots=True)
+class EqualRanks:
+    """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
+
+    name: str = field(compare=False)
+    ranks: tuple[Ranks, ...]
+    one_value: bool  # in all samples, so that slices of different elements may be equal
+    sampled: bool = field(compare=False)  # not all of the tensor was read
+
+    @property
+    def kind(self) -> Literal["equal", "different", "one value"]:
+        """Whether the ranks hold equal samples, or different ones, or too little to tell."""
+        if len(self.ranks) > 1:
+            return "different"
+        return "one value" if self.one_value else "equal"
+
+
+@dataclass(frozen=True)  # no slots, for cached_property
+class Summary:
+    """A checkpoint or a strategy at a glance.
+
+    The amounts are those of full tensors, or without layouts what all ranks store.  Single values
+    that are not in the strategy, and texts, are in ``other``.
+    """
+
+    entries: tuple[Entry, ...]
+    parameter_of_state: Mapping[str, str]
+    weights: Amount
+    optimizer_state: Amount
+    other: Amount
+    parallelism: Parallelism | None = None  # None if nothing says it
+    completeness: Completeness | None = None  # None for a strategy
+    equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
+
+    @cached_property
+    def has_all_samples(self) -> bool:
+        """Whether all tensors to sample have samples, not only the first of each row."""
+        return self.equal_ranks.keys() == set(names_to_sample(self.entries))
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """All entries, folded."""
+        return fold_rows(self)
+
+
+# ------------------------------------------------------------------------------------------ entries
+
+
+def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
+    """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
+
+    If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
+    a file or without.
+    """
+    catalog = resolved.catalog
+    placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
+    entries = []
+    for source in resolved.sources:
+        meta, slicing = source.meta, source.slicing
+        held = catalog.holders[meta.name]
+        key = (slicing.distribution_key, source.has_layout, id(held))
+        if key not in placements:
+            placements[key] = _place(source, held, resolved)
+        layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
+        entries.append(
+            Entry(
+                meta.name,
+                meta.dtype,
+                meta.header_shape,
+                placements[key],
+                meta.nbytes,
+                0 if meta.text is not None else math.prod(meta.header_shape),
+                layout if source.has_layout else None,
+                source,
+            )
+        )
+    return tuple(entries)
+
+
+def _place(source: Source, held: Ranks, resolved: ResolvedSources) -> Placement:
+    """Return the placement of a tensor that the ranks in ``held`` have."""
+    slicing = source.slicing
+    if not source.has_layout:
+        known: Known = "described" if isinstance(resolved.sharding, Replicated) else "unlisted"
+        return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
+    having = frozenset(held)
+    owners = tuple(slicing.owners())
+    if not resolved.is_deduplicated:
+        owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
+    others = having.difference(*owners)
+    if isinstance(slicing, LayoutSlicing):
+        return _place_layout(slicing.layout, owners, others)
+    assert isinstance(slicing, BoxSlicing)
+    first = min(chain(*owners), default=0)
+    return Placement(
+        "described",
+        slicing.slice_counts if slicing.is_grid else None,
+        tuple(_shift(ranks, -first) for ranks in owners),
+        _shift(sorted(others), -first),
+        replicas=min(map(len, owners), default=0),
+        first_rank=first,
+    )
+
+
+def _place_layout(layout: Layout, owners: Iterable[Ranks], others: Iterable[int]) -> Placement:
+    return Placement(
+        "layout",
+        layout.slice_counts,
+        tuple(_shift(ranks, -layout.first_rank) for ranks in owners),
+        _shift(sorted(others), -layout.first_rank),
+        layout.optimizer_shard,
+        layout.replicas,
+        layout.first_rank,
+    )
+
+
+def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> tuple[Entry, ...]:
+    """Return the parameters of a strategy: on the ranks of their first stage and of the others.
+
+    MindSpore writes them in no order, so they are sorted by name, numbers by value.
+    """
+    placements: dict[Sequence[Layout], Placement] = {}
+    entries = []
+    for name in sorted(layouts, key=lambda name: _NUMBER.sub(lambda m: m[0].zfill(9), name)):
+        of_stages = layouts[name]
+        first, *rest = of_stages
+        if of_stages not in placements:
+            others = chain.from_iterable(layout.ranks for layout in rest)
+            placements[of_stages] = _place_layout(first, first.slice_owners(), others)
+        placement = placements[of_stages]
+        entries.append(Entry(name, "", first.full_shape, placement, layout=first))
+    return tuple(entries)
+
+
+def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
+    """Return pattern to layouts for the rules of a hand-written strategy."""
+    rules = strategy.rules.rules if strategy.rules else ()
+    return {rule.pattern: rule.layouts(len(rule.layout.tensor_map)) for rule in rules}
+
+
+def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
+    """Return the tensors of files without layouts: one for each element type and shape."""
+    is_merged = catalog.is_merged
+    kinds: dict[str, dict[tuple[str, tuple[int, ...]], dict[Ranks, int]]] = {}
+    for ranks, header in catalog.headers.items():
+        for name, tensor in header.items():
+            meta = tensor.meta
+            stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.header_shape), {})
+            stored[ranks] = meta.nbytes
+    placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
+    entries = []
+    for name, found in kinds.items():
+        for (dtype, shape), stored in found.items():
+            groups = (tuple(catalog.files),) if is_merged else tuple(stored)
+            if groups not in placements:
+                held = tuple(sorted(chain(*groups)))
+                placements[groups] = Placement("full" if is_merged else "stored", None, (held,))
+            nbytes = sum(len(ranks) * one for ranks, one in stored.items())
+            elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
+            entries.append(Entry(name, dtype, shape, placements[groups], nbytes, elements))
+    return tuple(entries)
+
+
+def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the names on several ranks without a layout: only contents tell if they differ."""
+    holders: Counter[str] = Counter()
+    for one in entries:
+        if one.placement.known in ("unlisted", "stored"):
+            holders[one.name] += len(one.placement.local_owners[0])
+    return tuple(name for name, number in holders.items() if number > 1)
+
+
+def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
+    """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
+    if isinstance(source.slicing, BoxSlicing):
+        return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
+    return tuple(dict.fromkeys(source.layout.slice_shapes(source.meta.shape)))
+
+
+# --------------------------------------------------------------------------------------------- rows
+
+_MAX_NUMBERS = 8  # of a name that are numbers of layers
+# The number of a layer; what is longer, or has leading zeros, is a part of the name.
+_NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
+
+
+def fold_rows(summary: Summary) -> tuple[Row, ...]:
+    """Fold equal layers into one row, and optimizer states into the row of their parameter.
+
+    Examples
+    --------
+    >>> full = Placement("layout", (1,), ((0, 1),))
+    >>> names = ("layers.0.weight", "layers.1.weight", "adam_m.layers.0.weight")
+    >>> summary = summarize([Entry(name, "Float32", (4,), full) for name in names],
+    ...                     {"adam_m.layers.0.weight": "layers.0.weight"})
+    >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
+    [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
+    """
+    alike: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
+    samples = summary.equal_ranks if summary.has_all_samples else {}
+    for entry in summary.entries:
+        parameter = summary.parameter_of_state.get(entry.name, entry.name)
+        base = parameter if entry.name.endswith(parameter) else entry.name
+        how: tuple[object, ...] = (entry.shape, entry.placement, samples.get(entry.name))
+        alike.setdefault((base, entry.placement.first_rank, how), []).append(entry)
+    layers: dict[object, dict[tuple[int, ...], Row]] = {}
+    for (base, _, how), members in alike.items():
+        members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
+        row = Row(base, tuple(one.name.removesuffix(base) for one in members), tuple(members))
+        dtypes = tuple(entry.dtype for entry in members)
+        kind = (_NUMBER.sub("#", base, _MAX_NUMBERS), row.prefixes, dtypes, how)
+        numbers = tuple(map(int, _NUMBER.findall(base)[:_MAX_NUMBERS]))
+        layers.setdefault(kind, {})[numbers] = row
+    return tuple(row for found in layers.values() for row in _fold_layers(found))
+
+
+def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
+    """Yield the rows of tensors whose names differ only in their numbers."""
+    for ways in _factor(layers):
+        rows = [layers[key] for key in product(*ways)]
+        numbers = map(format_numbers, ways)
+        texts = [text if text.isdigit() else f"{{{text}}}" for text in numbers]
+        between = _NUMBER.split(rows[0].pattern, _MAX_NUMBERS)
+        pattern = "".join(chain(*zip_longest(between, texts, fillvalue="")))
+        yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
+
+
+def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
+    """Write a set of tuples as products of sets, in the order of their first tuples.
+
+    Examples
+    --------
+    >>> _factor([(0, 0), (0, 1), (1, 0), (1, 1), (2, 5)])
+    [((0, 1), (0, 1)), ((2,), (5,))]
+    """
+    tuples = list(tuples)
+    if not tuples[0]:
+        return [()]
+    rests: dict[int, list[tuple[int, ...]]] = {}
+    for head, *rest in tuples:
+        rests.setdefault(head, []).append(tuple(rest))
+    heads: dict[frozenset[tuple[int, ...]], list[int]] = {}
+    for head, found in rests.items():
+        heads.setdefault(frozenset(found), []).append(head)
+    return [
+        (tuple(values), *ways) for values in heads.values() for ways in _factor(rests[values[0]])
+    ]
+
+
+# ------------------------------------------------------------------------------------------ summary
+
+
+def summarize(
+    entries: Sequence[Entry],
+    parameter_of_state: Mapping[str, str],
+    parallelism: Parallelism | None = None,
+    completeness: Completeness | None = None,
+) -> Summary:
+    """Return the summary of tensors, with their amounts.
+
+    A tensor with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
+    unless a strategy lists it.
+    """
+    weights: list[Entry] = []
+    states: list[Entry] = []
+    other: list[Entry] = []
+    for entry in entries:
+        is_listed = entry.placement.is_listed
+        has_prefix = not is_listed and parse_name(entry.name).parameter is not None
+        if entry.name in parameter_of_state or has_prefix:
+            states.append(entry)
+        else:
+            (other if entry.is_single_value and not is_listed else weights).append(entry)
+    amounts = (_add_up(weights), _add_up(states), _add_up(other))
+    return Summary(tuple(entries), parameter_of_state, *amounts, parallelism, completeness)
+
+
+def _add_up(entries: Sequence[Entry]) -> Amount:
+    dtypes: Counter[str] = Counter()
+    for entry in entries:
+        dtypes[entry.dtype] += entry.elements
+    nbytes = sum(entry.nbytes for entry in entries)
+    names = {entry.name for entry in entries}
+    return Amount(len(names), dtypes.total(), nbytes, dict(dtypes.most_common()))
+
+
+def find_parallelism(
+    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Sharding
+) -> Parallelism:
+    """Return how tensors with layouts are distributed, in numbers.
+
+    It is tensor parallelism if all sharded parameters are split over the same groups of ranks, and
+    some matrices along rows and others along columns.  Other cuts may be of another kind: of
+    experts, or of an embedding table.
+    """
+    splits: Counter[tuple[int, int]] = Counter()
+    shards: Counter[int] = Counter()
+    cuts = set()
+    grids: set[tuple[Ranks, tuple[Ranks, ...]]] = set()  # of sharded parameters
+    groups: set[frozenset[Ranks]] = set()  # ranks with equal slices, before an optimizer shard
+    for entry in entries:
+        placement = entry.placement
+        if placement.is_listed:
+            shards[placement.optimizer_shard] += 1
+        if placement.is_listed and entry.name not in parameter_of_state:
+            slices = len(placement.local_owners) // placement.optimizer_shard
+            splits[slices, placement.replicas] += 1
+            if slices > 1:
+                cuts.add(placement.cuts)
+                if entry.layout is None:
+                    groups.add(frozenset(placement.local_owners))
+                else:
+                    grids.add((entry.layout.device_matrix, entry.layout.tensor_map))
+    groups |= {frozenset(Layout(*grid).slice_owners()) for grid in grids}
+    tensors = shards.total()
+    del shards[1]
+    matrices = {(rows > 1, columns > 1) for rows, columns in (one for one in cuts if len(one) == 2)}
+    is_tensor_parallel = (
+        len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
+    )
+    return Parallelism(
+        len(groups.pop()) if is_tensor_parallel else None,
+        tensors,
+        tuple(Split(*key, number) for key, number in splits.most_common()),
+        tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
+        tuple(OptimizerShard(*item) for item in sorted(shards.items())),
+    )
+
+
+def _find_stages(strategy: Strategy) -> Iterator[Stage]:
+    matrices: dict[int, Counter[tuple[int, ...]]] = {}
+    for layout in chain(*strategy.layouts.values(), *layouts_of_rules(strategy).values()):
+        matrices.setdefault(layout.first_rank, Counter())[layout.device_matrix] += 1
+    for first in strategy.ranks[:: strategy.stage_ranks]:
+        common = matrices.get(first, Counter()).most_common()
+        ranks = range(first, first + strategy.stage_ranks)
+        yield Stage(ranks, tuple(matrix for matrix, _ in common))
+
+
+_DOUBTS = (
+    *("strategy", "invalid_strategy", "contradicted", "replica"),
+    *("undecided_shard", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
+)
+_INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
+_UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
+
+
+def assess(
+    catalog: Catalog, sharding: Sharding | None, entries: Iterable[Entry], found: Diagnostics
+) -> Completeness:
+    """Return whether all slices of a checkpoint are there, from what a command found.
+
+    ``entries`` are the tensors whose slices are all there.  ``sharding`` is None if nothing says
+    how tensors are spread over the files.  Empty files that should hold some are damaged.
+    """
+    unread = [error.code for error in found.failures if isinstance(error, StrategyError)]
+    codes = dict.fromkeys([*(one.code for one in found), *unread])
+    doubts = [code for code in codes if code in _DOUBTS]
+    wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
+    wrong += [code for code in codes if code in _UNFINISHED]
+    replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
+    failures = [one for one in found.failures if one not in catalog.damaged.values()]
+    if catalog.damaged.keys() - replaced or (failures and sharding is not None):
+        wrong.append("damaged")
+    of_ranks = Merged() if catalog.is_merged or sharding is None else sharding
+    # A strategy that does not fit tells nothing of ranks.
+    missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
+    unreadable = tuple(catalog.damaged)
+    if sharding is None:
+        reasons = tuple(dict.fromkeys((*doubts, *wrong)))
+        return Completeness(None, reasons, missing_ranks, unreadable)
+    named = {entry.name for entry in entries}
+    problems = chain(found.errors, *(error.diagnostics for error in found.failures))
+    lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
+    expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
+    missing = tuple(name for name in expected if name not in named)
+    placements = {entry.placement for entry in entries if entry.placement.is_listed}
+    counts = {len(ranks) for placement in placements for ranks in placement.local_owners}
+    if counts and "deduplicated" in codes:
+        counts = {1}
+    return Completeness(
+        False if wrong or missing else None if doubts else True,
+        tuple(dict.fromkeys((*wrong, *doubts))),
+        missing_ranks,
+        unreadable,
+        missing,
+        (min(counts), max(counts)) if counts else None,
+    )
+
+
+def group_ranks(catalog: Catalog) -> list[Ranks]:
+    """Group the ranks whose files have tensors of the same names, the largest group first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for ranks, header in catalog.headers.items():
+        groups.setdefault(tuple(header), []).extend(ranks)
+    found = (tuple(sorted(ranks)) for ranks in groups.values())
+    return sorted(found, key=lambda ranks: (-len(ranks), ranks))
