@@ -40,6 +40,7 @@ def describe_run(
     """Return the JSON document of merge, split and reshard."""
     from ckpttool.operations.describe import describe_layout
 
+    (catalog,) = plan.inputs
     documents = documents_of(plan, assignment)
     indexes = [document.path for document in documents if document.kind == "index"]
     strategies = [document.path for document in documents if document.kind == "strategy"]
@@ -48,8 +49,8 @@ def describe_run(
     return {
         "schema": SCHEMA,
         "outputs": [{**_describe_written(out), "kept": out.is_kept} for out in written],
-        "step": plan.catalog.step,
-        "src_bytes": sum(file.nbytes for file in plan.catalog.files.values()),
+        "step": catalog.step,
+        "src_bytes": sum(file.nbytes for file in catalog.files.values()),
         "dst_bytes": sum(out.nbytes for out in written),
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if sharded else {}),

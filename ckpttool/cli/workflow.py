@@ -252,7 +252,7 @@ def _print_written(
     metas = [source.meta for source in documents.find_largest(plan)]
     if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
-    catalog = plan.catalog
+    (catalog,) = plan.inputs
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""
