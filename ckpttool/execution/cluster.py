@@ -31,7 +31,7 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
+from ckpttool.execution.copy import CopyOptions, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import OutputFile, Plan
@@ -269,17 +269,15 @@ class FileTask:
         Path of the claim; the worker stops when this file is gone.
     output
         What to write, with only the slices that it needs.  The worker computes the pieces.
-    band_bytes, task_bytes, task_pieces
-        See `CopyOptions`.
+    options
+        How much is done at a time.
     wants_read
         See `FillTask`.
     """
 
     claim: str
     output: OutputFile
-    band_bytes: int
-    task_bytes: int
-    task_pieces: int
+    options: CopyOptions
     wants_read: bool = False
 
 
@@ -320,20 +318,13 @@ class RemoteFile:
         self._fd = claim(self._path)
         self.attempt: Attempt | None = None
 
-    def task(
-        self,
-        band_bytes: int,
-        task_bytes: int,
-        task_pieces: int = TASK_PIECES,
-        wants_read: bool = False,
-    ) -> FileTask:
+    def task(self, options: CopyOptions, wants_read: bool = False) -> FileTask:
         """Return the task of a worker; see `FileTask`."""
         tensors = (
             tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
         )
         output = replace(self._output, tensors=tuple(tensors))
-        sizes = band_bytes, task_bytes, task_pieces
-        return FileTask(str(self._path), output, *sizes, wants_read)
+        return FileTask(str(self._path), output, options, wants_read)
 
     def seal(self, crc: int | None = None) -> int:
         """Read the header of the attempt back, and return its size in bytes.
@@ -403,8 +394,7 @@ def _write(task: FileTask, path: str) -> Attempt:
         hashes: list[UnitHash] = []
         crcs: list[CrcExtent] = []
         read: list[ReadUnit] = []
-        sizes = task.band_bytes, task.task_bytes, task.task_pieces
-        for fill_task in cut_into_tasks([(output, index)], *sizes, task.wants_read):
+        for fill_task in cut_into_tasks([(output, index)], task.options, task.wants_read):
             _require_claim(task.claim)
             filled = fill(fill_task)
             nbytes += filled.nbytes

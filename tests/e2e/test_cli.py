@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.params import Size
+from ckpttool.cli.params import parse_size
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -855,7 +855,7 @@ def test_what_was_meant_is_told_to_those_who_did_not_say_it(
     [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
 )
 def test_a_size_is_a_number_and_a_unit(word, nbytes):
-    assert Size().convert(word, None, None) == nbytes
+    assert parse_size(word) == nbytes
 
 
 def test_a_checksum_of_one_file_is_told_of_the_file(tmp_path):

@@ -18,8 +18,8 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.copy import cut_into_tasks, fill
-from ckpttool.execution.execute import CopyOptions, _failure, execute
+from ckpttool.execution.copy import CopyOptions, cut_into_tasks, fill
+from ckpttool.execution.execute import _failure, execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, header_of, suffix_of
 from ckpttool.formats.local import demand_same
@@ -69,7 +69,7 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     output = next(iter(plan))
     path = tmp_path / "file.ckpt"
     index = create_file(get_format(output.format), str(path), output.metas, {})
-    for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
+    for task in cut_into_tasks([(output, index)], CopyOptions(100, 300)):
         again = pickle.loads(pickle.dumps(task))
         for one, unit in zip(again.units, task.units, strict=True):
             assert (one.tensor, one.region, one.number) == (unit.tensor, unit.region, unit.number)

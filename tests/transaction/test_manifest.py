@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
