@@ -19,9 +19,21 @@ from ckpttool._version import __version__
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions, scan
-    from ckpttool.errors import (
+    from ckpttool.execution.copy import CopyOptions
+    from ckpttool.execution.execute import execute
+    from ckpttool.execution.executors import RunOptions, open_engine
+    from ckpttool.execution.memory import fit_memory
+    from ckpttool.formats import read_index
+    from ckpttool.operations.diff import diff
+    from ckpttool.operations.inspect import describe
+    from ckpttool.operations.verify import verify
+    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.resolve import ResolveOptions, resolve
+    from ckpttool.problems import (
         CkptToolError,
         CombinedError,
+        Diagnostic,
+        Diagnostics,
         EngineError,
         ExecutionError,
         FormatError,
@@ -30,46 +42,35 @@ if TYPE_CHECKING:
         UnsupportedError,
         VerifyError,
     )
-    from ckpttool.execution.execute import CopyOptions, execute
-    from ckpttool.execution.executors import RunOptions, open_engine
-    from ckpttool.execution.memory import fit_memory
-    from ckpttool.formats import read_index
-    from ckpttool.model.diagnostics import Diagnostic, Diagnostics, diagnose
-    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
-    from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.verification.describe import describe
-    from ckpttool.verification.diff import diff
-    from ckpttool.verification.verify import verify
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
 # without arrays (--help, --version, completion) does not wait for numpy and h5py.
 _MODULES = {
-    "CkptToolError": "ckpttool.errors",
-    "CombinedError": "ckpttool.errors",
-    "Diagnostic": "ckpttool.model.diagnostics",
-    "Diagnostics": "ckpttool.model.diagnostics",
-    "CopyOptions": "ckpttool.execution.execute",
-    "EngineError": "ckpttool.errors",
-    "ExecutionError": "ckpttool.errors",
-    "FormatError": "ckpttool.errors",
+    "CkptToolError": "ckpttool.problems",
+    "CombinedError": "ckpttool.problems",
+    "Diagnostic": "ckpttool.problems",
+    "Diagnostics": "ckpttool.problems",
+    "CopyOptions": "ckpttool.execution.copy",
+    "EngineError": "ckpttool.problems",
+    "ExecutionError": "ckpttool.problems",
+    "FormatError": "ckpttool.problems",
     "OutputOptions": "ckpttool.planning.plans",
-    "PlanError": "ckpttool.errors",
+    "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.planning.resolve",
     "RunOptions": "ckpttool.execution.executors",
     "SourceOptions": "ckpttool.discovery.scan",
-    "StrategyError": "ckpttool.errors",
+    "StrategyError": "ckpttool.problems",
     "Tolerance": "ckpttool.storage.compare",
-    "UnsupportedError": "ckpttool.errors",
-    "VerifyError": "ckpttool.errors",
-    "describe": "ckpttool.verification.describe",
-    "diagnose": "ckpttool.model.diagnostics",
-    "diff": "ckpttool.verification.diff",
+    "UnsupportedError": "ckpttool.problems",
+    "VerifyError": "ckpttool.problems",
+    "describe": "ckpttool.operations.inspect",
+    "diff": "ckpttool.operations.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
     "finalize": "ckpttool.transaction.finalize",
@@ -82,7 +83,7 @@ _MODULES = {
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.planning.resolve",
     "scan": "ckpttool.discovery.scan",
-    "verify": "ckpttool.verification.verify",
+    "verify": "ckpttool.operations.verify",
     "write_strategy": "ckpttool.strategy_files.writer",
 }
 
@@ -107,7 +108,6 @@ __all__ = [
     "VerifyError",
     "__version__",
     "describe",
-    "diagnose",
     "diff",
     "execute",
     "finalize",

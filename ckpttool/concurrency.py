@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from threading import Event
 from typing import ParamSpec, Protocol, TypeVar
 
-from ckpttool.errors import EngineError
+from ckpttool.problems import EngineError
 
 
 class InlineExecutor(Executor):

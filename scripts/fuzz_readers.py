@@ -29,15 +29,15 @@ sys.path.insert(0, str(ROOT))
 with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.discovery.checkpoint2 import read_metadata
     from ckpttool.discovery.hyper_parallel import read_metadata as read_hyper_metadata
-    from ckpttool.errors import CkptToolError, FormatError
     from ckpttool.formats.ckpt import Ckpt
     from ckpttool.formats.foreign import read_group_info, read_rank_table
     from ckpttool.formats.hdf5 import Hdf5
     from ckpttool.formats.safetensors import Safetensors
     from ckpttool.formats.sandbox import Sandbox
     from ckpttool.formats.weight_index import read_index_file
-    from ckpttool.model.diagnostics import Diagnostics
     from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
+    from ckpttool.problems import CkptToolError, Diagnostics, FormatError
+    from ckpttool.storage.files import write_header
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.log import Log
@@ -230,7 +230,7 @@ def main() -> None:
     folder = tempfile.mkdtemp()  # libFuzzer ends the process; scripts/fuzz removes what is left
     path = Path(folder, "input")
     with Path(folder, "good.h5").open("w+b") as file:
-        Hdf5().create(file.fileno(), StoredFile(file.name), SMALL, {})
+        write_header(file.fileno(), Hdf5().index(SMALL))
     good = Path(folder, "good.h5").read_bytes()
 
     def once(data: bytes) -> None:

@@ -20,7 +20,7 @@ from ckpttool.cli import options
 from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo, has_utf8
 from ckpttool.formats.local import list_folder, read_file
-from ckpttool.model.wording import nearest
+from ckpttool.wording import nearest
 
 PAGES = Path(ckpttool.__file__).parent / "docs"
 # The folder of each group of topics.  Other pages are for developers; index.md is for the web.

@@ -9,8 +9,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.model.catalog import MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostics, severities
+from ckpttool.problems import Diagnostics, severities
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
@@ -55,7 +54,8 @@ def inspect(
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.verification import describe
+    from ckpttool.operations import describe
+    from ckpttool.operations.inspect import examine
 
     strategies = (source.path, *more, *source.strategy_files)
     if describe.are_strategies(strategies):
@@ -87,7 +87,7 @@ def inspect(
         return
     found = Diagnostics("inspect")
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
-    if isinstance(catalog, RankCatalog) and catalog.names_of:
+    if catalog.names_of:
         found.add(*catalog.diagnostics)
         if report.as_json:
             tables.print_json(describe.describe_saves(catalog, found))
@@ -97,10 +97,10 @@ def inspect(
             tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
         found.raise_if_errors()
         return
-    reads_header_only = isinstance(catalog, MergedCatalog) and strategy is None and not crc
+    reads_header_only = catalog.is_merged and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
-        examined = describe.examine(
+        examined = examine(
             catalog,
             strategy,
             crc=crc,

@@ -20,10 +20,11 @@ from ckpttool.cli.tables import (
     terminal_columns,
 )
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.model.catalog import MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import CODES
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import (
+from ckpttool.operations.summary import Row, group_ranks
+from ckpttool.problems import CODES
+from ckpttool.wording import (
     count,
     format_bytes,
     format_number,
@@ -33,13 +34,12 @@ from ckpttool.model.wording import (
     format_sizes,
     shorten,
 )
-from ckpttool.verification.summary import Row, group_ranks
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog, RankCatalog
+    from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
-    from ckpttool.verification.describe import Inspection, Json
-    from ckpttool.verification.summary import (
+    from ckpttool.operations.describe import Inspection, Json
+    from ckpttool.operations.summary import (
         Parallelism,
         Placement,
         Stage,
@@ -71,7 +71,7 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
         "parallelism": list(_parallelism_of(examined)),
         "complete": [_completeness_text(examined)],
     }
-    if isinstance(catalog, SelfDescribedCatalog) and catalog.description.values:
+    if catalog.description is not None and catalog.description.values:
         values = catalog.description.values.items()
         facts["recorded"] = [", ".join(f"{name} {value}" for name, value in values)]
     if examined.is_merged:
@@ -91,7 +91,7 @@ def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) 
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
 
 
-def print_saves(catalog: RankCatalog) -> None:
+def print_saves(catalog: Catalog) -> None:
     """Print which ranks have which files, where no step was chosen."""
     ranks = [rank for of_names in catalog.names_of for rank in of_names]
     print_facts(catalog.root, {"contents": [f"{count(len(ranks), 'rank')}, no step was chosen"]})
@@ -163,7 +163,7 @@ def _differing_ranks(examined: Inspection) -> Iterator[str]:
     """Yield a line on ranks whose files hold different tensors, if there are any."""
     files = examined.catalog.files
     groups = group_ranks(examined.catalog)
-    if isinstance(examined.catalog, MergedCatalog) or len(groups) < 2:
+    if examined.catalog.is_merged or len(groups) < 2:
         return
     texts = []
     for ranks in groups[:_MAX_GROUPS]:
@@ -267,7 +267,7 @@ def _completeness_text(examined: Inspection) -> str:
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
         gone.append(f"{format_ranks(missing, most=_MAX_RANGES)} {has} no file")
-    if done.unreadable_ranks and not isinstance(examined.catalog, MergedCatalog):
+    if done.unreadable_ranks and not examined.catalog.is_merged:
         gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
     if done.complete:
         whole = "every tensor is there"
@@ -305,7 +305,7 @@ def _print_tensors(examined: Inspection) -> None:
     number = len({one.name for row in in_lines for one in row.entries})
     what = "single value" if number == 1 else "single values"
     if summary.parallelism is not None:
-        is_described = isinstance(examined.catalog, SelfDescribedCatalog)
+        is_described = examined.catalog.description is not None
         what = "not described" if is_described else "not in the strategy"
     elif not in_table:
         in_lines, in_table = [], in_lines

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttool.cli.tables import terminal_columns
-from ckpttool.model.wording import format_bytes
+from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -68,14 +68,6 @@ from ckpttool.discovery.checkpoint2 import (
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.numbered_saves import NumberedSaves
-from ckpttool.errors import (
-    CkptToolError,
-    FormatError,
-    PlanError,
-    UnfinishedError,
-    UnsupportedError,
-    raise_all,
-)
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -85,8 +77,7 @@ from ckpttool.formats.local import (
     stat_file,
 )
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
-from ckpttool.model.catalog import SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -99,7 +90,17 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredFile, StoredTensor, TensorMeta
-from ckpttool.model.wording import count, format_shape, shorten
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    UnfinishedError,
+    UnsupportedError,
+    raise_all,
+)
+from ckpttool.wording import count, format_shape, shorten
 
 MAX_BYTES = 200_000_000  # a hundred bytes and more for every slice of every rank
 _BYTES_PER_SECOND = 2_000_000  # of a metadata file, read by the slowest machine
@@ -114,7 +115,7 @@ _TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
 _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
-def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | None:
+def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     """Return the catalog of a hyper-parallel checkpoint; None if ``src`` is something else.
 
     Parameters
@@ -137,7 +138,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
         return None
     if step is not None:
         raise PlanError(
-            [Diagnostic("source", "it has one save and no steps", "omit --step", where=src)]
+            [Diagnostic("source", "it has one save and no steps", hint="omit --step", where=src)]
         )
     documents = tuple(identify_file(str(path)) for path in paths)
     tensors, objects = _read_all(documents)
@@ -149,7 +150,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> SelfDescribedCatalog | No
     errors: list[FormatError] = []
     folder = _Folder(Path(src), read_existing_files(Path(src), sorted(named), errors))
     description = replace(_place_boxes(tensors, folder, diagnostics), files=tuple(map(str, paths)))
-    return SelfDescribedCatalog(
+    return Catalog(
         src,
         folder.by_rank(tensors),
         step=None if (number := _STEPS.number(Path(src))) is None else str(number),
@@ -234,7 +235,7 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
     return Diagnostic(
         "unfinished",
         f"a save that did not finish: {_missing_metadata(folder)}",
-        f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
+        hint=f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
         facts=f"{count(len(files), 'file')} of tensors, which may be missing or cut short",
         path=str(folder),
         where=str(folder),

@@ -27,13 +27,12 @@ from ckpttool.discovery.file_names import RankFile, step_of
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, is_link, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.transaction.states import is_earlier_record
+from ckpttool.wording import format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -58,7 +57,7 @@ def describe_unfinished_save(code: str, save: Path) -> Diagnostic:
     """Return the diagnostic of an emergency save that not all ranks finished."""
     text = "an emergency save that did not finish: files may be missing or old"
     hint = f"mv {save} {str(save).removesuffix('_tmp')}, if all files are there"
-    return Diagnostic(code, text, hint, path=str(save), where=str(save))
+    return Diagnostic(code, text, hint=hint, path=str(save), where=str(save))
 
 
 def is_unfinished_name(path: Path) -> bool:
@@ -83,7 +82,7 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
         return found
     ranks = tuple(sorted({item.rank for item in backups}))
     text = f"{format_ranks(ranks)}: {_BACKUP}, a backup for a restart, is ignored"
-    diagnostics.add(Diagnostic("skipped", text, "--step backup", ranks=ranks))
+    diagnostics.add(Diagnostic("skipped", text, hint="--step backup", ranks=ranks))
     return others
 
 
@@ -135,7 +134,7 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
             code, text, hint = "leftover", "an emergency save that did not finish: ignored", ""
         else:
             code, text, hint = "skipped", "an emergency save: ignored", f"{save} as SRC"
-        diagnostics.add(Diagnostic(code, text, hint, path=str(save), where=str(save)))
+        diagnostics.add(Diagnostic(code, text, hint=hint, path=str(save), where=str(save)))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:
@@ -151,9 +150,7 @@ def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) ->
         if name not in markers
         and name not in emergencies
         and not name.endswith(_UNFINISHED_SUFFIXES)
-        if name not in strategies
-        and not name.endswith((MANIFEST, RECORD))
-        and not is_earlier_record(name)
+        if name not in strategies and not name.endswith((MANIFEST, RECORD))
     ]
     note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:

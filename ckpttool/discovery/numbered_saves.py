@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.wording import count, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class NumberedSaves:
         if wanted is not None and not self.is_wanted(folder, wanted):
             hint = f"{folder.absolute().parent} as SRC, or omit --step"
             text = f"not {self.noun} {wanted}"
-            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
 
     def read_tracker(self, root: Path) -> int | None:
         """Return the number of the last complete save, or None if no file names it.
@@ -106,7 +105,7 @@ class NumberedSaves:
             raise self.problem(root, folders, f"no folder of {self.noun} {wanted}", complete)
         text = f"{len(chosen)} folders of {self.noun} {folders[chosen[0]]}"
         facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
 
     def problem(
         self,
@@ -123,7 +122,7 @@ class NumberedSaves:
             default=None,
         )
         hint = "" if newest is None else f"--step {newest}"
-        return PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
 
     def note_choice(
         self,

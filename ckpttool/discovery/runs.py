@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from ckpttool.discovery.saves import SavedFile, SavedFiles
 from ckpttool.formats import read_indexes
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import shorten
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.secret import Secret
+from ckpttool.wording import shorten
 
 _Runs: TypeAlias = "dict[tuple[int, tuple[str, str, int]], list[SavedFile]]"
 # Parameter to the full shape that a slice implies; None for one of another stage.

@@ -32,11 +32,10 @@ from ckpttool.discovery.file_names import (
     read_names,
     step_of,
 )
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats.local import list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
-from ckpttool.model.wording import format_ranks
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.wording import format_ranks
 
 _RECORD = "meta.json"
 _BEGUN = ".tmp"  # MindSpore renames a file when all of it is written
@@ -219,7 +218,7 @@ def _refuse_equal_names(files: Iterable[SavedFile]) -> None:
         ranks, facts = tuple(sorted(twice)), twice[min(twice)]
         text = f"two files of one step for {format_ranks(ranks)}"
         hint = "a --pattern that matches one file of each rank"
-        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks)])
 
 
 def _list_traces(

@@ -37,7 +37,18 @@ from ckpttool.discovery.runs import drop_unfit_runs, slices_of
 from ckpttool.discovery.saves import SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save
-from ckpttool.errors import (
+from ckpttool.formats import read_index, read_indexes
+from ckpttool.formats.foreign import identify_foreign
+from ckpttool.formats.local import exists, is_file, is_folder, url_problem
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
+from ckpttool.problems import (
+    Command,
+    Diagnostic,
+    Diagnostics,
     ForeignError,
     FormatError,
     PlanError,
@@ -46,22 +57,13 @@ from ckpttool.errors import (
     UnsupportedError,
     raise_all,
 )
-from ckpttool.formats import read_index, read_indexes
-from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import exists, is_file, is_folder, url_problem
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics, diagnose
-from ckpttool.model.dtypes import SAFETENSORS_DTYPES
-from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.secret import Secret
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.states import (
     describe_record,
     find_unfinished_run,
 )
+from ckpttool.wording import count, format_ranks, shorten
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
@@ -179,7 +181,7 @@ def find(
     except FormatError as error:
         if command != "verify":
             raise
-        return MergedCatalog(src, {}, damaged={0: error})
+        return Catalog(src, {}, damaged={0: error}, is_merged=True)
     return _checked(found, command) if isinstance(found, Catalog) else found
 
 
@@ -200,10 +202,10 @@ def read_ranks(
     try:
         chosen, counted = _choose(found, strategy, diagnostics)
     except StepError as error:
-        explained = [*diagnose(error), *explain_missing_files(diagnostics)]
+        explained = [*error.diagnostics, *explain_missing_files(diagnostics)]
         if command not in ("inspect", "verify"):
             raise StepError(explained) from error
-        return RankCatalog(
+        return Catalog(
             found.root,
             {},
             diagnostics=tuple(explained),
@@ -227,7 +229,8 @@ def _checked(catalog: Catalog, command: Command) -> Catalog:
 def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     """Return what a path is, with what is wrong with it in its diagnostics."""
     if (problem := url_problem(src)) is not None:
-        raise PlanError([Diagnostic("source", *problem, where=src)])
+        what, hint = problem
+        raise PlanError([Diagnostic("source", what, hint=hint, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     merged = _scan_merged(root, src, key) if pattern is None else None
@@ -248,8 +251,8 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                 diagnostics.add(unfinished)
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
-        diagnostics.add(*diagnose(error), *describe_record(root))
-        return RankCatalog(str(root), {}, diagnostics=tuple(diagnostics))
+        diagnostics.add(*error.diagnostics, *describe_record(root))
+        return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
     if step is None:
         files = drop_backups(files, diagnostics)
     saved = read_saved_files(str(root), files, diagnostics)
@@ -310,7 +313,7 @@ def _choose(
     if wanted is None and any(order > first.save.order for order in alike):
         text = f"{format_ranks(others)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"
-        raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])
+        raise StepError([Diagnostic("strategy", text, hint=hint, facts=facts, where=found.root)])
     text = f"{format_ranks(others)}: of another run, on more ranks: ignored"
     one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
     diagnostics.add(one)
@@ -362,7 +365,7 @@ def _read_chosen(
     counted: Collection[int] | None,
     diagnostics: Diagnostics,
     on_progress: OnScan,
-) -> RankCatalog:
+) -> Catalog:
     """Return the catalog of the files of one save; only the ranks that count are missed."""
     root, paths = Path(found.root), chosen.files
     empty_ranks = {
@@ -385,7 +388,7 @@ def _read_chosen(
     diagnostics.add(*_encryption_notes(files, found.key))
     problems = tuple(_problems(root, paths.values()))
     reported = {one.path for one in problems}
-    return RankCatalog(
+    return Catalog(
         str(root),
         files,
         step=chosen.label,
@@ -476,7 +479,7 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     is_other = step is not None and not is_step(step_of(path.name), step)
     if label is not None and is_other and step not in (path.name, path.stem):
         text = f"a file of step {label} by its name, not of step {step}"
-        raise PlanError([Diagnostic("source", text, "omit --step", where=str(path))])
+        raise PlanError([Diagnostic("source", text, hint="omit --step", where=str(path))])
     raise_all(_refusals(path))
     diagnostics = Diagnostics()
     diagnostics.add(*_problems(path))
@@ -489,7 +492,13 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
         raise error if kind is None else kind.error(str(path), is_src=True) from error
     diagnostics.add(*_encryption_notes(files, key))
     evidence = _rank_evidence(path) or _twin_evidence(files[0], key)
-    return MergedCatalog(str(path), files, diagnostics=tuple(diagnostics), one_of_several=evidence)
+    return Catalog(
+        str(path),
+        files,
+        diagnostics=tuple(diagnostics),
+        one_of_several=evidence,
+        is_merged=True,
+    )
 
 
 def _rank_evidence(path: Path) -> str:
@@ -583,7 +592,7 @@ def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Ite
         text = f"{format_ranks(plain)}: not encrypted, unlike {format_ranks(tuple(encrypted))}"
         facts = "one run encrypts all files or none"
         hint = "compare their dates; `ckpttool help mixed_encryption` explains"
-        yield Diagnostic("mixed_encryption", text, hint, facts=facts, ranks=tuple(plain))
+        yield Diagnostic("mixed_encryption", text, hint=hint, facts=facts, ranks=tuple(plain))
     zero_checksum = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if zero_checksum:
         text = f"{format_ranks(zero_checksum)}: encrypted with a checksum of 0, which is ignored"

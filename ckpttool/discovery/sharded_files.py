@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.rank_folders import RANK_FOLDER
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import format_of_suffix, read_index, read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
@@ -25,11 +24,11 @@ from ckpttool.formats.weight_index import (
     is_inside,
     read_index_file,
 )
-from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.secret import Secret
+from ckpttool.wording import count, shorten
 
 _SHARD_FILE = re.compile(r"(part\d+|[\w.-]*model-\d{5}-of-\d{5}|hyper_param)\.\w+")
 
@@ -68,26 +67,26 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
     ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
-            return MergedCatalog(src, {0: read_index(str(files[0]), key)})
+            return Catalog(src, {0: read_index(str(files[0]), key)}, is_merged=True)
         if files and not ranks and all(_SHARD_FILE.fullmatch(path.name) for path in files):
             names = shorten((path.name for path in files), 3)
             text = "parts of a checkpoint without their index, so some may be missing"
             facts = f"{names}; expected {MAP_NAME} or model.safetensors.index.json"
             hint = "copy the index again, or write the parts again"
-            lost = Diagnostic("missing", text, hint, facts=facts, where=src)
+            lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
             read, damaged = _read_headers([str(path) for path in files], key)
-            return MergedCatalog(src, read, damaged=damaged, diagnostics=(lost,))
+            return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
         return None
     named = shorten(Path(index.path).name for index in indexes)
     if ranks:
         hint = f"{indexes[0].path} as SRC, or --pattern '{NUMBER.sub('{rank}', ranks[0])}/*'"
         text = "two checkpoints: an index and rank folders"
         facts = f"{named}; {shorten(ranks, 3)}"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=src)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=src)])
     if any(index.files != indexes[0].files for index in indexes):
         text = "index files that contradict each other"
         hint = f"{indexes[0].path} as SRC, or another of them"
-        raise PlanError([Diagnostic("source", text, hint, facts=named, where=src)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=named, where=src)])
     return _read_catalog(src, root, indexes, key)
 
 
@@ -102,7 +101,7 @@ def note_index(path: Path, diagnostics: Diagnostics) -> None:
         text = "read as a checkpoint of one file"
         facts = f"{indexes[0]} beside it lists other files, too"
         hint = f"{path.parent / indexes[0]} as SRC, to read them all"
-        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(path)))
+        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(path)))
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -142,9 +141,10 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
     rest = next((file for at, file in by_name.items() if Path(at).stem == COMMON_STEM), None)
     is_partial = bool(damaged or findings)
-    return MergedCatalog(
+    return Catalog(
         src,
         files,
+        is_merged=True,
         damaged=damaged,
         documents=tuple(index.file for index in indexes),
         common_tensors=(
@@ -217,7 +217,7 @@ def _copies(
 def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:
     """Return the problem of a file that contradicts its index."""
     hint = "copy the file again, or write the checkpoint again"
-    return Diagnostic(code, text, hint, facts=facts, path=str(path), where=str(path))
+    return Diagnostic(code, text, hint=hint, facts=facts, path=str(path), where=str(path))
 
 
 def _format_tensors(names: list[str]) -> str:

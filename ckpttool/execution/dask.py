@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ckpttool.concurrency import Threads
-from ckpttool.errors import EngineError
 from ckpttool.execution.cluster import RESTART, SAME_SOFTWARE, Cluster
+from ckpttool.problems import EngineError
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
-from ckpttool.errors import EngineError
+from ckpttool.problems import EngineError
 
 P = ParamSpec("P")
 T = TypeVar("T")

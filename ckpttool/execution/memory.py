@@ -6,13 +6,12 @@ import resource
 from concurrent.futures import Executor
 from pathlib import Path
 
-from ckpttool.errors import PlanError
 from ckpttool.execution.cluster import Cluster
-from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import Plan
-from ckpttool.model.wording import format_bytes
+from ckpttool.problems import Diagnostic, PlanError
+from ckpttool.wording import format_bytes
 
 MIB = 1 << 20
 MIN_BAND_BYTES = 64 << 10  # smaller copies take less time than their system calls
@@ -76,7 +75,7 @@ def fit_memory(
         message = f"--max-memory {format_bytes(max_bytes)} is too little for {engine}"
         hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
         hint += f", or {fewer}" if workers > 1 else ""
-        raise PlanError([Diagnostic("memory", message, hint)])
+        raise PlanError([Diagnostic("memory", message, hint=hint)])
     default = CopyOptions()
     worker_bytes = (max_bytes - needed) // workers
     band_bytes = min(default.band_bytes, worker_bytes // 2 // 4096 * 4096)

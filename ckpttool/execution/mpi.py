@@ -14,8 +14,8 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ckpttool.errors import EngineError
 from ckpttool.execution.cluster import ANSWER_SECONDS, RESTART, Cluster
+from ckpttool.problems import EngineError
 
 if TYPE_CHECKING:
     from mpi4py.futures import MPIPoolExecutor

@@ -76,8 +76,7 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
-from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput
+from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Header, lay_out
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -89,8 +88,8 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
+from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
     MAX_AXES,
     Ciphertext,
@@ -99,12 +98,9 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    find_maps,
     foreign_type_problems,
-    map_component_names,
-    map_of,
-    map_problems,
 )
+from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 MAX_RECORD_BYTES = 512 << 20  # contents of one record, as MindSpore (SLICE_SIZE); protobuf: < 2 GiB
@@ -168,14 +164,14 @@ class Ckpt:
         """Call the function `_read_tensors` unless the cache has an equal header."""
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
-            return known, end
+            return known.tensors, end
         tensors, stop = _read_tensors(reader, end, reader.file)
         if self._cache is not None and stop == end:
-            self._cache.store(self.name, reader, end, tensors, {})
+            self._cache.store(FileIndex((reader.file,), self.name, end, tensors), reader)
         return tensors, stop
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size of the file that `create` makes of these tensors."""
+        """Return the size of the file with the `index`."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
 
@@ -183,29 +179,15 @@ class Ckpt:
         """Return the bytes of all records without their contents, and of a trailer."""
         return self.file_bytes(tensors, attrs) - sum(step.nbytes for step in _steps(tensors))
 
-    def create(
-        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """Write a file with every record's header in place; contents are filled in later."""
-        extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
-        offset = 0
-        with os.fdopen(fd, "wb", closefd=False) as opened:
-            for step in _steps(tensors):
-                opened.seek(offset)
-                opened.write(step.header)
-                offset += len(step.header)
-                if step.text:
-                    opened.write(step.text)
-                elif step.nbytes:
-                    extents[step.name].append(Extent(offset, step.nbytes))
-                offset += step.nbytes
-            opened.truncate(offset)
-            if "crc_num" in attrs:
-                opened.seek(offset)
-                offset += opened.write(_trailer(0))
-        stored = {m.name: StoredTensor(m, file, tuple(extents[m.name])) for m in tensors}
-        written = {"crc_num": "0"} if "crc_num" in attrs else {}
-        return FileIndex((file,), self.name, offset, stored, written)
+    def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
+        """Return the headers of all records, strings included, and the place of a trailer."""
+        parts = [
+            (step.header + step.text, step.name, 0 if step.text else step.nbytes)
+            for step in _steps(tensors)
+        ]
+        if "crc_num" not in attrs:
+            return lay_out(self.name, tensors, {}, parts)
+        return lay_out(self.name, tensors, {"crc_num": "0"}, [*parts, (_trailer(0), "", 0)])
 
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield all bytes before the trailer.
@@ -224,7 +206,7 @@ class Ckpt:
         yield Extent(start, end - start)
 
     def seal(self, fd: int, crc: int | None = None) -> None:
-        """Write the checksum into the trailer that `create` reserved."""
+        """Write the checksum into the trailer, for which the header has room."""
         if crc is not None:
             with os.fdopen(fd, "r+b", closefd=False) as file:
                 file.seek(-_TRAILER_BYTES, 2)
@@ -569,11 +551,41 @@ class _Step(NamedTuple):
     text: bytes = b""  # the content, if the tensor is a string
 
 
+def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
+    """Return the components of every map parameter among tensors, by its name and theirs."""
+    maps: dict[str, dict[str, TensorMeta]] = {}
+    for meta in tensors:
+        tag = parse_name(meta.name).map
+        if tag is not None:
+            maps.setdefault(tag, {})[meta.name] = meta
+    return maps
+
+
+def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each map parameter whose components do not fit together."""
+    for tag, components in find_maps(tensors).items():
+        missing = [name for name in map_component_names(tag) if name not in components]
+        counts = [meta.shape[:1] for meta in components.values()]
+        if missing:
+            text = f"the map parameter lacks {' and '.join(missing)}"
+            yield Diagnostic("destination", text, tensor=tag)
+        elif (
+            () in counts
+            or len(set(counts)) > 1
+            or any(m.text is not None for m in components.values())
+        ):
+            shapes = ", ".join(
+                f"{name} {components[name].shape}" for name in map_component_names(tag)
+            )
+            text = "keys, values and statuses differ in number"
+            yield Diagnostic("destination", text, facts=shapes, tensor=tag)
+
+
 def _steps(tensors: Sequence[TensorMeta]) -> Iterator[_Step]:
     """Yield the records of a file, from its first byte to its last."""
     maps = find_maps(tensors)
     for meta in tensors:
-        tag = map_of(meta.name)
+        tag = parse_name(meta.name).map
         if tag is None:
             yield from _tensor_steps(meta)
         elif meta.name == next(iter(maps[tag])):
@@ -594,7 +606,7 @@ def _tensor_steps(meta: TensorMeta) -> Iterator[_Step]:
 def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step]:
     """Yield the records of a map parameter; one if it has no entries.
 
-    `ckpttool.model.tensors.map_problems` has found ``components`` complete.
+    `map_problems` has found ``components`` complete.
     """
     metas = [components[name] for name in map_component_names(tag)]
     count = metas[0].shape[0]

@@ -53,12 +53,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.concurrency import check_cancelled
-from ckpttool.errors import AuthenticityError, FormatError, LibraryError, UnsupportedError
 from ckpttool.formats.local import open_source
-from ckpttool.model.diagnostics import COPY_AGAIN
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
-from ckpttool.model.wording import shorten
+from ckpttool.problems import (
+    COPY_AGAIN,
+    AuthenticityError,
+    FormatError,
+    LibraryError,
+    UnsupportedError,
+)
 from ckpttool.secret import Secret
+from ckpttool.wording import shorten
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext

@@ -67,12 +67,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from ckpttool.errors import ForeignError, FormatError
 from ckpttool.formats.local import open_file
 from ckpttool.formats.strict_json import parse_json, read_json_object
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
-from ckpttool.model.diagnostics import COPY_AGAIN
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
 _MIN_TEXT_BYTES = 8

@@ -32,9 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from ckpttool.errors import PlanError, UnreadableError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.tensors import FileId, FileStamp, StoredFile
+from ckpttool.problems import Diagnostic, PlanError, UnreadableError
 
 # Error numbers of stat if nothing has the name.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -257,7 +256,7 @@ def _replaced(file: StoredFile) -> PlanError:
 def _changed(file: StoredFile, text: str, facts: str) -> PlanError:
     hint = "the same command again, when nothing else writes there"
     return PlanError(
-        [Diagnostic("changed", text, hint, facts=facts, path=file.path, where=file.path)]
+        [Diagnostic("changed", text, hint=hint, facts=facts, path=file.path, where=file.path)]
     )
 
 

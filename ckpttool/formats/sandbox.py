@@ -21,7 +21,6 @@ from threading import Event, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -29,6 +28,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
+from ckpttool.problems import CkptToolError, FormatError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_file
+from ckpttool.problems import FormatError
 
 _LONG_NUMBER = re.compile(rb"\d{4301}")  # Python since 3.10.7 refuses a number of so many digits
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half a character; two of them are one character

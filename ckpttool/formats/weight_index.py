@@ -45,11 +45,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_suffix, suffix_of
 from ckpttool.formats.local import identify_file
 from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import FormatError
 
 MAP_NAME = "param_name_map.json"
 SINGLE_FILE = "model.safetensors"  # what Hugging Face calls a checkpoint in one file

@@ -21,10 +21,10 @@ from operator import eq
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_source
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import count
+from ckpttool.problems import FormatError
+from ckpttool.wording import count
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 

@@ -1,17 +1,17 @@
-"""Catalogs: the headers of a checkpoint's files, of one of three kinds."""
+"""The catalog of a checkpoint: the headers of its files, and what was found beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from ckpttool.errors import FormatError
-from ckpttool.model.diagnostics import Command, Diagnostic, severities
+from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
+from ckpttool.problems import Command, Diagnostic, FormatError, severities
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,18 +38,17 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
 class Catalog:
     """The headers of the files of a checkpoint.
 
-    It is a `RankCatalog`, a `MergedCatalog` or a `SelfDescribedCatalog`.
-
     Attributes
     ----------
     root
         The folder or file that was scanned.
     files
-        Rank to header, ascending; in a `MergedCatalog`, file number to header.
+        Rank to header, ascending; of a merged checkpoint, file number to header.
     step
         Label of the selected step, as in the file names (``"10_1"``); None if the names have none.
     damaged
-        Rank to the error of its file, for files that could not be read.
+        Rank to the error of its file, for files that could not be read.  Numbers that are not ranks
+        if the checkpoint describes itself.
     diagnostics
         Files that were skipped or selected, problems that prevent a conversion, and files that
         contradict each other.  `scan` raises what is an error even for ``inspect``.
@@ -63,6 +62,28 @@ class Catalog:
     headers
         The distinct headers by the ranks that share each, lowest rank first.  Computing from these
         few saves time when thousands of ranks have equal headers.
+    is_merged
+        Whether the files hold full tensors: one file, or several with an index.  A single file may
+        still be the file of one rank, if the user gives its strategy.
+    common_tensors
+        The tensors of the common file of a merged checkpoint, which loaders give to every rank.
+        True if an index lists the tensor; other tensors may be slices of one rank.
+    copies
+        The stored copies of a tensor in other files than the index names.  They are not read, and
+        ``files`` does not have them.
+    description
+        The boxes of each rank, if the checkpoint lists them and needs no strategy.
+    missing_ranks
+        Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
+    expected_ranks
+        The ranks that the manifest of a verified set lists; None for all.
+    find_complete_step
+        Returns the newest other step of the same run whose headers are right on all ranks; or "".
+    steps_of_other_runs
+        Steps of other runs in the folder, as ``--step`` takes them, the newest first; None if all
+        files are of one run.
+    names_of
+        Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
     """
 
     root: str = field(kw_only=False)
@@ -76,6 +97,18 @@ class Catalog:
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
     )
+    _states: dict[tuple[str, ...], ParameterOfState] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    is_merged: bool = False
+    common_tensors: Mapping[str, bool] = field(default_factory=dict)
+    copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
+    description: Description | None = None
+    missing_ranks: tuple[int, ...] = ()
+    expected_ranks: frozenset[int] | None = None
+    find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
+    steps_of_other_runs: tuple[str, ...] | None = None
+    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}
@@ -83,6 +116,9 @@ class Catalog:
             groups.setdefault(id(file.header), ([], file.header))[0].append(rank)
         headers = {tuple(ranks): header for ranks, header in groups.values()}
         object.__setattr__(self, "headers", headers)
+        if self.needs_strategy:
+            for rank, error in self.damaged.items():
+                error.rank = rank
 
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
         """Return the diagnostics that are errors for a command."""
@@ -90,9 +126,14 @@ class Catalog:
         return tuple(one for one in self.diagnostics if column[one.code] == "error")
 
     @property
+    def indexes(self) -> tuple[str, ...]:
+        """The index files of a merged checkpoint that were read."""
+        return tuple(file.path for file in self.documents if self.is_merged)
+
+    @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of all files of the checkpoint."""
-        return tuple(path for file in self.files.values() for path in file.paths)
+        """The paths of all files of the checkpoint, indexes first."""
+        return (*self.indexes, *chain(*(file.paths for file in self.files.values())))
 
     @property
     def stamps(self) -> dict[str, FileStamp | None]:
@@ -108,6 +149,16 @@ class Catalog:
             for name, tensor in header.items():
                 metas.setdefault(name, tensor.meta)
         return metas
+
+    def match_states(self, listed: Collection[str] = ()) -> ParameterOfState:
+        """Match its optimizer states with their parameters, once for the same ``listed`` names.
+
+        See `ckpttool.model.names.match_states`.
+        """
+        key = tuple(listed)
+        if key not in self._states:
+            self._states[key] = match_states(listed, self.metas)
+        return self._states[key]
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
@@ -136,78 +187,11 @@ class Catalog:
             return groups[0]
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
 
-    def is_expected(self, rank: int) -> bool:
-        """Return whether the checkpoint should have a file for ``rank``."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankCatalog(Catalog):
-    """A checkpoint whose files, one or more for each rank, hold slices.
-
-    Attributes
-    ----------
-    missing_ranks
-        Ranks without a file: gaps in the numbers, and rank folders without a checkpoint.
-    expected_ranks
-        The ranks that the manifest of a verified set lists; None for all.
-    find_complete_step
-        Returns the newest other step of the same run whose headers are right on all ranks; or "".
-    steps_of_other_runs
-        Steps of other runs in the folder, as ``--step`` takes them, the newest first; None if all
-        files are of one run.
-    names_of
-        Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
-    """
-
-    missing_ranks: tuple[int, ...] = ()
-    expected_ranks: frozenset[int] | None = None
-    find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
-    steps_of_other_runs: tuple[str, ...] | None = None
-    names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for rank, error in self.damaged.items():
-            error.rank = rank
+    @property
+    def needs_strategy(self) -> bool:
+        """Whether only a strategy, or the user, can say how the files of ranks fit together."""
+        return not self.is_merged and self.description is None
 
     def is_expected(self, rank: int) -> bool:
         """Return whether the checkpoint should have a file for ``rank``."""
         return self.expected_ranks is None or rank in self.expected_ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergedCatalog(Catalog):
-    """A checkpoint of full tensors: one file, or several with an index.
-
-    A single file may still be the file of one rank, if the user gives its strategy.
-
-    Attributes
-    ----------
-    common_tensors
-        The tensors of the common file, which loaders give to every rank.  True if an index lists
-        the tensor; other tensors may be slices of one rank.
-    copies
-        The stored copies of a tensor in other files than the index names.  They are not read, and
-        ``files`` does not have them.
-    """
-
-    common_tensors: Mapping[str, bool] = field(default_factory=dict)
-    copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
-
-    @property
-    def indexes(self) -> tuple[str, ...]:
-        """The index files that were read."""
-        return tuple(file.path for file in self.documents)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of all files of the checkpoint, the indexes first."""
-        return (*self.indexes, *super().paths)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelfDescribedCatalog(Catalog):
-    """A checkpoint that needs no strategy: ``description`` has the boxes of each rank."""
-
-    description: Description

@@ -584,6 +584,74 @@ def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) 
     )
 
 
+def without_axis(layout: Layout, axis: int) -> Layout | None:
+    """Return the layout of a statistic over tensor axis ``axis``; None if it is impossible.
+
+    It is impossible for a tensor of fewer than two axes and for a field-sliced one.  It is also
+    impossible if no device axes form the optimizer shard.
+
+    Examples
+    --------
+    >>> without_axis(Layout((4, 2), ((), (0,)), optimizer_shard=4), -1).tensor_map
+    ((1,),)
+    """
+    plain = shard_as_axes(layout)
+    if plain is None or len(layout.tensor_map) < 2 or not layout.has_boxes:
+        return None
+    lost = range(len(layout.tensor_map))[axis]
+    return replace(
+        plain,
+        tensor_map=tuple(axes for i, axes in enumerate(plain.tensor_map) if i != lost),
+        full_shape=None,
+        rows=() if lost == 0 else layout.rows,
+    )
+
+
+def shard_as_axes(layout: Layout) -> Layout | None:
+    """Return a layout of the same slices by device axes alone; None if it is impossible.
+
+    A shard of ``s`` cuts by the position in the replica group modulo ``s``.  This is the position
+    along the innermost free device axes if the product of their sizes is ``s``.  One of them may
+    have to be split for that.
+
+    Examples
+    --------
+    >>> shard_as_axes(Layout((2, 4), ((),), optimizer_shard=2))
+    Layout(device_matrix=(2, 2, 2), tensor_map=((0,),), optimizer_shard=1, first_rank=0, \
+full_shape=None, rows=(), fields=1)
+    """
+    if layout.optimizer_shard == 1:
+        return layout
+    if not layout.has_equal_slices:
+        return None  # the shard cuts each part of a manual split, not the whole axis
+    matrix = list(layout.device_matrix)  # from here on, axes are counted from the left
+    tensor_map = [[len(matrix) - 1 - axis for axis in axes] for axes in layout.tensor_map]
+    used = {axis for axes in tensor_map for axis in axes}
+    chosen: list[int] = []
+    left = layout.optimizer_shard
+    for axis in reversed(range(len(matrix))):
+        if axis in used or left == 1:
+            continue
+        size = matrix[axis]
+        if left % size == 0:
+            left //= size
+            chosen.insert(0, axis)
+        elif size % left == 0:
+            matrix[axis : axis + 1] = [size // left, left]
+            tensor_map = [[a + (a > axis) for a in axes] for axes in tensor_map]
+            chosen = [axis + 1, *(a + 1 for a in chosen)]
+            left = 1
+        else:
+            return None
+    tensor_map[0] += chosen
+    return replace(
+        layout,
+        device_matrix=tuple(matrix),
+        tensor_map=tuple(tuple(len(matrix) - 1 - a for a in axes) for axes in tensor_map),
+        optimizer_shard=1,
+    )
+
+
 def _cutting(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Return the tensor map without the device axes of size 1."""
     sizes = tuple(reversed(layout.device_matrix))

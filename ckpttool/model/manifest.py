@@ -45,7 +45,7 @@ from typing import TypeAlias
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.model.wording import shorten
+from ckpttool.wording import shorten
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file

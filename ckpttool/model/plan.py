@@ -10,36 +10,18 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Source
+from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Piece, Source
 from ckpttool.model.strategy import Merged, Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.problems import Diagnostic
 
 NotInTarget = Literal["follow", "full", "drop"]
-
-
-class Piece(NamedTuple):
-    """The overlap of a source slice with an output slice.
-
-    Attributes
-    ----------
-    tensor
-        The stored source slice.
-    src
-        The region of the source slice to read.
-    dst
-        The region of the output slice to fill; it has the shape of ``src``.
-    """
-
-    tensor: StoredTensor
-    src: Region
-    dst: Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +97,11 @@ class OutputTensor:
         return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """Yield the pieces that fill ``within``, a region of the output slice.
+        """Return the pieces that fill ``within``, a region of the output slice.
 
         Pieces are disjoint, fill ``within`` exactly and come in C order of the source slices.
         """
-        for tensor, src, dst in self.source.slicing.overlaps(within, self.region.start):
-            yield Piece(tensor, src, dst)
+        return self.source.slicing.overlaps(within, self.region.start)
 
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""

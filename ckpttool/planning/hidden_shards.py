@@ -23,32 +23,28 @@ of a network without an optimizer, such as inference, and may shard these weight
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from ckpttool.concurrency import wait_result
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_ranks, shorten
 from ckpttool.planning.optimizer_state import (
     contradiction,
-    lists_states,
-    match_states_by_name,
-    match_states_by_shape,
 )
+from ckpttool.problems import Diagnostic
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
+from ckpttool.wording import count, format_ranks, shorten
 
 
 def ambiguity_reason(
     listed: Sequence[Source],
     contents: Sequence[Contents],
     shards: Mapping[str, int],
-    executor: Executor,
-) -> str | None:
+) -> Asking[str | None]:
     """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
     sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
     if not sharded or shards_by_gradients(listed):  # shapes prove the shard
@@ -64,17 +60,14 @@ def ambiguity_reason(
         for source, held in zip(listed, contents, strict=True)
         if shards.get(source.meta.name) == 1
         and not all(sample.is_constant for sample in held.values())
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
         and source.meta.nbytes >= nbytes
         and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
     ]
     if unsharded:
         return f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, equal on these ranks"
-    return _nearness_reason(
-        sharded,
-        [held for one, held in zip(listed, contents, strict=True) if one in sharded],
-        executor,
-    )
+    of_sharded = [held for one, held in zip(listed, contents, strict=True) if one in sharded]
+    return (yield from _nearness_reason(sharded, of_sharded))
 
 
 def _is_divisible(source: Source, shard: int) -> bool:
@@ -82,20 +75,20 @@ def _is_divisible(source: Source, shard: int) -> bool:
     return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
 
 
-def _nearness_reason(
-    sharded: Sequence[Source], contents: Sequence[Contents], executor: Executor
-) -> str | None:
+def _nearness_reason(sharded: Sequence[Source], contents: Sequence[Contents]) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
     pairs = [
         (source, pair)
         for source, held in zip(sharded, contents, strict=True)
         if (pair := _differing_pair(source, held)) is not None
     ]
-    weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
-    futures = [(source, executor.submit(nearness, *pair)) for source, pair in weights]
+    weights = [
+        pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
+    ] or pairs
+    shares = yield from ask(nearness, (pair for _, pair in weights))
     near = total = 0.0
-    for source, future in futures:
-        share = wait_result(future)
+    for source, pair in weights:
+        share = shares[pair]
         if share is not None:
             total += source.meta.nbytes
             near += share * source.meta.nbytes
@@ -168,7 +161,7 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     none does.
     """
     shapes = {source.meta.name: source.meta.shape for source in listed}
-    if not any(name.startswith(GRADIENTS) for name in shapes):
+    if not any(parse_name(name).is_gradient for name in shapes):
         return {}
     parameters = match_parameters(listed)
     found: dict[str, int] = {}
@@ -244,8 +237,10 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
-    owners = match_states_by_shape(metas, metas)
-    return {name: owners.get(name) or parameter_of(name) or name for name in metas}
+    owners = drop_unlike_shapes(match_states(metas, metas), metas)
+    return {
+        name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
+    }
 
 
 def ambiguity_problems(
@@ -266,9 +261,9 @@ def _ambiguity_problem(source: Source, possible: Sequence[int] | None) -> Diagno
     return Diagnostic(
         "undecided_shard",
         f"it may have an optimizer shard: {reason}",
-        f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
-        _SHARD,
-        _shapes(source, shards),
+        hint=f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
+        options=_SHARD,
+        facts=_shapes(source, shards),
         tensor=source.meta.name,
         ranks=lost,
     )
@@ -313,10 +308,9 @@ class InferredStrategy:
 def infer_strategy(
     strategy: Strategy,
     sources: Iterable[Source],
-    executor: Executor,
     requested: int | None,
     by_samples: bool = False,
-) -> InferredStrategy | None:
+) -> Asking[InferredStrategy | None]:
     """Return the strategy with the optimizer shards that replicas show; None if no shard does.
 
     Unless ``requested``, it is a problem if a strategy that lists no optimizer state hides a shard.
@@ -328,8 +322,6 @@ def infer_strategy(
     sources
         The sources of ``strategy``.  All replicas without an optimizer shard are sampled, and read
         in full if that may prove a shard.
-    executor
-        Reads the contents.
     requested
         The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
         Contents that contradict it are a problem.  See `limit_shard`.
@@ -340,19 +332,15 @@ def infer_strategy(
     listed = _candidates(strategy, sources)
     if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
         return None  # the sources have it
-    inferred = _infer_from(strategy, listed, executor, requested, by_samples)
-    if requested is not None or lists_states(strategy):
+    inferred = yield from _infer_from(strategy, listed, requested, by_samples)
+    if requested is not None or strategy.lists_states:
         return inferred
     return _refuse_untrained(strategy, sources, inferred)
 
 
 def _infer_from(
-    strategy: Strategy,
-    listed: Sequence[Source],
-    executor: Executor,
-    requested: int | None,
-    by_samples: bool,
-) -> InferredStrategy | None:
+    strategy: Strategy, listed: Sequence[Source], requested: int | None, by_samples: bool
+) -> Asking[InferredStrategy | None]:
     """Infer the strategy from the contents of ``listed``, its candidates."""
     if requested is not None:
         problem = _indivisible_problem(listed, requested, len(strategy.ranks))
@@ -361,12 +349,12 @@ def _infer_from(
     if requested == 1:
         return None
     if requested is None or by_samples:
-        contents = read_contents(listed, executor, by_samples=True)
-        inferred = _infer(strategy, listed, contents, executor, requested)
-        if by_samples or _is_final(inferred, listed, contents, executor):
+        contents = yield from read_contents(listed, by_samples=True)
+        inferred = yield from _infer(strategy, listed, contents, requested)
+        if by_samples or (yield from _is_final(inferred, listed, contents)):
             return inferred
-    contents = read_contents(listed, executor, by_samples=False)
-    return _infer(strategy, listed, contents, executor, requested)
+    contents = yield from read_contents(listed, by_samples=False)
+    return (yield from _infer(strategy, listed, contents, requested))
 
 
 def has_proven_shard(strategy: Strategy, sources: Sequence[Source]) -> bool:
@@ -408,10 +396,12 @@ def _refuse_untrained(
         numbers = ", ".join(map(str, sorted({*shards.values()})))
         text = f"slices of an optimizer shard ({numbers})"
         hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
-        problems = (Diagnostic("contradicted", text, hint, _SHARD, shorten(names, 3)),)
+        problems = (
+            Diagnostic("contradicted", text, hint=hint, options=_SHARD, facts=shorten(names, 3)),
+        )
     elif not problems:
         return None
-    states = match_states_by_name(strategy.layouts, metas)
+    states = match_states(strategy.layouts, metas)
     facts = "the strategy is of a network without an optimizer (inference?)"
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
     refused = tuple(
@@ -447,11 +437,8 @@ def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) ->
 
 
 def _is_final(
-    inferred: InferredStrategy | None,
-    listed: Sequence[Source],
-    contents: Sequence[Contents],
-    executor: Executor,
-) -> bool:
+    inferred: InferredStrategy | None, listed: Sequence[Source], contents: Sequence[Contents]
+) -> Asking[bool]:
     """Return whether reading everything cannot change what samples show.
 
     A problem is final if every tensor shows a shard; a corrected strategy never is.  No shard is
@@ -462,7 +449,8 @@ def _is_final(
         return bool(inferred.problems) and None not in found
     unexplained = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
     smallest = sorted(unexplained, key=lambda source: source.meta.nbytes)[:1]
-    return 0 in shown_shards(smallest, read_contents(smallest, executor, by_samples=False))
+    in_full = yield from read_contents(smallest, by_samples=False)
+    return 0 in shown_shards(smallest, in_full)
 
 
 def shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
@@ -482,9 +470,8 @@ def _infer(
     strategy: Strategy,
     listed: Sequence[Source],
     contents: Sequence[Contents],
-    executor: Executor,
     requested: int | None,
-) -> InferredStrategy | None:
+) -> Asking[InferredStrategy | None]:
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
     found = shown_shards(listed, contents)
     possible = {
@@ -509,12 +496,16 @@ def _infer(
     states = inconsistent_states(listed, shards)
     if states and requested is not None:
         text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
-        problem = Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, shorten(states, 3))
+        problem = Diagnostic(
+            "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
+        )
         return _undecided(strategy, problem, states)
     if states:
         return None
-    if requested is None and (reason := ambiguity_reason(listed, contents, shards, executor)):
-        return _ambiguous(strategy, listed, shards, reason)
+    if requested is None:
+        reason = yield from ambiguity_reason(listed, contents, shards)
+        if reason is not None:
+            return _ambiguous(strategy, listed, shards, reason)
     sharded = {name: shard for name, shard in shards.items() if shard > 1}
     names = frozenset(source.meta.name for source in undecided)
     notes = (
@@ -537,12 +528,12 @@ def _is_one_shard(
     sharded = {
         (source.layout, shard)
         for source, shard in zip(listed, found, strict=True)
-        if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
+        if shard is not None and shard > 1 and not parse_name(source.meta.name).is_gradient
     }
     is_listed = any(
         layout.optimizer_shard > 1
         for name, layouts in strategy.layouts.items()
-        if not name.startswith(GRADIENTS)
+        if not parse_name(name).is_gradient
         for layout in layouts
     )
     if sharded and is_listed:
@@ -575,12 +566,14 @@ def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -
         return None
     if not listed:
         text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
-        return Diagnostic("undecided_shard", text, "the same command without --optimizer-shard")
+        return Diagnostic(
+            "undecided_shard", text, hint="the same command without --optimizer-shard"
+        )
     most = max(replicas)
     named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
     text = f"--optimizer-shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
-    return Diagnostic("undecided_shard", text, hint, _SHARD, named)
+    return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
 
 
 def _contradicted(
@@ -597,7 +590,9 @@ def _contradicted(
     named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
     text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
     return _undecided(
-        strategy, Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, named), others
+        strategy,
+        Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
+        others,
     )
 
 
@@ -614,9 +609,9 @@ def _ambiguous(
     problem = Diagnostic(
         "undecided_shard",
         f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
-        f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
-        ("--trust-strategy", "--optimizer-shard"),
-        f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        hint=f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+        options=("--trust-strategy", "--optimizer-shard"),
+        facts=f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
         f"{names[0]}: {_shapes(first, [1, shard])}",
         ranks=ranks,
     )
@@ -627,7 +622,7 @@ def may_be_sharded(source: Source) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
-    if reduced_from(source.meta.name) is not None:
+    if parse_name(source.meta.name).reduced_axis is not None:
         return False  # the layout of its parameter decides
     layout, shape = source.layout, source.meta.shape
     is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
@@ -635,20 +630,15 @@ def may_be_sharded(source: Source) -> bool:
     return source.is_listed and not is_decided and is_splittable
 
 
-def read_contents(
-    sources: Sequence[Source], executor: Executor, by_samples: bool
-) -> list[dict[int, Sample]]:
+def read_contents(sources: Sequence[Source], by_samples: bool) -> Asking[list[dict[int, Sample]]]:
     """Return the sample or the digest of each rank's slice, for each source."""
-    read = sample if by_samples else digest
-    futures = [
-        {
-            rank: executor.submit(read, tensor)
-            for ranks in source.slicing.replicas()
-            for rank, tensor in ranks.items()
-        }
+    held = [
+        {rank: one for ranks in source.slicing.replicas() for rank, one in ranks.items()}
         for source in sources
     ]
-    return [{rank: wait_result(future) for rank, future in by_rank.items()} for by_rank in futures]
+    tensors = chain.from_iterable(by_rank.values() for by_rank in held)
+    contents = yield from ask(sample if by_samples else digest, tensors)
+    return [{rank: contents[one] for rank, one in by_rank.items()} for by_rank in held]
 
 
 def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
@@ -660,7 +650,7 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
         text += "that the strategy does not list"
         facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
         hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, _SHARD, facts)
+        yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
 
 
 def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
@@ -683,4 +673,4 @@ def _requested_notes(
     if named:
         text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
         hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
-        yield Diagnostic("inferred", text, hint, facts=named)
+        yield Diagnostic("inferred", text, hint=hint, facts=named)

@@ -15,12 +15,10 @@ the tensor is read as joined because the user says so, with a warning that names
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.checkpoint.evidence import Asking
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import count, shorten
 from ckpttool.planning.hidden_shards import (
     InferredStrategy,
     inconsistent_states,
@@ -30,6 +28,8 @@ from ckpttool.planning.hidden_shards import (
     set_shards,
     shown_shards,
 )
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
 
 _OPTION = "--optimizer-shard 1"
 
@@ -49,8 +49,8 @@ def _names(strategy: Strategy) -> list[str]:
 
 
 def find_joined_shards(
-    listed: Strategy, sources: Sequence[Source], executor: Executor, by_samples: bool
-) -> InferredStrategy | None:
+    listed: Strategy, sources: Sequence[Source], by_samples: bool
+) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
 
     Parameters
@@ -59,8 +59,6 @@ def find_joined_shards(
         The strategy as it was read.
     sources
         The sources of `without_listed_shards`.
-    executor
-        Reads the contents.
     by_samples
         Whether to read samples only.
     """
@@ -69,7 +67,7 @@ def find_joined_shards(
         return None
     present = [source for source in sources if source.meta.name in names and source.is_listed]
     shards = {source.meta.name: _shard_of(listed, source) for source in present}
-    shown = _shown(present, shards, executor, by_samples)
+    shown = yield from _shown(present, shards, by_samples)
     kept = {name: shards[name] for name, shard in shown.items() if shard == shards[name] > 1}
     joined = [name for name, shard in shown.items() if shard == 1]
     for name in inconsistent_states(present, {**dict.fromkeys(joined, 1), **kept}):
@@ -80,7 +78,11 @@ def find_joined_shards(
         text = f"{_OPTION}, but files hold slices of the optimizer shard in the strategy"
         hint = "the same command without --optimizer-shard"
         problem = Diagnostic(
-            "undecided_shard", text, hint, ("--optimizer-shard",), shorten(kept, 3)
+            "undecided_shard",
+            text,
+            hint=hint,
+            options=("--optimizer-shard",),
+            facts=shorten(kept, 3),
         )
         return InferredStrategy(bare, problems=(problem,), undecided=names)
     assumed = [source for source in present if source.meta.name not in shown]
@@ -95,14 +97,14 @@ def _shard_of(listed: Strategy, source: Source) -> int:
 
 
 def _shown(
-    present: Sequence[Source], shards: Mapping[str, int], executor: Executor, by_samples: bool
-) -> dict[str, int]:
+    present: Sequence[Source], shards: Mapping[str, int], by_samples: bool
+) -> Asking[dict[str, int]]:
     """Return name to the optimizer shard that contents or shapes show, where they do.
 
     It is 0 if nothing explains the contents.
     """
     compared = [source for source in present if may_be_sharded(source)]
-    contents = read_contents(compared, executor, by_samples)
+    contents = yield from read_contents(compared, by_samples)
     found = zip(compared, shown_shards(compared, contents), strict=True)
     shown = {source.meta.name: shard for source, shard in found if shard is not None}
     by_name = {source.meta.name: source for source in present}
@@ -144,7 +146,7 @@ def _notes(
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
         facts += "no other rank shows it, or all elements are equal"
         hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, facts=facts)
+        yield Diagnostic("inferred", text, hint=hint, facts=facts)
 
 
 def _shape(source: Source, shard: int) -> tuple[int, ...]:

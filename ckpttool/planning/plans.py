@@ -18,15 +18,12 @@ from typing import get_args
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import CkptToolError, PlanError
 from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
-from ckpttool.model.catalog import Catalog, MergedCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import NotInTarget, Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.wording import format_ranks
 from ckpttool.planning import targets
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_incomplete_files
@@ -39,9 +36,11 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy
 from ckpttool.transaction.sources import changed_sources
+from ckpttool.wording import format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +140,16 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         if by_name is not None:
             text = "--max-shard-size writes a folder, and the name is that of a file"
             hint = f"-o {path.removesuffix(Path(path).suffix)}"
-            raise PlanError([Diagnostic("options", text, hint, where=path)])
+            raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
         text = f"the suffix is that of {by_name}, but --format is {format}"
         hint = f"{format_option(path, format)}, or no --format"
-        raise PlanError([Diagnostic("options", text, hint, where=path)])
+        raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"
         hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
-        raise PlanError([Diagnostic("options", text, hint, where=path)])
+        raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     return format or by_name or "hdf5"
 
 
@@ -183,7 +182,8 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
 
 def _refuse_url(path: str) -> None:
     if (problem := url_problem(path)) is not None:
-        raise PlanError([Diagnostic("destination", *problem, where=path)])
+        what, hint = problem
+        raise PlanError([Diagnostic("destination", what, hint=hint, where=path)])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
@@ -315,7 +315,7 @@ def _plan_and_check(
 def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
     """Add the problems that contents show, and those of a merged source that may be slices."""
     catalog, sharding = resolved.catalog, resolved.sharding
-    if isinstance(sharding, Merged) or isinstance(catalog, MergedCatalog):
+    if isinstance(sharding, Merged) or catalog.is_merged:
         diagnostics.add(*not_full_problems(catalog))
     elif plan is not None and not resolved.is_deduplicated:
         diagnostics.add(
@@ -436,7 +436,7 @@ def plan_split(
     ValueError
         An option applies to merged checkpoints only.
     """
-    is_full = not (resolve_options.replicated or isinstance(catalog, SelfDescribedCatalog))
+    is_full = not (resolve_options.replicated or catalog.description is not None)
     return _plan_and_check(
         catalog,
         Merged() if is_full else None,
@@ -452,12 +452,12 @@ def plan_split(
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     """Return the error of a source that is not one full checkpoint: files of several ranks."""
     found = sorted({*catalog.files, *catalog.damaged})
-    if isinstance(catalog, MergedCatalog) or len(found) < 2:
+    if catalog.is_merged or len(found) < 2:
         return None
     text = f"split takes one merged checkpoint, found {format_ranks(found)}"
     hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
     ranks = tuple(found)
-    return PlanError([Diagnostic("strategy", text, hint, ranks=ranks, where=catalog.root)])
+    return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
 def _sidecar(options: OutputOptions) -> StrategySidecar | None:
@@ -497,7 +497,7 @@ def plan_reshard(
         An option applies to merged checkpoints only.
     """
     refusal = None
-    is_described = isinstance(catalog, SelfDescribedCatalog)
+    is_described = catalog.description is not None
     if src_strategy is None and not is_described and not resolve_options.replicated:
         refusal = no_strategy_error(catalog, "-s STRATEGY")
     return _plan_and_check(

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.model.wording import count, format_difference, shorten
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Command, Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,
     Index,
@@ -24,6 +24,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.storage.sampling import Sample, digest, sample
+from ckpttool.wording import count, format_difference, shorten
 
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
@@ -66,7 +67,7 @@ class Slice:
             return None
         slicing, origin = self.source.slicing, (0,) * len(self.source.meta.shape)
         bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
-        for tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
+        for _, tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
             if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
@@ -77,7 +78,7 @@ def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagn
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not isinstance(source.slicing, BoxSlicing):
         return None
-    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+    if parse_name(source.meta.name).last not in _OWN_STATISTICS:
         return None
     text = "every rank has values of its own, and those of the lowest rank are read"
     return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)
@@ -144,7 +145,7 @@ def replica_problems(
 
 
 def compare_copies(
-    catalog: MergedCatalog, executor: Executor, command: Command, by_samples: bool
+    catalog: Catalog, executor: Executor, command: Command, by_samples: bool
 ) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each file with copies of tensors that the index names elsewhere.
 
@@ -182,7 +183,7 @@ def compare_copies(
         text = "other copies of tensors that the index names in another file: ignored"
         facts = _format_copies(tensors)
         shown = "" if command == "convert" else hint
-        yield Diagnostic("overlay", text, shown, facts=facts, path=path, where=path)
+        yield Diagnostic("overlay", text, hint=shown, facts=facts, path=path, where=path)
     for path, tensors in equal.items():
         text = "equal copies of tensors that the index names in another file: ignored"
         yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
@@ -217,7 +218,7 @@ def compare_stages(
             yield Diagnostic(
                 "replica",
                 "stages differ",
-                REMEDY,
+                hint=REMEDY,
                 facts=f"{elements}; {format_difference(ranks)}; first at {difference.first}",
                 tensor=name,
                 ranks=(*ranks[0], *ranks[1]),
@@ -249,7 +250,7 @@ def stage_pairs(
                 for rank, file in catalog.files.items()
                 if rank in ranks
             }
-            stage = RankCatalog(catalog.root, files)
+            stage = Catalog(catalog.root, files)
             of_stage = find_sources(stage, replace(sharding, layouts=layouts), {}, "first")
             for source in of_stage.found:
                 yield by_name[source.meta.name], source
@@ -292,7 +293,7 @@ def find_difference(
     if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
         hint = _ONE_RUN
     return Diagnostic(
-        *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
+        code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )
 
 

@@ -8,31 +8,24 @@ Contents also show whether the strategy belongs to these files.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress, wait_result
+from ckpttool.checkpoint.evidence import Asking, Evidence, answer, ask
+from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.discovery.sharded_files import scan_indexed
-from ckpttool.errors import (
-    CkptToolError,
-    CombinedError,
-    FormatError,
-    NoStrategyError,
-    PlanError,
-    join_clauses,
-)
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Command, Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
-from ckpttool.model.wording import count, shorten
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -63,7 +56,19 @@ from ckpttool.planning.unlisted import (
     find_contradictions,
     find_statistic_candidates,
 )
+from ckpttool.problems import (
+    CkptToolError,
+    CombinedError,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
 from ckpttool.storage.sampling import Sample, digest, find_least, sample
+from ckpttool.wording import count, shorten
 
 Contents = Literal["samples", "slices", "all"]
 
@@ -134,6 +139,8 @@ class ResolvedSources:
     content_diagnostics
         Diagnostics of the contents.  They are separate because merge and verify may replace those
         of replicas with the result of a full comparison.
+    evidence
+        What was read of the contents.
     """
 
     catalog: Catalog
@@ -141,6 +148,7 @@ class ResolvedSources:
     sources: tuple[Source, ...] = ()
     is_deduplicated: bool = False
     content_diagnostics: tuple[Diagnostic, ...] = ()
+    evidence: Evidence = field(default_factory=Evidence, repr=False, compare=False)
 
 
 def resolve(
@@ -228,6 +236,7 @@ def _resolve(
     catalog = note_written_ranks(quarantine_damaged(catalog, sharding), sharding)
     diagnostics.add(*scan_notes(catalog, sharding), *sharding.notes)
     of_contents = Diagnostics(diagnostics.command)
+    evidence = Evidence()
     content_groups: ContentGroups = {}
     running: frozenset[str] = frozenset()
 
@@ -240,23 +249,24 @@ def _resolve(
     try:
         with open_progress(0, "sampling"):
             if contents == "all":
-                content_groups = compare_contents(catalog, sharding, executor, of_contents)
+                groups = compare_contents(catalog, sharding, of_contents)
+                content_groups = answer(groups, executor, evidence)
                 differing = [name for name, groups in content_groups.items() if len(groups) > 1]
-                running = find_running_statistics(catalog, sharding, differing, executor)
+                statistics = find_running_statistics(catalog, sharding, differing)
+                running = answer(statistics, executor, evidence)
             else:
-                content_groups = sample_states(catalog, sharding, executor)
+                content_groups = answer(sample_states(catalog, sharding), executor, evidence)
             sources = find(sharding)
-            if isinstance(catalog, MergedCatalog):
-                by_samples = contents == "samples"
-                diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
+            by_samples = contents == "samples"
+            diagnostics.add(*compare_copies(catalog, executor, diagnostics.command, by_samples))
             problem = _optimizer_shard_problem(sharding, options)
             if problem is not None:
                 of_contents.add(problem)
             elif not _would_repeat(sources, keep_going):
-                by_samples = contents == "samples"
-                sharding, sources = correct_strategy(
-                    find, sources, catalog, listed, executor, options, by_samples, of_contents
+                correction = correct_strategy(
+                    find, sources, catalog, listed, options, by_samples, of_contents
                 )
+                sharding, sources = answer(correction, executor, evidence)
                 compares_replicas = options.check_replicas and not isinstance(sharding, Merged)
         if compares_replicas:
             nbytes = sum(file.nbytes for file in catalog.files.values())
@@ -270,11 +280,16 @@ def _resolve(
     diagnostics.add(*propose_stages(catalog, sharding, problems), *sources.notes)
     # Samples and the comparison may find the same replicas.
     shown = [one for one in of_contents if not replicas or one.code not in REPLICA_CODES]
-    if isinstance(catalog, RankCatalog) and (steps := catalog.steps_of_other_runs) is not None:
+    if (steps := catalog.steps_of_other_runs) is not None:
         shown = [_propose_other_run(one, steps) for one in shown]
     found = [*shown, *replicas]
     return ResolvedSources(
-        catalog, sharding, tuple(sources.found), sources.is_deduplicated, tuple(found)
+        catalog,
+        sharding,
+        tuple(sources.found),
+        sources.is_deduplicated,
+        tuple(found),
+        evidence,
     )
 
 
@@ -288,7 +303,7 @@ def _propose_step(
     damage, problems = list(sources.damage), list(sources.problems)
     is_missing = any(one.code == "missing" for one in problems)
     step = ""
-    if isinstance(catalog, RankCatalog) and (damage or (is_missing and catalog.missing_ranks)):
+    if damage or (is_missing and catalog.missing_ranks):
         step = catalog.find_complete_step()
     if step:
         hint = f"--step {step}, which is complete by its headers"
@@ -331,15 +346,17 @@ def source_sharding(
     """
     if isinstance(strategy, Merged):
         return strategy
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
             text = f"the checkpoint describes itself, so {given} does not apply"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
-            raise PlanError([Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)])
+            raise PlanError(
+                [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
+            )
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
-    is_merged = isinstance(catalog, MergedCatalog)
+    is_merged = catalog.is_merged
     if strategy is None and is_merged:
         return Merged()
     if strategy is None and replicated:
@@ -355,7 +372,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
+            hint=f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
@@ -374,35 +391,36 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
             facts = join_clauses(note.message, note.facts)
             hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
+    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
         text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
-        problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
-    elif isinstance(catalog, MergedCatalog):
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+    elif catalog.is_merged:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", text, hint, where=catalog.root)
+        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
 
 
 def compare_contents(
-    catalog: Catalog, sharding: Sharding, executor: Executor, diagnostics: Diagnostics
-) -> ContentGroups:
+    catalog: Catalog, sharding: Sharding, diagnostics: Diagnostics
+) -> Asking[ContentGroups]:
     """Group the ranks by equal contents, for every parameter that contents decide.
 
     A note names parameters whose elements are all equal, since slices of these look like full
     tensors.
     """
     compared = content_decided_names(catalog, sharding)
-    groups = _group_ranks(catalog, compared, digest, executor)
+    groups = yield from _group_ranks(catalog, compared, digest)
     metas = catalog.metas
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
+        if _is_constant(metas[name], contents)
+        and parse_name(name).map is None  # statuses often are
     ]
     for name in constant:
         if compared[name] is not None:  # a state at the start of training: its shape decides
@@ -412,14 +430,14 @@ def compare_contents(
         number = count(len(constant), "parameter")
         text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
         hint = "a hand-written strategy if they are slices; `ckpttool help doubt` explains"
-        diagnostics.add(Diagnostic("doubt", text, hint, facts=shorten(constant, 3)))
+        diagnostics.add(Diagnostic("doubt", text, hint=hint, facts=shorten(constant, 3)))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
     }
 
 
-def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> ContentGroups:
+def sample_states(catalog: Catalog, sharding: Sharding) -> Asking[ContentGroups]:
     """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
 
     Samples distinguish state from replicated parameters; see `find_sources`.
@@ -427,90 +445,76 @@ def sample_states(catalog: Catalog, sharding: Sharding, executor: Executor) -> C
     compared = content_decided_names(catalog, sharding)
     names = [name for name, follows in compared.items() if follows is not None]
     metas = catalog.metas
+    groups = yield from _group_ranks(catalog, names, sample)
     return {
         name: tuple(map(tuple, contents.values()))
-        for name, contents in _group_ranks(catalog, names, sample, executor).items()
+        for name, contents in groups.items()
         if not _is_constant(metas[name], contents)
     }
 
 
 def sample_ranks(
-    catalog: Catalog, names: Iterable[str], executor: Executor
-) -> Iterator[tuple[str, RankGroups, bool]]:
-    """Yield the ranks grouped by equal samples of each tensor, and whether it is one value.
+    catalog: Catalog, names: Iterable[str]
+) -> Asking[dict[str, tuple[RankGroups, bool]]]:
+    """Return the ranks grouped by equal samples of each tensor, and whether it is one value.
 
     Slices of one value are equal even if they are of different elements.  Equal bytes of different
     shapes or element types are not equal tensors.
     """
-    for name, contents in _group_ranks(catalog, names, sample, executor).items():
+    found = {}
+    sampled = yield from _group_ranks(catalog, names, sample)
+    for name, contents in sampled.items():
         metas = catalog.metas_of(name)
         groups: dict[object, list[int]] = defaultdict(list)
         for one, ranks in contents.items():
             for rank in ranks:
                 groups[one, metas[rank]].append(rank)
         is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
-        yield name, tuple(map(tuple, groups.values())), is_constant
+        found[name] = tuple(map(tuple, groups.values())), is_constant
+    return found
 
 
 def find_differing_ends(
-    catalog: Catalog, names: Iterable[str], executor: Executor
-) -> dict[str, tuple[int, int]]:
+    catalog: Catalog, names: Iterable[str]
+) -> Asking[dict[str, tuple[int, int]]]:
     """Return the tensors whose samples differ between the first and the last rank that hold them.
 
     Slices of an even split differ between these two, whatever the layout is.
     """
     ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
-    futures = {
-        name: [executor.submit(sample, catalog.files[rank].tensors[name]) for rank in ranks]
+    tensors = {
+        name: tuple(catalog.files[rank].tensors[name] for rank in ranks)
         for name, ranks in ends.items()
     }
-    return {
-        name: ends[name]
-        for name, pair in futures.items()
-        if len({wait_result(future) for future in pair}) > 1
-    }
+    samples = yield from ask(sample, chain.from_iterable(tensors.values()))
+    return {name: ends[name] for name, (a, b) in tensors.items() if samples[a] != samples[b]}
 
 
 def _group_ranks(
-    catalog: Catalog,
-    names: Iterable[str],
-    read: Callable[[StoredTensor], Sample],
-    executor: Executor,
-) -> dict[str, dict[Sample, list[int]]]:
+    catalog: Catalog, names: Iterable[str], read: Callable[[StoredTensor], Sample]
+) -> Asking[dict[str, dict[Sample, list[int]]]]:
     """Return name to sample to the ranks that have it."""
-    futures = {
-        (name, rank): executor.submit(read, file.tensors[name])
-        for name in names
-        for rank, file in catalog.files.items()
-        if name in file.header
-    }
+    tensors = {name: dict(catalog.tensors_of(name)) for name in names}
+    contents = yield from ask(read, chain.from_iterable(one.values() for one in tensors.values()))
     groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
-    for (name, rank), future in futures.items():
-        groups[name].setdefault(wait_result(future), []).append(rank)
+    for name, held in tensors.items():
+        for rank, tensor in held.items():
+            groups[name].setdefault(contents[tensor], []).append(rank)
     return groups
 
 
 def find_running_statistics(
-    catalog: Catalog, sharding: Sharding, names: Collection[str], executor: Executor
-) -> frozenset[str]:
+    catalog: Catalog, sharding: Sharding, names: Collection[str]
+) -> Asking[frozenset[str]]:
     """Return the ``names`` that are running statistics by name, shape and values.
 
     Their numbers are finite on every rank, and variances are not negative.
     """
     least = find_statistic_candidates(catalog.metas, sharding) if names else {}
-    futures = {
-        name: [
-            executor.submit(find_least, file.tensors[name])
-            for file in catalog.files.values()
-            if name in file.header
-        ]
-        for name in names
-        if name in least
-    }
+    tensors = {name: [*catalog.tensors_of(name).values()] for name in names if name in least}
+    found = yield from ask(find_least, chain.from_iterable(tensors.values()))
     return frozenset(
-        name
-        for name, minima in futures.items()
-        if all(wait_result(minimum) >= least[name] for minimum in minima)
+        name for name, held in tensors.items() if all(found[one] >= least[name] for one in held)
     )
 
 
@@ -525,11 +529,10 @@ def correct_strategy(
     sources: Sources,
     catalog: Catalog,
     sharding: Sharding,
-    executor: Executor,
     options: ResolveOptions,
     by_samples: bool,
     diagnostics: Diagnostics,
-) -> tuple[Sharding, Sources]:
+) -> Asking[tuple[Sharding, Sources]]:
     """Correct a strategy where contents prove that it is wrong, and find the sources with it.
 
     Parameters
@@ -541,8 +544,6 @@ def correct_strategy(
         contents are read.
     catalog, sharding
         The files on disk, and the layouts as they were read.
-    executor
-        Reads the contents.
     options
         Whether to trust the strategy, and which optimizer shard the user requests.
     by_samples
@@ -558,36 +559,30 @@ def correct_strategy(
         return sharding, sources
     joined = None
     if options.optimizer_shard == 1 and isinstance(sharding, Strategy):
-        joined = find_joined_shards(sharding, sources.found, executor, by_samples)
+        joined = yield from find_joined_shards(sharding, sources.found, by_samples)
     if joined is not None:
         sharding, sources = joined.strategy, find(joined.strategy)
         sources = replace(sources, problems=[*map(_propose_files, sources.problems)])
         if any(note.code == "inferred" for note in joined.notes):
             sources = replace(sources, notes=[*map(_doubt_replicas, sources.notes)])
-    diagnostics.add(
-        *find_contradictions(catalog, sharding), *_check_index(catalog, sharding, sources)
-    )
+    of_index = yield from _check_index(catalog, sharding, sources)
+    diagnostics.add(*find_contradictions(catalog, sharding), *of_index)
     found: list[Diagnostic] = []
     inferred = joined
     if inferred is None:
-        found = check_strategy(catalog, sharding, sources.found, executor)
+        found = yield from check_strategy(catalog, sharding, sources.found)
     if inferred is None and isinstance(sharding, Strategy):
         is_suspect = any(one.code == "replica" for one in found)
         is_suspect = is_suspect or has_proven_shard(sharding, sources.found)
         if is_suspect or options.optimizer_shard is not None:
-            inferred = infer_strategy(
-                sharding,
-                sources.found,
-                executor,
-                options.optimizer_shard,
-                by_samples=by_samples,
-            )
+            requested = options.optimizer_shard
+            inferred = yield from infer_strategy(sharding, sources.found, requested, by_samples)
     if inferred is not None:
         sharding = inferred.strategy
         diagnostics.add(*inferred.problems, *inferred.notes)
         sources = sources if joined else find(sharding)
         others = [one for one in sources.found if one.meta.name not in inferred.undecided]
-        found = check_strategy(catalog, sharding, others, executor)
+        found = yield from check_strategy(catalog, sharding, others)
     diagnostics.add(*found)
     return sharding, sources
 
@@ -606,22 +601,21 @@ def _doubt_replicas(note: Diagnostic) -> Diagnostic:
     return replace(note, facts=f"{note.facts}, if optimizer shards were joined")
 
 
-def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iterator[Diagnostic]:
+def _check_index(
+    catalog: Catalog, sharding: Sharding, sources: Sources
+) -> Asking[list[Diagnostic]]:
     """Compare full shapes with the index in the source's folder or its parent, if there is one.
 
     MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
     """
     root = Path(catalog.root).absolute()
-    for path in (folder / MAP_NAME for folder in (root, root.parent)):
-        if not is_file(path):
-            continue
-        try:
-            merged = scan_indexed(str(path))
-        except (CkptToolError, OSError) as error:
+    indexes = yield from ask(_read_index, (str(at / MAP_NAME) for at in (root, root.parent)))
+    found = []
+    for path, full in indexes.items():
+        if isinstance(full, Exception):
             text = "full shapes were not compared with this index"
-            yield Diagnostic("not_compared", text, facts=str(error), where=str(path))
+            found.append(Diagnostic("not_compared", text, facts=str(full), where=path))
             continue
-        full = {} if merged is None else merged.metas
         different = [
             f"{meta.name} {meta.shape}, in the index {full[meta.name].shape}"
             for meta in (source.meta for source in sources.found)
@@ -630,7 +624,19 @@ def _check_index(catalog: Catalog, sharding: Sharding, sources: Sources) -> Iter
         if different:
             text = f"the strategy makes other full shapes than {path} lists"
             problem = contradiction(sharding, text, shorten(different, 3))
-            yield replace(problem, path=str(path))
+            found.append(replace(problem, path=path))
+    return found
+
+
+def _read_index(path: str) -> Mapping[str, TensorMeta] | CkptToolError | OSError:
+    """Return the tensors of an index, none if it is not there; runs on a worker."""
+    if not is_file(path):
+        return {}
+    try:
+        merged = scan_indexed(path)
+    except (CkptToolError, OSError) as error:
+        return error
+    return {} if merged is None else merged.metas
 
 
 def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Diagnostic | None:
@@ -645,4 +651,4 @@ def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Dia
         text, hint = "--trust-strategy excludes it", "the same command with one of the two"
     else:
         return None
-    return Diagnostic("options", text, hint, where=where)
+    return Diagnostic("options", text, hint=hint, where=where)

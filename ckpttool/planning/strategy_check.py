@@ -25,30 +25,28 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
-from ckpttool.concurrency import wait_result
-from ckpttool.errors import FormatError
+from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.model.wording import count, format_difference, format_groups, format_ranks
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
-from ckpttool.storage.sampling import Sample, sample_box, take_samples
+from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.storage.sampling import Sample, sample, sample_box
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import count, format_difference, format_groups, format_ranks
 
 TENSORS_PER_LAYOUT = 3
 
@@ -115,8 +113,8 @@ class SampledTensor:
 
 
 def sample_tensors(
-    sources: Iterable[Source], handwritten: Mapping[str, str], executor: Executor
-) -> list[SampledTensor]:
+    sources: Iterable[Source], handwritten: Mapping[str, str]
+) -> Asking[list[SampledTensor]]:
     """Sample the largest tensors of each layout, and spot-check the others."""
     chosen, others = _choose_sources(sources, handwritten)
     all_slices = [(source, list(source.slicing.replicas())) for source in chosen]
@@ -125,7 +123,7 @@ def sample_tensors(
         largest = max(source.slicing.replicas(), key=len)
         to_sample.append((source, [largest], [_first_and_last(source, largest)]))
     tensors = (one for *_, slices in to_sample for ranks in slices for one in ranks.values())
-    samples = _sample(tensors, executor)
+    samples = yield from ask(sample, tensors)
     return [
         SampledTensor(
             source,
@@ -161,14 +159,14 @@ def _choose_sources(
         others += [
             source
             for source in group[TENSORS_PER_LAYOUT:]
-            if not source.meta.name.startswith(GRADIENTS) and _has_replicas(source)
+            if not parse_name(source.meta.name).is_gradient and _has_replicas(source)
         ]
     return chosen, others
 
 
 def _sampling_order(source: Source) -> tuple[bool, int]:
     """Order parameters before states, which may be sums of one rank, and large before small."""
-    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
+    return parse_name(source.meta.name).same_shape_parameter is not None, -source.meta.nbytes
 
 
 def _has_replicas(source: Source) -> bool:
@@ -186,26 +184,13 @@ def _first_and_last(source: Source, ranks: Mapping[int, StoredTensor]) -> dict[i
     return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
 
 
-def _sample(tensors: Iterable[StoredTensor], executor: Executor) -> Mapping[StoredTensor, Sample]:
-    """Sample tensors, one task for each file so that it is opened once."""
-    by_path: dict[str, list[StoredTensor]] = defaultdict(list)
-    for tensor in dict.fromkeys(tensors):
-        by_path[tensor.file.path].append(tensor)
-    futures = [(group, executor.submit(take_samples, group)) for group in by_path.values()]
-    samples: dict[StoredTensor, Sample] = {}
-    for group, future in futures:
-        taken = wait_result(future)
-        samples.update(zip(group, taken, strict=True))
-    return samples
-
-
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no chance
 
 
 def check_strategy(
-    catalog: Catalog, sharding: Sharding, sources: Iterable[Source], executor: Executor
-) -> list[Diagnostic]:
+    catalog: Catalog, sharding: Sharding, sources: Iterable[Source]
+) -> Asking[list[Diagnostic]]:
     """Return the problems and notes of layouts that samples contradict.
 
     Replicas that differ are a problem, since one of them would be written, perhaps the wrong one.
@@ -216,7 +201,7 @@ def check_strategy(
     """
     handwritten = sharding.handwritten
     sources = list(sources)
-    sampled = sample_tensors(sources, handwritten, executor)
+    sampled = yield from sample_tensors(sources, handwritten)
     by_design = {
         one.source.meta.name: note
         for one in sampled
@@ -248,7 +233,7 @@ def check_strategy(
             found.append(_too_large_problem(sharding, one, text, hint, options))
         elif groups := _equal_slices(one):
             equal.append((one, groups))
-    found += _stage_problems(catalog, sharding, sources, executor)
+    found += yield from _stage_problems(catalog, sharding, sources)
     in_full = [one for one, groups in equal if groups == (one.ranks,)]
     if in_full and _are_all_equal(sampled):
         text = "sharded in the strategy, and in full on all ranks"
@@ -298,11 +283,11 @@ def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
     No slices that repeat by design explain that.
     """
     metas = {source.meta.name: source.meta for source in sources}
-    pairs = match_states_by_name(sharding.layouts, metas).items()
+    pairs = match_states(sharding.layouts, metas).items()
     return {
         name
         for pair in pairs
-        if metas.keys() >= {*pair} and reduced_from(pair[0]) is None
+        if metas.keys() >= {*pair} and parse_name(pair[0]).reduced_axis is None
         for name in pair
         if metas[pair[0]].shape != metas[pair[1]].shape
     }
@@ -333,9 +318,9 @@ def _equal_slices(one: SampledTensor) -> RankGroups:
     ranks: dict[Sample, list[int]] = defaultdict(list)
     slices: dict[Sample, int] = defaultdict(int)
     for samples in one.samples:
-        for sample in dict.fromkeys(samples.values()):
-            slices[sample] += 1
-            ranks[sample] += samples
+        for content in dict.fromkeys(samples.values()):
+            slices[content] += 1
+            ranks[content] += samples
     return tuple(
         tuple(sorted(ranks[sample]))
         for sample, number in slices.items()
@@ -413,9 +398,9 @@ def _replica_problem(
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",
-        f"{hint}; {_REPLICA_EXPLAINED}",
-        options,
-        facts,
+        hint=f"{hint}; {_REPLICA_EXPLAINED}",
+        options=options,
+        facts=facts,
         tensor=one.source.meta.name,
         ranks=odd_ranks(groups),
         where=catalog.root,
@@ -490,13 +475,13 @@ def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroup
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
     ranks, name = tuple(sorted(chain(*groups))), one.source.meta.name
-    return Diagnostic("equal_slices", _EQUAL, hint, facts=facts, tensor=name, ranks=ranks)
+    return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)
 
 
 def _stage_problems(
-    catalog: Catalog, sharding: Sharding, sources: Sequence[Source], executor: Executor
-) -> Iterator[Diagnostic]:
-    """Yield the problem of each parameter that several stages hold and whose samples differ.
+    catalog: Catalog, sharding: Sharding, sources: Sequence[Source]
+) -> Asking[list[Diagnostic]]:
+    """Return the problem of each parameter that several stages hold and whose samples differ.
 
     Each stage has gradients of its own, so these are not compared.
     """
@@ -505,23 +490,23 @@ def _stage_problems(
         for source, other in stage_pairs(catalog, sharding, sources)
         if source.meta == other.meta
         and source.meta.nbytes
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
     ]
-    futures = [tuple(executor.submit(sample_box, source) for source in pair) for pair in pairs]
-    for (source, other), pair in zip(pairs, futures, strict=True):
-        first, second = (wait_result(future) for future in pair)
-        if first != second:
-            ranks = source.layout.ranks, other.layout.ranks
-            yield Diagnostic(
-                "replica",
-                "different between stages that share it",
-                f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
-                ("--trust-strategy",),
-                format_difference(ranks),
-                tensor=source.meta.name,
-                ranks=(*ranks[0], *ranks[1]),
-                where=catalog.root,
-            )
+    boxes = yield from ask(sample_box, chain.from_iterable(pairs))
+    return [
+        Diagnostic(
+            "replica",
+            "different between stages that share it",
+            hint=f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
+            options=("--trust-strategy",),
+            facts=format_difference([source.layout.ranks, other.layout.ranks]),
+            tensor=source.meta.name,
+            ranks=(*source.layout.ranks, *other.layout.ranks),
+            where=catalog.root,
+        )
+        for source, other in pairs
+        if boxes[source] != boxes[other]
+    ]
 
 
 def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
@@ -541,8 +526,8 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
             text = "not the strategy that the manifest names"
             facts = f"{path} names {recorded[-1].path}"
             hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
-            yield Diagnostic("other_strategy", text, hint, facts=facts, where=strategy.origin)
+            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
         yield replace(one, code="other_strategy", facts=facts)

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ckpttool.concurrency import wait_result
-from ckpttool.errors import PlanError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
+from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.numbers import (
     Bytes,
     Flags,

@@ -25,12 +25,12 @@ from operator import mul
 import numpy as np
 
 from ckpttool.concurrency import check_cancelled
-from ckpttool.errors import FormatError
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import open_descriptor
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor
+from ckpttool.problems import FormatError
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
 from ckpttool.storage.numbers import Bytes
 

@@ -120,13 +120,16 @@ def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:
 
 
 def take_samples(tensors: Sequence[StoredTensor]) -> list[Sample]:
-    """Return a sample of each tensor: its first, middle and last elements.
+    """Return a sample of each tensor: its first, middle and last elements, or its text.
 
     All tensors are in one file.
     """
     samples = []
     with FlatFiles(SAMPLE_BYTES) as files:
         for tensor in tensors:
+            if tensor.meta.text is not None:
+                samples.append(Sample(tensor.meta.text.encode(), False))
+                continue
             data = _read_pages(files, tensor)
             digest, element_bits = hashlib.sha256(data.data).digest(), _find_bits(data, tensor.meta)
             samples.append(Sample(digest, element_bits == 0, element_bits))
@@ -148,9 +151,8 @@ def _find_bits(data: Bytes, meta: TensorMeta) -> float:
 
 
 def sample(tensor: StoredTensor) -> Sample:
-    """Return the sample of one tensor, or a text; see `take_samples`."""
-    text = tensor.meta.text
-    return take_samples([tensor])[0] if text is None else Sample(text.encode(), False)
+    """Return the sample of one tensor; see `take_samples`."""
+    return take_samples([tensor])[0]
 
 
 def sample_box(source: Source) -> bytes:
@@ -175,11 +177,12 @@ def sample_box(source: Source) -> bytes:
     return state.digest()
 
 
-def nearness(a: StoredTensor, b: StoredTensor) -> float | None:
+def nearness(pair: tuple[StoredTensor, StoredTensor]) -> float | None:
     """Return the share of sampled elements that are nearly the same number in two tensors.
 
     Elements that are zero in both tensors do not count; return None if all are.
     """
+    a, b = pair
     with FlatFiles(SAMPLE_BYTES) as files:
         x, y = (decode(_read_pages(files, t).reshape(-1), t.meta.dtype) for t in (a, b))
     if x is None or y is None or a.meta.dtype == "Bool":

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import format_of_content, read_index
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.manifest import MANIFEST
+from ckpttool.problems import FormatError
 
 STRATEGY_FOLDER = "strategy"
 SUFFIXES = (".ckpt", ".json")

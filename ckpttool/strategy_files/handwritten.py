@@ -66,12 +66,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unicodedata import normalize
 
-from ckpttool.errors import CombinedError, StrategyError, raise_all
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Rule, Rules, Strategy
-from ckpttool.model.wording import count, nearest
+from ckpttool.problems import CombinedError, StrategyError, raise_all
+from ckpttool.wording import count, nearest
 
 if TYPE_CHECKING:
     import yaml

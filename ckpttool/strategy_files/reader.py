@@ -66,7 +66,6 @@ from pathlib import Path
 from shlex import quote
 from sys import intern
 
-from ckpttool.errors import CkptToolError, FormatError, StrategyError, raise_all
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import (
@@ -79,11 +78,16 @@ from ckpttool.formats.local import (
 )
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
-from ckpttool.model.diagnostics import Diagnostic, diagnose
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    FormatError,
+    StrategyError,
+    raise_all,
+)
 from ckpttool.strategy_files.folders import (
     checkpoint_format,
     files_that_may_be_strategies,
@@ -92,6 +96,7 @@ from ckpttool.strategy_files.folders import (
 )
 from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
 from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
+from ckpttool.wording import count, format_ranks, shorten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
@@ -163,7 +168,7 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
 
 def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
     """Return the folders of files that are not merged; a merged one there is a copy of them."""
-    return {Path(file.path).parent for file in files if not file.merges}
+    return {Path(file.path).parent for file in files if not file.is_merged}
 
 
 def _is_spare(path: str, folders: Collection[Path]) -> bool:
@@ -216,13 +221,13 @@ def _check_size(path: str) -> None:
 class _StrategyFile:
     """One strategy file, its layouts by stage.
 
-    ``from_json`` is False for protobuf.  ``merges`` counts how often it was merged over stages.
+    ``from_json`` is False for protobuf.  ``is_merged`` says whether names had the stages.
     """
 
     path: str
     stages: Mapping[int, Mapping[str, Layout]]
     from_json: bool
-    merges: int
+    is_merged: bool
 
 
 def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _StrategyFile:
@@ -254,17 +259,16 @@ def _parse_file(path: str) -> _StrategyFile:
         text = f"operators of stage {impossible[0]}, expected 0 to {MAX_STAGES - 1}"
         raise StrategyError(path, text)
     by_stage = _split_names(entries)
-    merges = 1
     while by_stage and (nested := _find_merged_stage(by_stage)):
         by_stage = nested
-        merges += 1
+    is_merged = True
     if not by_stage or not operator_stages <= by_stage.keys():
         if len(operator_stages) > 1:
             named = format_ranks([*operator_stages], "stage")
             text = f"operators of {named}, but the names of parameters have no stages"
             raise StrategyError(path, text)
         by_stage = {next(iter(operator_stages), 0): entries}
-        merges = 0
+        is_merged = False
     stages: dict[int, dict[str, Layout]] = {}
     errors: list[CkptToolError] = []
     for stage, of_stage in by_stage.items():
@@ -274,7 +278,7 @@ def _parse_file(path: str) -> _StrategyFile:
             except ValueError as error:
                 errors.append(StrategyError(f"{path}: {name}", str(error)))
     raise_all(errors)
-    return _StrategyFile(path, stages, from_json, merges)
+    return _StrategyFile(path, stages, from_json, is_merged)
 
 
 def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _LayoutEntry]] | None:
@@ -581,7 +585,7 @@ def _join_files(
     stages: dict[int, dict[str, Layout]] = {}
     origins: dict[int, _StrategyFile] = {}
     folders = _folders_of_single_stages(files)
-    copies = [file for file in files if file.merges and Path(file.path).parent in folders]
+    copies = [file for file in files if file.is_merged and Path(file.path).parent in folders]
     # Protobuf before JSON, which lacks the true map of a multi-axis tensor.
     for file in sorted((one for one in files if one not in copies), key=lambda one: one.from_json):
         for stage, layouts in file.stages.items():
@@ -606,11 +610,7 @@ def _join_files(
         stages |= added
         origins |= dict.fromkeys(added, file)
     used = [file for file in files if file.path not in ignored]
-    remerged = [file.path for file in used if file.merges > 1]
-    if remerged:
-        text = "merged twice (names such as 0-0-NAME); read as merged once"
-        notes.append(Diagnostic("corrected", text, where=shorten(remerged, 3)))
-    notes += [_ignored_note(one) for error in ignored.values() for one in diagnose(error)]
+    notes += [_ignored_note(one) for error in ignored.values() for one in error.diagnostics]
     try:
         return replace(join_stages(stages, tuple(one.path for one in used)), notes=tuple(notes))
     except StrategyError as error:

@@ -26,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpttool.errors import StrategyError, raise_all
 from ckpttool.formats.foreign import is_split_info
 from ckpttool.formats.local import read_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import shorten
+from ckpttool.problems import StrategyError, raise_all
+from ckpttool.wording import shorten
 
 
 def holds_split_info(path: str) -> bool:

@@ -58,14 +58,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from ckpttool.errors import PlanError, StrategyError, raise_all
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.wire import encode_bytes, encode_number
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.wording import count, format_ranks, shorten
+from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
 from ckpttool.storage.files import is_there, write_document
+from ckpttool.wording import count, format_ranks, shorten
 
 _OTHER_FORMS = {
     ".json": "the suffix is for JSON, and the strategy is written as protobuf",
@@ -116,7 +115,9 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     data = encode_strategy(strategy)
     if is_there(path) and not overwrite:
         text = "the strategy file exists already"
-        raise PlanError([Diagnostic("destination", text, "overwrite=True", path=path, where=path)])
+        raise PlanError(
+            [Diagnostic("destination", text, hint="overwrite=True", path=path, where=path)]
+        )
     write_document(path, data)
 
 

@@ -34,10 +34,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.local import open_file
 from ckpttool.model.manifest import OutputEntry
 from ckpttool.model.tensors import FileStamp
+from ckpttool.problems import FormatError
 from ckpttool.transaction.manifest import JsonObject, opened, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32

@@ -20,13 +20,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from ckpttool.errors import (
-    FormatError,
-    UnreadableError,
-)
 from ckpttool.formats.local import open_file, unreadable
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
     InputFile,
@@ -36,6 +31,11 @@ from ckpttool.model.manifest import (
     TensorEntry,
 )
 from ckpttool.model.tensors import FileStamp
+from ckpttool.problems import (
+    Diagnostic,
+    FormatError,
+    UnreadableError,
+)
 
 S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T", int, str)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
-from ckpttool.errors import FormatError
 from ckpttool.formats import FORMAT_NAMES, read_index, suffix_of
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
 from ckpttool.model.tensors import FileIndex, FileStamp
-from ckpttool.model.wording import count, shorten
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units
 from ckpttool.transaction.manifest import Written
+from ckpttool.wording import count, shorten
 
 ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
 KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
@@ -157,4 +156,4 @@ def stale_files(rank: int, sample: str, ranks: Container[int]) -> Diagnostic | N
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"
     facts = f"{shorten(paths, 3)}; loaders would take {them} for this set"
     where = str(Path(sample).parent.parent)
-    return Diagnostic("stale", message, f"move {them} away", facts=facts, where=where)
+    return Diagnostic("stale", message, hint=f"move {them} away", facts=facts, where=where)

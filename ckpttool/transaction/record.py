@@ -26,12 +26,17 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ckpttool.errors import ExecutionError, PlanError, VerifyError, join_clauses
-from ckpttool.model.diagnostics import Diagnostic, join_alike
 from ckpttool.model.manifest import OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
 from ckpttool.model.tensors import FileStamp
-from ckpttool.model.wording import shorten
+from ckpttool.problems import (
+    Diagnostic,
+    ExecutionError,
+    PlanError,
+    VerifyError,
+    join_alike,
+    join_clauses,
+)
 from ckpttool.storage.files import PARTIAL, clean_up, remove_document, stamp_at, write_document
 from ckpttool.transaction.claim import Claim, remove_leftovers
 from ckpttool.transaction.log import LoggedOutput, LogWriter
@@ -40,6 +45,7 @@ from ckpttool.transaction.outputs import find_unchanged
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
+from ckpttool.wording import shorten
 
 MIXTURE = "outputs may mix old and new data"
 
@@ -123,7 +129,7 @@ class Transaction:
         if self._stamps.keys() - self._entries.keys():
             text = "another run has written here since this one began"
             where = str(self._record.home)
-            raise PlanError([Diagnostic("destination", text, "the same command", where=where)])
+            raise PlanError([Diagnostic("destination", text, hint="the same command", where=where)])
 
     @property
     def _log(self) -> LogWriter:

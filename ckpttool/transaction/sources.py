@@ -10,15 +10,14 @@ from itertools import chain
 from pathlib import Path
 
 from ckpttool._version import __version__
-from ckpttool.errors import CkptToolError, PlanError, UnreadableError
 from ckpttool.formats.local import is_file, read_file, stat_file
-from ckpttool.model.catalog import Catalog, SelfDescribedCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
 from ckpttool.model.plan import Plan
 from ckpttool.model.slicing import BoxSlicing, Slicing
 from ckpttool.model.tensors import FileStamp
-from ckpttool.model.wording import count, format_ranks
+from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
+from ckpttool.wording import count, format_ranks
 
 AGAIN = "the same command, when the source is complete"  # hint
 
@@ -77,7 +76,7 @@ def _names_of_files(catalog: Catalog) -> Iterator[tuple[int | None, list[str]]]:
     """
     paths = {rank: list(file.paths) for rank, file in catalog.files.items()}
     unread = {rank: [path] for rank, (path, _) in _unread(catalog).items()}
-    if isinstance(catalog, SelfDescribedCatalog):
+    if catalog.description is not None:
         all_paths = chain(*paths.values(), *unread.values())
         yield None, sorted(os.path.relpath(path, catalog.root) for path in all_paths)
         return
@@ -159,7 +158,7 @@ def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
 
 
 def _changed(path: str, how: str) -> Diagnostic:
-    return Diagnostic("changed", how, AGAIN, where=path, path=path)
+    return Diagnostic("changed", how, hint=AGAIN, where=path, path=path)
 
 
 def _change(path: str, stamp: FileStamp | None) -> str:

@@ -18,7 +18,7 @@ import ckpttool
 from ckpttool.cli import help as help_module
 from ckpttool.cli.completion import SHELLS
 from ckpttool.cli.main import COMMANDS, main
-from ckpttool.model.diagnostics import CODES
+from ckpttool.problems import CODES
 from tests.support.commands import message, run, run_well
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -17,13 +17,14 @@ import pytest
 
 import ckpttool
 from ckpttool.cli.signals import Terminated
-from ckpttool.errors import VerifyError
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, more_files_hint, open_file
 from ckpttool.formats.wire import PlainFile
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import VerifyError
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.commands import files_below, message, run, run_well

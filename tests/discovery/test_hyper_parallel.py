@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.discovery import hyper_parallel
 from ckpttool.discovery.hyper_parallel import read_metadata
-from ckpttool.errors import CombinedError, FormatError, PlanError, UnsupportedError
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import CombinedError, FormatError, PlanError, UnsupportedError
 from tests.strategies import examples, moves
 from tests.support.checkpoint2 import write_safetensors
 from tests.support.checkpoints import cut, noise

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import UnsupportedError
+from ckpttool.problems import UnsupportedError
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import SAMPLES, assert_merged

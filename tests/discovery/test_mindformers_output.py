@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import CombinedError, PlanError
+from ckpttool.problems import CombinedError, PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support import corpus
 from tests.support.commands import SUFFIXES, mentions, message, run, run_well

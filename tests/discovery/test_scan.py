@@ -3,16 +3,15 @@
 import pytest
 
 from ckpttool.discovery.scan import scan
-from ckpttool.errors import FormatError
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.problems import FormatError
 
 
 def test_a_file_is_rank_zero_and_nothing_else_is_looked_for(make_run):
     src = make_run("rank_3/net-1_10.ckpt", "rank_3/net-2_10.ckpt")
     catalog = scan(f"{src}/rank_3/net-1_10.ckpt")
     assert list(catalog.files) == [0]
-    assert isinstance(catalog, MergedCatalog)
-    assert not isinstance(scan(src), MergedCatalog)
+    assert catalog.is_merged
+    assert not scan(src).is_merged
 
 
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import FormatError, PlanError
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.problems import FormatError, PlanError
 from tests.support.checkpoints import noise, write_file, write_indexed
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -48,7 +47,7 @@ def test_files_are_numbered_in_order_and_what_goes_to_every_rank_is_last(tmp_pat
     files = {f"part{i}.safetensors": {f"w{i}": noise("w", "Int8", (2,))} for i in (10, 9, 0)}
     folder = write_indexed(tmp_path, files, rest=REST)
     catalog = scan(str(folder))
-    assert isinstance(catalog, MergedCatalog)
+    assert catalog.is_merged
     assert [file.path.rsplit("/")[-1] for file in catalog.files.values()] == [
         "part0.safetensors",
         "part9.safetensors",
@@ -103,7 +102,7 @@ def test_a_folder_with_one_model_safetensors_is_that_file(tmp_path):
     write_file(tmp_path / "model.safetensors", MODEL["part0.safetensors"], "safetensors")
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     catalog = scan(str(tmp_path))
-    assert isinstance(catalog, MergedCatalog)
+    assert catalog.is_merged
     assert list(catalog.files[0].tensors) == ["w", "b"]
     document = json.loads(run_well("inspect", tmp_path, "--json").stdout)
     assert document["path"] == str(tmp_path / "model.safetensors")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.params import Size
+from ckpttool.cli.params import parse_size
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -438,7 +438,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
     [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
 )
 def test_a_size_is_a_number_and_a_unit(word, nbytes):
-    assert Size().convert(word, None, None) == nbytes
+    assert parse_size(word) == nbytes
 
 
 def test_the_shapes_of_both_sides_are_named_by_diff(tmp_path):

@@ -14,10 +14,10 @@ from pathlib import Path
 import click
 import pytest
 
-import ckpttool.errors
+import ckpttool.problems
 from ckpttool.cli import workflow
 from ckpttool.cli.main import PIPE_CLOSED, main
-from ckpttool.errors import CkptToolError
+from ckpttool.problems import CkptToolError
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.executors import COMMAND, PATIENCE_SECONDS, environment
@@ -146,7 +146,7 @@ def test_a_signal_ends_the_command_with_a_document(name, code):
 def test_the_table_has_a_row_for_every_code_and_every_row_is_tested():
     of_errors = {
         error.exit_code
-        for error in vars(ckpttool.errors).values()
+        for error in vars(ckpttool.problems).values()
         if isinstance(error, type) and issubclass(error, CkptToolError)
     }
     assert of_errors <= {*ROWS}

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from ckpttool.cli.verify import verify
-from ckpttool.model.diagnostics import severities
+from ckpttool.problems import severities
 from tests.e2e.test_pages import hybrid_parallel
 from tests.support.checkpoints import write_file
 from tests.support.commands import run_well

@@ -23,11 +23,11 @@ from ckpttool.model import manifest
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, TensorMeta
-from ckpttool.model.wording import printable
 from ckpttool.secret import Secret
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest
+from ckpttool.wording import printable
 from tests.support.checkpoints import create_file
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import EXAMPLES

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import ckpt, wire
 from ckpttool.formats.ckpt import Ckpt
 from ckpttool.model.tensors import Extent, StoredFile, TensorMeta
+from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.storage.checksums import compute_checksum
 from tests.support.checkpoints import create_file, seal_file
 from tests.support.corpus import GOLDEN, SAMPLES

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from ckpttool.errors import CkptToolError, FormatError
 from ckpttool.formats import get_format, read_index
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile, TensorMeta, refuse_shared_extents
+from ckpttool.problems import CkptToolError, FormatError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import create_file
 from tests.support.corpus import GOLDEN, SAMPLES

@@ -15,9 +15,9 @@ import pytest
 
 from ckpttool import formats
 from ckpttool.discovery.scan import scan
-from ckpttool.errors import ForeignError, FormatError
 from ckpttool.formats import read_index
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
+from ckpttool.problems import ForeignError, FormatError
 from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES

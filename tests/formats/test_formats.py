@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import (
     FORMAT_NAMES,
     ckpt,
@@ -21,6 +20,7 @@ from ckpttool.formats import (
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.tensors import MAX_AXES, TensorMeta
+from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.storage.region_io import FlatFiles
 from tests.strategies import examples
 from tests.support.checkpoints import create_file

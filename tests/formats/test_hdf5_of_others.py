@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.problems import FormatError, UnsupportedError
 from tests.support.file_bytes import read_contents
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.discovery.scan import scan
-from ckpttool.errors import FormatError, UnreadableError
 from ckpttool.formats import (
     FILES_AHEAD,
     READERS,
@@ -26,6 +25,7 @@ from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.formats.wire import WINDOW_BYTES
 from ckpttool.model.tensors import SharedHeader, StoredFile, TensorMeta
+from ckpttool.problems import FormatError, UnreadableError
 from tests.support.checkpoints import create_file
 from tests.support.file_bytes import record
 

@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import read_index
 from ckpttool.model.tensors import (
     Extent,
@@ -20,6 +19,7 @@ from ckpttool.model.tensors import (
     TensorMeta,
     refuse_shared_extents,
 )
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import safetensors as module
 from ckpttool.formats.safetensors import Safetensors
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.tensors import Extent, StoredFile, TensorMeta
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import entry, metas, read_contents, safetensors, write_contents

@@ -13,10 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError, UnsupportedError
 from ckpttool.formats import get_format, read_index, read_indexes, sandbox
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.problems import FormatError, UnsupportedError
 from tests.support.checkpoints import create_file
 from tests.support.executors import finish, start, wait_until
 from tests.support.spin import spin

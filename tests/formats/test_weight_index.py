@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.formats.weight_index import (
     index_names,
     index_text,
@@ -15,6 +14,7 @@ from ckpttool.formats.weight_index import (
     read_index_file,
     shard_file_name,
 )
+from ckpttool.problems import FormatError
 from tests.support.corpus import GOLDEN
 
 

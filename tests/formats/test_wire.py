@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import FormatError
 from ckpttool.formats import wire
 from ckpttool.formats.wire import WireReader, encode_bytes, encode_key, encode_number, encode_varint
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import FormatError
 from tests.support.file_bytes import message, number, packed, varint
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ckpttool.model.catalog import RankCatalog
-from ckpttool.model.diagnostics import Diagnostic
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import (
     Extent,
     FileIndex,
@@ -12,7 +11,8 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
-from ckpttool.model.wording import format_ranks
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import format_ranks
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_ranks_hold_is_told_by_their_headers():
         3: SharedHeader(other, StoredFile("3")),
         4: header("4", w=2),
     }
-    catalog = RankCatalog(
+    catalog = Catalog(
         "run", {r: FileIndex((StoredFile(f"{r}"),), "ckpt", 9, held[r]) for r in held}
     )
     assert [*catalog.headers] == [(0, 2), (1, 3), (4,)]
@@ -115,6 +115,6 @@ def test_what_ranks_hold_is_told_by_their_headers():
 def test_the_table_of_codes_says_what_of_a_catalog_is_an_error() -> None:
     codes = ("unfinished", "missing", "leftover")
     found = {code: Diagnostic(code, "text") for code in codes}
-    catalog = RankCatalog("run", {}, diagnostics=tuple(found.values()))
+    catalog = Catalog("run", {}, diagnostics=tuple(found.values()))
     assert catalog.errors() == (found["unfinished"], found["missing"])
     assert catalog.errors("inspect") == (found["missing"],)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
-from ckpttool.errors import PlanError
 from ckpttool.model.layout import Layout
+from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import (
     ROWS,

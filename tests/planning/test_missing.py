@@ -7,12 +7,17 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.errors import ForeignError, FormatError, UnreadableError, UnsupportedError
-from ckpttool.model.catalog import RankCatalog
-from ckpttool.model.diagnostics import join_alike
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Replicated
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import (
+    ForeignError,
+    FormatError,
+    UnreadableError,
+    UnsupportedError,
+    join_alike,
+)
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -35,7 +40,7 @@ def damaged(catalog, *ranks, kind=FormatError):
     """The catalog with the files of some ranks damaged."""
     files = {rank: file for rank, file in catalog.files.items() if rank not in ranks}
     errors = {rank: kind(f"run/rank_{rank}/net.ckpt", 7, "cut short") for rank in ranks}
-    return RankCatalog("run", files, damaged=errors)
+    return Catalog("run", files, damaged=errors)
 
 
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, content_groups=None):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.errors import CombinedError
-from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.problems import CombinedError, Diagnostics
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
 

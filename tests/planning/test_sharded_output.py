@@ -14,7 +14,7 @@ import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats import get_format, safetensors, weight_index
-from ckpttool.model.catalog import MergedCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import StoredFile
 from ckpttool.planning import targets
 from ckpttool.planning.targets import number_files
@@ -224,9 +224,9 @@ def test_split_of_it_is_reshard_of_the_ranks(tmp_path):
     ],
 )
 def test_sizes_are_counted_as_hugging_face_does(size, nbytes):
-    from ckpttool.cli.params import Size
+    from ckpttool.cli.params import parse_size
 
-    assert Size().convert(size, None, None) == nbytes
+    assert parse_size(size) == nbytes
 
 
 @pytest.mark.parametrize("size", ["5", "5Gb", "5gb", "GB", "-5GB", "0GB", "5iB", "1e9B", "", "5PB"])
@@ -476,7 +476,7 @@ def test_nothing_but_what_goes_apart_is_one_file():
 
 def test_a_source_of_several_files_is_read_from_each():
     files = catalog_of({0: {"a": (4,)}, 1: {"b": (4,)}}).files
-    plan = merge_in_memory(MergedCatalog("m", files, documents=(StoredFile("i"),)))
+    plan = merge_in_memory(Catalog("m", files, documents=(StoredFile("i"),), is_merged=True))
     (output,) = number_files(plan, 1000, lambda number, count: f"{number}")
     pieces = [piece for tensor in output.tensors for piece in tensor.pieces(tensor.region)]
     assert [piece.tensor.file.path for piece in pieces] == [

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ckpttool.errors import FormatError
-from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Merged, Replicated
 from ckpttool.planning.sources import content_decided_names, find_sources
+from ckpttool.problems import FormatError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -35,15 +35,15 @@ def test_a_listed_parameter_has_its_layout_and_its_full_shape():
 def test_a_slice_is_taken_from_the_lowest_owner_that_has_it():
     catalog = catalog_of({0: {}, 1: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     (source,) = find(catalog)[0]["w"]
-    assert source.slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
-    assert source.slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
+    assert source.slicing.find_slice((0, 0))[1].file.path == "run/rank_1/net.ckpt"
+    assert source.slicing.find_slice((1, 0))[1].file.path == "run/rank_3/net.ckpt"
 
 
 def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
     catalog = catalog_of({0: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     found, problems, notes = find(catalog)
     assert not problems
-    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0))[1].file.path == "run/rank_3/net.ckpt"
     the_one(notes["missing_replica"], "ranks 1, 2: no checkpoint file found in run")
 
 
@@ -64,14 +64,14 @@ def test_slices_that_are_nowhere_although_all_files_are_there_are_named_with_a_f
 def test_many_parameters_that_one_rank_lacks_are_one_problem():
     strategy = strategy_of({f"w{i}": Layout((2,), ((0,),)) for i in range(9)})
     full = slice_catalog(strategy, {f"w{i}": (4,) for i in range(9)})
-    _, problems, _ = find(RankCatalog("run", {0: full.files[0]}), strategy)
+    _, problems, _ = find(Catalog("run", {0: full.files[0]}), strategy)
     the_one(problems, "rank 1:", "w0, w1, w2 and 6 more: some slices")
 
 
 def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 3: {}})
     damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
-    sources = find_sources(RankCatalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
+    sources = find_sources(Catalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
     assert sources.damage == [damaged[2]]
     the_one([problem.text for problem in sources.problems], "rank 2: not read", "w: some slices")
 
@@ -117,7 +117,7 @@ def test_slices_of_a_manual_split_may_have_different_rows():
     assert not problems
     assert not notes
     assert found["w"][0].meta.shape == (10, 3)
-    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_2/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0))[1].file.path == "run/rank_2/net.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
     assert not problems
     assert not notes
     assert (source.meta.shape, source.rank_cycle, source.is_listed) == ((2,), None, False)
-    assert source.slicing.find_slice((0,)).file.path == "run/rank_0/net.ckpt"
+    assert source.slicing.find_slice((0,))[1].file.path == "run/rank_0/net.ckpt"
 
 
 DIFFERENT = with_names({"w": (4, 3), "rng": (2,)})
@@ -345,5 +345,5 @@ def test_many_groups_are_not_all_listed():
 def test_an_undivided_checkpoint_has_every_parameter_whole():
     sources = find_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}), Merged(), {}, None)
     assert [source.meta.name for source in sources.found] == ["w", "s"]
-    assert sources.found[0].slicing.find_slice((0, 0)).file.path == "run/rank_3/net.ckpt"
-    assert not find_sources(RankCatalog("run", {}), Merged(), {}, None).found
+    assert sources.found[0].slicing.find_slice((0, 0))[1].file.path == "run/rank_3/net.ckpt"
+    assert not find_sources(Catalog("run", {}), Merged(), {}, None).found

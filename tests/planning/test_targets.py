@@ -4,12 +4,12 @@ import pickle
 
 import pytest
 
-from ckpttool.errors import CombinedError, FormatError, PlanError
-from ckpttool.model.catalog import RankCatalog
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged, Replicated
+from ckpttool.problems import CombinedError, FormatError, PlanError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -359,14 +359,14 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
     damage = {1: FormatError("run/rank_1/net.ckpt", 7, "cut short")}
     files = with_names({"w": (4, 3)}, [2, 3]).files
     with pytest.raises(CombinedError) as caught:
-        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE)
+        plan(Catalog("run", files, damaged=damage), ONE_STAGE)
     assert caught.value.exit_code == 3
     assert [problem.split(":")[0] for problem in texts_of(caught.value)] == [
         "run/rank_1/net.ckpt",
         "w",
     ]
     with pytest.raises(CombinedError) as caught:
-        plan(RankCatalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
+        plan(Catalog("run", files, damaged=damage), ONE_STAGE, strategy_of({"w": THREE_ROWS}))
     assert caught.value.exit_code == 3
     assert len(texts_of(caught.value)) == 2
 
@@ -374,7 +374,7 @@ def test_damaged_files_are_reported_together_with_what_else_is_wrong():
 def test_a_single_damaged_file_is_that_error_and_no_other():
     damage = {0: FormatError("run/rank_0/net.ckpt", 7, "cut short")}
     with pytest.raises(FormatError, match="cut short"):
-        plan(RankCatalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
+        plan(Catalog("run", {}, damaged=damage), None, strategy_of({"w": TWO_ROWS}))
 
 
 def test_differences_are_no_question_while_the_strategy_is_not_the_right_one():

@@ -231,7 +231,6 @@ def test_an_input_is_never_replaced(tmp_path):
 
 
 OWN_NAMES = [RECORD, LOG, *(f"{RECORD}/{name}" for name in ("lock", "1-of-2.log", "other"))]
-OWN_NAMES += [f"{MANIFEST}.journal", ".ckpttool-part-1-of-2.json.journal"]  # of earlier versions
 
 
 @pytest.mark.parametrize(

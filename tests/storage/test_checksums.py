@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.concurrency import InlineExecutor
-from ckpttool.errors import FormatError, PlanError
 from ckpttool.formats import get_format, read_index
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.problems import FormatError, PlanError
 from ckpttool.storage import checksums
 from ckpttool.storage.checksums import add_zeros, check_files, compute_checksum, verify_checksum
 from tests.support.checkpoints import create_file, seal_file

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.strategy import Merged
-from ckpttool.model.wording import format_difference
 from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,
@@ -24,6 +23,7 @@ from ckpttool.storage.compare import (
     Tolerance,
     compare_tensors,
 )
+from ckpttool.wording import format_difference
 from tests.oracle import take
 from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks

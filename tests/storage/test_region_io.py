@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import FormatError
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import Extent, StoredFile, StoredTensor, TensorMeta
+from ckpttool.problems import FormatError
 from ckpttool.storage import region_io
 from ckpttool.storage.region_io import FlatFiles
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ckpttool.errors import StrategyError
 from ckpttool.model.layout import Layout
+from ckpttool.problems import StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.file_bytes import layout, operator, strategy
 

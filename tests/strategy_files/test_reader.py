@@ -8,8 +8,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from ckpttool.errors import CombinedError, StrategyError
 from ckpttool.model.layout import Layout
+from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files import reader
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import find, with_names
@@ -330,10 +330,7 @@ def test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before(path, t
     folder = SAMPLES / run / "strategy"
     once = read_strategy([str(folder)])
     found = read_strategy([str(path)])
-    assert (found.layouts, found.stages) == (once.layouts, once.stages)
-    (note,) = found.notes
-    assert note.code == "corrected"
-    assert path.name in note.text
+    assert (found.layouts, found.stages, found.notes) == (once.layouts, once.stages, ())
     shutil.copytree(folder, tmp_path / "strategy")
     shutil.copy(path, tmp_path / "strategy" / f"merged_ckpt_strategy{path.suffix}")
     assert read_strategy([str(tmp_path / "strategy")]).layouts == once.layouts
@@ -361,7 +358,7 @@ def merged(*names, stages=(0, 1)):
 def test_only_a_whole_merged_file_within_another_is_unfolded(read, names, plain):
     found = read(merged(*names))
     assert {name: one[0].first_rank for name, one in found.layouts.items()} == plain
-    assert bool(found.notes) == ("a" in plain)
+    assert not found.notes
 
 
 def test_a_merged_file_that_lacks_a_stage_says_which(read):

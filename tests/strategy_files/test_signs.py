@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ckpttool.errors import StrategyError
+from ckpttool.problems import StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 
 CHINESE = """ckpttool_strategy: 1  # 手写的策略：八卡，“张量并行”

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import StrategyError
 from ckpttool.model.layout import Layout
+from ckpttool.problems import StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import cut, noise, strategy_of, write_ranks

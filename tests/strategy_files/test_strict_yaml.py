@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import StrategyError
+from ckpttool.problems import StrategyError
 from ckpttool.strategy_files.handwritten import MAX_BYTES, Node, nodes_of_json, parse_yaml
 from tests.strategies import examples
 

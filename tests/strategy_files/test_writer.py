@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.errors import CombinedError, PlanError, StrategyError
 from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import StoredFile
+from ckpttool.problems import CombinedError, PlanError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import encode_strategy
 from tests.strategies import examples, layout_features, moves, table_moves

@@ -11,12 +11,13 @@ import numpy as np
 import ckpttool
 from ckpttool.formats import format_of_suffix, get_format, suffix_of
 from ckpttool.formats.base import Format
-from ckpttool.model.catalog import Catalog, RankCatalog
-from ckpttool.model.diagnostics import join_alike
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.planning.sources import find_sources
+from ckpttool.problems import join_alike
+from ckpttool.storage.files import write_header
 from tests.oracle import OracleLayout, take
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
@@ -50,7 +51,7 @@ def catalog_of(
         path = f"{root}/rank_{rank}/net.ckpt"
         index = {meta.name: stored(meta, path) for meta in metas}
         files[rank] = FileIndex((StoredFile(path),), "ckpt", 1000 if metas else 0, index)
-    return RankCatalog(root, files)
+    return Catalog(root, files)
 
 
 def strategy_of(*stages: Mapping[str, Layout]) -> Strategy:
@@ -114,7 +115,9 @@ def create_file(
 ) -> FileIndex:
     """Write a file with a header by the package, over what is there."""
     with Path(path).open("w+b") as file:
-        return format.create(file.fileno(), StoredFile(str(path)), metas, attrs)
+        header = format.index(metas, attrs)
+        write_header(file.fileno(), header)
+    return header.of_file(StoredFile(str(path)))
 
 
 def seal_file(format: Format, path: str | Path, crc: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttool.model.diagnostics import Diagnostic, severities
+from ckpttool.problems import Diagnostic, severities
 
 
 def is_warning(one: Diagnostic) -> bool:

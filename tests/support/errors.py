@@ -1,8 +1,9 @@
 """An example of every error, with its attributes, its message and its exit code."""
 
-from ckpttool.errors import (
+from ckpttool.problems import (
     AuthenticityError,
     CkptToolError,
+    Diagnostic,
     EngineError,
     ExecutionError,
     ForeignError,
@@ -17,13 +18,13 @@ from ckpttool.errors import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
+    join_alike,
 )
-from ckpttool.model.diagnostics import Diagnostic, diagnose, join_alike
 
 
 def texts_of(error: CkptToolError) -> tuple[str, ...]:
     """Return the text of each problem of an error, as people read it."""
-    return tuple(one.text for one in join_alike(diagnose(error)))
+    return tuple(one.text for one in join_alike(error.diagnostics))
 
 
 FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")

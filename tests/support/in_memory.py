@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Merged
@@ -16,6 +15,7 @@ from ckpttool.planning.missing import scan_notes
 from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
+from ckpttool.problems import Diagnostics
 from tests.support.checkpoints import catalog_of, stored
 from tests.support.readers import Entry
 
@@ -27,7 +27,7 @@ def catalog_of_entries(ranks) -> Catalog:
         metas = [TensorMeta(name, entry.dtype, entry.shape) for name, entry in entries.items()]
         tensors = {meta.name: stored(meta, f"rank_{rank}") for meta in metas}
         files[rank] = FileIndex((StoredFile(f"rank_{rank}"),), "ckpt", 1, tensors)
-    return RankCatalog("run", files)
+    return Catalog("run", files)
 
 
 def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None):
@@ -46,7 +46,7 @@ def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None
 
 def full_tensors(**shapes):
     """The catalog of one file with full tensors of these shapes."""
-    return MergedCatalog("m", catalog_of({0: shapes}).files)
+    return Catalog("m", catalog_of({0: shapes}).files, is_merged=True)
 
 
 def merge_in_memory(catalog, strategy=None, agreement=None):
@@ -78,6 +78,9 @@ def carry_out(plan, ranks):
             out = np.zeros(meta.shape, f"V{meta.itemsize}")
             written = np.zeros(meta.shape, int)
             for piece in tensor.pieces(Region.whole(meta.shape)):
+                assert (
+                    piece.tensor == plan.catalog.files[piece.rank].tensors[piece.tensor.meta.name]
+                )
                 assert piece.src.shape == piece.dst.shape
                 assert piece.dst.size > 0
                 held = ranks[int(piece.tensor.file.path.removeprefix("rank_"))][meta.name]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.errors import CombinedError, PlanError
 from ckpttool.model.strategy import Strategy
+from ckpttool.problems import CombinedError, PlanError
 from tests.support.errors import texts_of
 
 

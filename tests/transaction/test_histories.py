@@ -290,12 +290,6 @@ def flip_in_the_middle(path):
     flip_byte(path, at=path.stat().st_size // 2)
 
 
-def earlier_journal(small):
-    """What an earlier ckpttool has left of a run that did not end."""
-    shutil.rmtree(small.record)
-    (small.out / "ckpttool.json.journal").write_text('{"run": []} 01234567\n')
-
-
 # --------------------------------------------------------------- what is said, of each history
 
 
@@ -526,10 +520,6 @@ HISTORIES = {
     "stopped, whole.log of another checkpoint": History(
         stopped, record_of_another("plan.json", "whole.log"),
         rerun="5 2 outputs exist already", resume="5 source files changed:",
-    ),
-    "journal of an earlier ckpttool": History(
-        stopped, earlier_journal, "0 earlier version", "1 earlier version", "5", "5",
-        "5 exist", "5 earlier version",
     ),
     "parts": History(in_parts, nothing),
     "parts, copied with cp -r": History(in_parts, copied),

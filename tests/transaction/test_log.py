@@ -9,8 +9,8 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool.errors import FormatError
 from ckpttool.model.manifest import OutputEntry, TensorEntry
+from ckpttool.problems import FormatError
 from ckpttool.storage.files import stamp_at
 from ckpttool.transaction import manifest as manifest_module
 from ckpttool.transaction.log import Log, LogWriter, Writer, _seal

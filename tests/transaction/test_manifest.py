@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.errors import UnreadableError
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
 from ckpttool.planning import manifest_check
+from ckpttool.problems import UnreadableError
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file

@@ -484,8 +484,7 @@ def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
     run_parts(tmp_path, (1, 2), 2)
     first = run_well("finalize", tmp_path).stdout
     before = contents(tmp_path)
-    for command in ("finalize", "commit"):
-        assert run_well(command, tmp_path).stdout == first
+    assert run_well("finalize", tmp_path).stdout == first
     assert contents(tmp_path) == before
     (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
     result = run("finalize", tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.errors import CkptToolError, FormatError, PlanError
+from ckpttool.problems import CkptToolError, FormatError, PlanError
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
 from tests.support.commands import message, run, run_well

@@ -26,11 +26,10 @@ from ckpttool.transaction.states import (
     State,
     describe_record,
     find_unfinished_run,
-    is_earlier_record,
     look,
 )
-from tests.support.commands import files_below, message, run, run_well
-from tests.support.executors import CASE, make_plan, reshard_words
+from tests.support.commands import files_below
+from tests.support.executors import CASE, make_plan
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 
@@ -307,17 +306,9 @@ def no_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_without_locks_whoever_began_the_plan_counts(out, no_locks, monkeypatch):
+def test_without_locks_nobody_is_known_to_write(out, no_locks):
     stop(out, 1)
-    destination = look(record_of(out))
     assert is_held(record_of(out).lock) is None
-    assert destination.state is State.RUNNING  # though this process has ended that run
-    ((locked, by),) = destination.running.items()
-    assert locked == record_of(out).plan
-    ended = "this file system has no locks, so it may have ended"
-    assert by == f"{THIS} since {destination.plan.writer.time}; {ended}"
-    monkeypatch.undo()
-    (out / RECORD / "lock").unlink()
     assert state_of(out) is State.STOPPED
 
 
@@ -382,43 +373,6 @@ def test_a_plan_and_stamps_are_read_as_they_were_written(out):
         write_document(str(out / "file"), sealed_text(value.head(), value.lines()))
         assert type(value).read(out / "file") == value
         assert type(value).read(out / "file").provenance.options == stamps.provenance.options
-
-
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        ("ckpttool.json.journal", True),
-        ("m.ckpt.ckpttool.json.journal", True),
-        (".ckpttool-part-1-of-2.json", True),
-        (".ckpttool-part-1-of-2.json.journal", True),
-        (".m.ckpt.ckpttool-part-10-of-20.json", True),
-        ("ckpttool.json", False),
-        (".ckpttool", False),
-        ("ckpttool-part-1-of-2.json", False),
-        (".ckpttool-part-a-of-2.json", False),
-        ("journal", False),
-    ],
-)
-def test_records_of_earlier_versions_are_known_by_their_names(out, name, is_one):
-    (out / name).touch()
-    assert is_earlier_record(name) == is_one
-    record = Record(out / ("m.ckpt.ckpttool.json" if "m.ckpt" in name else MANIFEST))
-    assert record.earlier_records() == ([out / name] if is_one else [])
-    other = Record(out / "n.ckpt.ckpttool.json")
-    assert other.earlier_records() == []
-
-
-@pytest.mark.parametrize("name", ["ckpttool.json.journal", ".ckpttool-part-1-of-2.json.journal"])
-def test_a_record_of_an_earlier_version_is_named_and_not_gone_on_from(out, name):
-    (out / name).write_text("of an earlier version")
-    result = run(*reshard_words(out, "ckpt"), "--resume")
-    assert result.exit_code == 5
-    said = f"{out / name}: --resume cannot use what an earlier version left"
-    assert said in message(result)
-    (note,) = describe_record(out)
-    assert f"{out / name}: left by an earlier version of ckpttool" in note.text
-    run_well(*reshard_words(out, "ckpt"))
-    assert (out / name).read_text() == "of an earlier version"
 
 
 # ----------------------------------------------------------------------------- descriptions

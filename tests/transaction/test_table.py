@@ -46,11 +46,6 @@ def fail(task):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def journal_of_earlier(small):
-    files_of_others(small)
-    (small.out / "ckpttool.json.journal").write_text('{"run": []} 01234567\n')
-
-
 def half_file_of_others(small):
     killed(small)
     remove_record(small)
@@ -284,7 +279,6 @@ STATES = {
     "empty folder": nothing,
     "a run failed, nothing complete": failed_at_once,
     "outputs, no record": files_of_others,
-    "outputs, journal of an earlier ckpttool": journal_of_earlier,
     "half-written file, no record": half_file_of_others,
     "a run was killed, `.ckpttool` removed": killed_and_removed,
     "`.ckpttool` removed while a run writes": running_removed(),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import ckpttool
-from ckpttool.model.diagnostics import Diagnostics
+from ckpttool.problems import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.errors import PlanError
-from ckpttool.model.diagnostics import Diagnostic
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
+from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.numbers import decode
 from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import mentions, message, run, run_well, stay_small
@@ -231,7 +230,7 @@ def test_replicas_that_differ_are_located(tmp_path):
     assert found == Diagnostic(
         "replica",
         "replicas differ",
-        "move the file of the damaged rank away; `ckpttool help replica` explains",
+        hint="move the file of the damaged rank away; `ckpttool help replica` explains",
         facts="2 of 12 elements of the slice; rank 2 differs from rank 3; "
         "first at (6, 1) of (8, 3)",
         tensor="w",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.errors import PlanError, raise_all
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics, Report, diagnose, severities
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.model.wording import count, format_difference, format_ranks, shorten
+from ckpttool.operations.headers import (
+    check_partly_held,
+    check_types,
+    check_unlisted,
+    find_damage,
+    find_truncated_files,
+)
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.manifest_check import check_set, fingerprint
 from ckpttool.planning.missing import (
@@ -24,7 +30,6 @@ from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REPLICA_CODES,
     Slice,
@@ -43,19 +48,72 @@ from ckpttool.planning.resolve import (
 )
 from ckpttool.planning.sources import content_decided_names, find_sources
 from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_problem
+from ckpttool.problems import (
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    SeverityOf,
+    raise_all,
+    severities,
+)
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.verification.headers import (
-    check_partly_held,
-    check_types,
-    check_unlisted,
-    find_damage,
-    find_truncated_files,
-)
+from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
 STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `ckpttool.verify` found.
+
+    Attributes
+    ----------
+    path, step
+        ``root`` and ``step`` of the `Catalog`.
+    severity_of
+        The severity of each code, edited by ``ignore``.
+    files
+        Number of files that were read.
+    ranks
+        Ranks whose file was read; None for a merged checkpoint, whose files have none.
+    tensors
+        Number of parameters.
+    nbytes
+        Bytes of all files.
+    findings
+        Errors, then warnings; empty if nothing is wrong.
+    notes
+        Further facts for people.
+    is_whole
+        Whether it is known how the slices of the ranks fit together, or there is only one rank.
+    is_sampled
+        Whether samples of the contents were compared with the layouts.
+    deep
+        Whether all data was read.
+    compared
+        What was compared beside headers and samples: ``"checksums"``, ``"hashes"``.
+    """
+
+    path: str
+    severity_of: SeverityOf
+    step: str | None = None
+    files: int = 0
+    ranks: tuple[int, ...] | None = None
+    tensors: int = 0
+    nbytes: int = 0
+    findings: tuple[Diagnostic, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
+    is_whole: bool = True
+    is_sampled: bool = False
+    deep: bool = False
+    compared: tuple[str, ...] = ()
+
+    def count_severities(self) -> Counter[str]:
+        """Return how many findings there are of each severity."""
+        return Counter(str(self.severity_of[one.code]) for one in self.findings)
 
 
 @dataclass(slots=True)
@@ -134,12 +192,12 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = match_states_by_shape((), metas)
+    states = drop_unlike_shapes(match_states((), metas), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
-        if tally.zeros and is_weight:
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
@@ -212,7 +270,7 @@ def verify(
     ignore: Collection[str] = (),
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> Report:
+) -> Verification:
     """Find what is wrong with a checkpoint.
 
     Parameters
@@ -247,19 +305,21 @@ def verify(
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
+    more = {"checksums": crc, "hashes": options.manifest == "all"}
+    depth = deep, tuple(what for what, is_compared in more.items() if is_compared)
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
-        return _report(catalog, found)
-    if strategy is not None and isinstance(catalog, RankCatalog):
+        return _report(catalog, found, *depth)
+    if strategy is not None and catalog.needs_strategy:
         strategy, reasons = fit_to_slices(catalog, strategy)
         if reasons:
             raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         of_headers = Diagnostics("verify")
-        has_none = strategy is None and isinstance(catalog, RankCatalog) and not options.replicated
+        has_none = strategy is None and catalog.needs_strategy and not options.replicated
         resolved = resolve(
             catalog,
             Merged() if has_none else strategy,  # without a strategy each file by itself
@@ -278,26 +338,33 @@ def verify(
         verification.run(deep, crc, options.manifest == "all", open_progress)
     found.add(*notes)
     is_sampled = any(source.has_layout for source in resolved.sources)
-    return _report(resolved.catalog, found, verification.is_whole, is_sampled)
+    return _report(resolved.catalog, found, *depth, verification.is_whole, is_sampled)
 
 
 def _report(
-    catalog: Catalog, found: Diagnostics, is_whole: bool = True, is_sampled: bool = False
-) -> Report:
+    catalog: Catalog,
+    found: Diagnostics,
+    deep: bool,
+    compared: tuple[str, ...],
+    is_whole: bool = True,
+    is_sampled: bool = False,
+) -> Verification:
     """Sum up what was found."""
     found.add(*find_nothing(catalog))
-    return Report(
+    return Verification(
         catalog.root,
         found.severity_of,
         catalog.step,
         len(catalog.files),
-        None if isinstance(catalog, MergedCatalog) else tuple(catalog.files),
+        None if catalog.is_merged else tuple(catalog.files),
         len(catalog.metas),
         sum(file.nbytes for file in catalog.files.values()),
         found.findings,
         found.of("note"),
         is_whole,
         is_sampled,
+        deep,
+        compared,
     )
 
 
@@ -335,8 +402,8 @@ class _Verification:
 
     @property
     def is_whole(self) -> bool:
-        """The value of `Report.is_whole`."""
-        is_merged = isinstance(self.catalog, MergedCatalog) and not self.catalog.one_of_several
+        """The value of `Verification.is_whole`."""
+        is_merged = self.catalog.is_merged and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 
     def run(self, deep: bool, crc: bool, check_manifest: bool, open_progress: OpenProgress) -> None:
@@ -384,7 +451,7 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            (one,) = diagnose(error)
+            (one,) = error.diagnostics
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
@@ -414,7 +481,7 @@ class _Verification:
                 "no manifest lists these files",
                 "the same command without --check-manifest",
             )
-            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
+            self.found.add(Diagnostic("manifest", text, hint=hint, where=self.catalog.root))
 
     def _sample_unlisted(self) -> None:
         """Add the tensors without a layout that differ between two ranks, as a conversion does."""
@@ -427,12 +494,12 @@ class _Verification:
             if parameter is None and name not in RANK_SPECIFIC_NAMES
             if catalog.metas[name].nbytes > catalog.metas[name].itemsize
         ]
-        differing = find_differing_ends(catalog, names, self.executor)
-        running = find_running_statistics(catalog, self.sharding, differing, self.executor)
+        differing = self._answer(find_differing_ends(catalog, names))
+        running = self._answer(find_running_statistics(catalog, self.sharding, differing))
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
-        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
         for name, ranks in differing.items():
             if name not in running:
                 facts = format_difference([[rank] for rank in ranks])
@@ -447,10 +514,13 @@ class _Verification:
         """Check all data; see `check_contents`."""
         catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
         names = content_decided_names(catalog, sharding)
-        running = find_running_statistics(catalog, sharding, names, self.executor)
+        running = self._answer(find_running_statistics(catalog, sharding, names))
         found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
         found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
         self.found.add(*found)
+
+    def _answer(self, steps: Asking[T]) -> T:
+        return answer(steps, self.executor, self.resolved.evidence)
 
     def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
         """Yield all slices on disk, those of stages after the first last."""
@@ -469,16 +539,16 @@ class _Verification:
     def _check_names(self, sources: Sequence[Source]) -> None:
         """Check the names, types and shapes that ranks hold."""
         if isinstance(self.sharding, Merged):
-            if not isinstance(self.catalog, MergedCatalog):
+            if not self.catalog.is_merged:
                 text = "without a strategy every rank is verified by itself"
                 facts = "not known: whether slices fit together and replicas are equal"
                 hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
+                self.found.add(Diagnostic("doubt", text, hint=hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
+        owners = self.catalog.match_states(self.sharding.layouts)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:

@@ -16,16 +16,15 @@ from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from ckpttool.errors import StrategyError
-from ckpttool.model.catalog import Catalog, MergedCatalog
-from ckpttool.model.diagnostics import Diagnostics, diagnose
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
-from ckpttool.model.wording import format_numbers
 from ckpttool.planning.missing import ranks_without_file
-from ckpttool.planning.optimizer_state import parameter_by_prefix
+from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.planning.resolve import ResolvedSources
@@ -348,7 +347,7 @@ def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
 
 def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
     """Return the tensors of files without layouts: one for each element type and shape."""
-    is_merged = isinstance(catalog, MergedCatalog)
+    is_merged = catalog.is_merged
     kinds: dict[str, dict[tuple[str, tuple[int, ...]], dict[Ranks, int]]] = {}
     for ranks, header in catalog.headers.items():
         for name, tensor in header.items():
@@ -474,7 +473,7 @@ def summarize(
     other: list[Entry] = []
     for entry in entries:
         is_listed = entry.placement.is_listed
-        has_prefix = not is_listed and parameter_by_prefix(entry.name) is not None
+        has_prefix = not is_listed and parse_name(entry.name).parameter is not None
         if entry.name in parameter_of_state or has_prefix:
             states.append(entry)
         else:
@@ -570,7 +569,7 @@ def assess(
     failures = [one for one in found.failures if one not in catalog.damaged.values()]
     if catalog.damaged.keys() - replaced or (failures and sharding is not None):
         wrong.append("damaged")
-    of_ranks = Merged() if isinstance(catalog, MergedCatalog) or sharding is None else sharding
+    of_ranks = Merged() if catalog.is_merged or sharding is None else sharding
     # A strategy that does not fit tells nothing of ranks.
     missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
     unreadable = tuple(catalog.damaged)
@@ -578,7 +577,7 @@ def assess(
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
     named = {entry.name for entry in entries}
-    problems = chain(found.errors, *map(diagnose, found.failures))
+    problems = chain(found.errors, *(error.diagnostics for error in found.failures))
     lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
     expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
     missing = tuple(name for name in expected if name not in named)

@@ -1,33 +1,27 @@
-"""What a command found: diagnostics, their severity for each command, and their accumulator.
+"""What is wrong or worth knowing: diagnostics, the table of their codes, and the exceptions.
 
 A `Diagnostic` states a fact.  The severity of the fact depends on the command: a newer step that
 some ranks lack is a note of merge and a warning of verify.  `CODES` is the only table of
 severities.  The options ``--strict`` and ``--ignore`` edit one column of it (`severities`); nothing
 else does.
+
+An exception names the place, what was expected, what was found and, if possible, the remedy.  Its
+class has the exit code of the command line.  Arguments are positional and all go to
+``super().__init__``: pickle rebuilds an exception in another process by calling its class with
+``args``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from ckpttool.errors import (
-    CkptToolError,
-    CombinedError,
-    EngineError,
-    ExecutionError,
-    FormatError,
-    PlanError,
-    StrategyError,
-    VerifyError,
-    join_clauses,
-    place_on_side,
-    raise_all,
-)
-from ckpttool.model.wording import format_ranks, shorten
+from ckpttool.wording import format_ranks, shorten
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
@@ -306,6 +300,7 @@ class Diagnostic:
 
     code: str
     message: str
+    _: KW_ONLY
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""
@@ -349,7 +344,8 @@ class Diagnostic:
 
         Examples
         --------
-        >>> found = Diagnostic("contradicted", "a", "--trust-strategy", ("--trust-strategy",))
+        >>> a = ("--trust-strategy",)
+        >>> found = Diagnostic("contradicted", "a", hint=a[0], options=a)
         >>> found.for_command("convert").lines, found.for_command("verify").lines
         (('a', 'Try: --trust-strategy'), ('a', 'Try: `ckpttool help contradicted`'))
         """
@@ -359,6 +355,397 @@ class Diagnostic:
     def on_side(self, side: str) -> Diagnostic:
         """Return the diagnostic with its side of a comparison."""
         return replace(self, side=side)
+
+
+def place_on_side(side: str, place: str) -> str:
+    """Return a place with its side of a comparison, if it has one.
+
+    Examples
+    --------
+    >>> place_on_side("B", "s.ckpt"), place_on_side("B", ""), place_on_side("", "s.ckpt")
+    ('B (s.ckpt)', 'B', 's.ckpt')
+    """
+    return f"{side} ({place})" if side and place else side or place
+
+
+def join_clauses(*clauses: str) -> str:
+    """Return the clauses that are not empty as the facts of one message.
+
+    Examples
+    --------
+    >>> join_clauses("the disk is full", "", "2 outputs are complete")
+    'the disk is full; 2 outputs are complete'
+    """
+    return "; ".join(clause.removesuffix(".") for clause in clauses if clause)
+
+
+class CkptToolError(Exception):
+    """The base of all deliberate errors.
+
+    Attributes
+    ----------
+    code
+        Code of its diagnostics.
+    exit_code
+        Exit code of the command line; see docs/reference/exit-codes.md.
+    side
+        The side of a comparison, which `on_side` sets; "" without one.
+    """
+
+    code = "internal"  # workers of a cluster raise it, and the run makes an `ExecutionError` of it
+    exit_code = INTERNAL
+    side = ""
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """All problems of the error, one for each file and tensor."""
+        return tuple(one.on_side(self.side) if self.side else one for one in self._problems())
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield Diagnostic(self.code, super().__str__())
+
+    def __str__(self) -> str:
+        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in self.diagnostics)
+
+    def on_side(self, side: str) -> CkptToolError:
+        """Return the error with its side of a comparison.
+
+        Examples
+        --------
+        >>> str(StrategyError("s.ckpt", "empty").on_side("B"))
+        'B (s.ckpt): empty'
+        """
+        copied = copy(self)
+        copied.side = side
+        return copied
+
+
+class _PlaceError(CkptToolError):
+    """An error with one problem, in one place.
+
+    Parameters
+    ----------
+    where
+        The place.
+    reason
+        What is wrong.
+    hint
+        What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
+    """
+
+    path: str | None = None
+
+    def __init__(self, where: str, reason: str, hint: str = "", facts: str = "") -> None:
+        super().__init__(where, reason, hint, facts)
+        self.where = where
+        self.reason = reason
+        self.hint = hint
+        self.facts = facts
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield Diagnostic(
+            self.code,
+            self.reason,
+            hint=self.hint,
+            facts=self.facts,
+            path=self.path or None,
+            where=self.where,
+        )
+
+
+class FormatError(_PlaceError):
+    """A file is not what its format says; exit code 3.
+
+    Parameters
+    ----------
+    path
+        The file.
+    offset
+        Byte in the file where the problem was noticed; None if there is no such byte.
+    reason
+        What is wrong, in at most 15 words; equal for all files with the same problem.
+    hint
+        What to do; "" if nothing is known.
+    facts
+        What was expected and what was found in this file; "" if ``reason`` says it.
+
+    Attributes
+    ----------
+    rank
+        The rank of the file, which `ckpttool.model.catalog.Catalog` sets; None without one.
+
+    Examples
+    --------
+    >>> FormatError("a.ckpt", 118, "the file ends here", "copy it").diagnostics[0].lines
+    ('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')
+    """
+
+    code = "damaged"
+    exit_code = 3
+    path: str
+    rank: int | None = None
+
+    def __init__(
+        self, path: str, offset: int | None, reason: str, hint: str = "", facts: str = ""
+    ) -> None:
+        super().__init__(path, reason, hint, facts)
+        self.args = path, offset, reason, hint, facts
+        self.path = path
+        self.offset = offset
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        (one,) = super()._problems()
+        at = f"byte {self.offset}" if self.offset or (self.offset == 0 and self.facts) else ""
+        yield replace(
+            one,
+            hint=self.hint or (COPY_AGAIN if self.code == "damaged" else ""),
+            facts=": ".join(filter(None, (at, self.facts))),
+            ranks=() if self.rank is None else (self.rank,),
+            offset=self.offset,
+        )
+
+    def __str__(self) -> str:
+        at = "" if self.offset is None else f" byte {self.offset}:"
+        text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
+        return join_clauses(text, self.facts, self.hint)
+
+    def with_hint(self, hint: str, facts: str = "") -> FormatError:
+        """Return the error with another hint and with more facts."""
+        copied = copy(self)
+        copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
+        copied.args = (*self.args[:3], hint, copied.facts)
+        return copied
+
+
+class UnsupportedError(FormatError):
+    """A valid file that ckpttool cannot read; the message names the feature and a workaround."""
+
+    code = "unsupported"
+
+
+class ForeignError(FormatError):
+    """A file of another kind, such as text or an archive; replicas replace that of a rank."""
+
+    code = "unsupported"
+
+
+class LibraryError(UnsupportedError):
+    """A file that needs a package that is not installed; exit code 8."""
+
+    code = "no_library"
+    exit_code = 8
+
+
+class AuthenticityError(FormatError):
+    """An encrypted file that the key does not decrypt, or that was changed."""
+
+    code = "checksum"
+
+
+class UnreadableError(FormatError):
+    """A file that the system cannot open or read."""
+
+    code = "unreadable"
+
+
+class StrategyError(_PlaceError):
+    """A malformed or impossible layout; exit code 4.
+
+    Parameters
+    ----------
+    where
+        Strategy file, perhaps with line and column, or parameter.
+    reason
+        What is wrong.
+    hint
+        What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
+    """
+
+    code = "invalid_strategy"
+    exit_code = 4
+
+
+class EngineError(_PlaceError):
+    """An engine, a library or a worker that is missing; exit code 8.
+
+    Parameters
+    ----------
+    engine
+        The engine as on the command line, such as ``"dask:node7:8786"``.
+    reason
+        What is wrong.
+    hint
+        What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
+    """
+
+    code = "no_engine"
+    exit_code = 8
+
+    def __init__(self, engine: str, reason: str, hint: str = "", facts: str = "") -> None:
+        super().__init__(f"engine {engine}", reason, hint, facts)
+        self.args = engine, reason, hint, facts
+        self.engine = engine
+
+
+class PlanError(CkptToolError):
+    """The work cannot be done as requested, and nothing was written; exit code 5.
+
+    Parameters
+    ----------
+    diagnostics
+        All problems that were found, not only the first.
+    """
+
+    exit_code = 5
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        super().__init__(tuple(diagnostics))
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield from self.args[0]
+
+    def __str__(self) -> str:
+        return "\n".join(one.text for one in self.diagnostics)
+
+
+class NoStrategyError(PlanError):
+    """A source of several ranks without a strategy; exit code 2, as for a missing option."""
+
+    exit_code = 2
+
+
+class StepError(PlanError):
+    """The ranks do not have a step in common."""
+
+
+class UnfinishedError(PlanError):
+    """A folder in which nothing is complete: a run of ckpttool, or all saves, did not finish."""
+
+
+class ExecutionError(_PlaceError):
+    """A run that failed after it had started to write; exit code 6.
+
+    Parameters
+    ----------
+    output
+        Final name of the output that failed.  No file has that name.
+    cause
+        What happened.
+    committed
+        Outputs that were complete before; they are kept.
+    hint
+        What to do; by default the same command with ``--resume``, if an output is complete.
+    details
+        What was expected and what was found.
+    """
+
+    code = "not_written"
+    exit_code = 6
+
+    def __init__(
+        self,
+        output: str,
+        cause: str,
+        committed: Sequence[str] = (),
+        hint: str = "",
+        details: str = "",
+    ) -> None:
+        done = f"complete: {shorten(committed, 3)}" if committed else ""
+        hint = hint or ("the same command with --resume" if committed else "")
+        super().__init__(output, f"not written: {cause}", hint, join_clauses(details, done))
+        self.args = output, cause, tuple(committed), hint, details
+        self.path = self.output = output
+        self.cause = cause
+        self.committed = tuple(committed)
+
+
+class VerifyError(CkptToolError):
+    """Written data that differs from the expected data; exit code 7.
+
+    Parameters
+    ----------
+    path
+        The file that was checked.
+    problems
+        One message for each difference.
+    hint
+        What to do.
+    """
+
+    code = "wrong_output"
+    exit_code = 7
+
+    def __init__(self, path: str, problems: Sequence[str], hint: str = "") -> None:
+        super().__init__(path, tuple(problems), hint)
+        self.path = path
+        self.problems = tuple(problems)
+        self.hint = hint
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        path, hint = self.path, self.hint
+        for problem in self.problems:
+            yield Diagnostic(self.code, problem, hint=hint, path=path, where=path)
+
+
+class SourceHashError(VerifyError):
+    """A tensor of a source whose hash is not the one that its manifest lists; exit code 7."""
+
+    code = "manifest"
+
+
+class CombinedError(CkptToolError):
+    """Several errors of one run in one report.
+
+    The exit code is the lowest of all.  An unreadable file (3) may cause an invalid strategy (4),
+    and both may cause an impossible plan (5).
+    """
+
+    def __init__(self, errors: Sequence[CkptToolError]) -> None:
+        super().__init__(tuple(errors))
+        self.errors = tuple(errors)
+        self.exit_code = min(error.exit_code for error in self.errors)
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        return chain.from_iterable(error.diagnostics for error in self.errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+    def on_side(self, side: str) -> CombinedError:
+        """Return the errors with their side of a comparison."""
+        return CombinedError([error.on_side(side) for error in self.errors])
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an exception, as ``BaseException.add_note`` of Python 3.11 does."""
+    error.__dict__["__notes__"] = [*notes_of(error), text]
+
+
+def notes_of(error: BaseException) -> tuple[str, ...]:
+    """Return the notes that were added to an exception; its message does not contain them.
+
+    Examples
+    --------
+    >>> add_note(error := CkptToolError("a"), "b")
+    >>> notes_of(error)
+    ('b',)
+    """
+    return tuple(error.__dict__.get("__notes__", ()))
+
+
+def raise_all(errors: Iterable[CkptToolError]) -> None:
+    """Raise the only error, or several errors as one `CombinedError`; return if there is none."""
+    found = tuple(errors)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise CombinedError(found)
 
 
 class Diagnostics:
@@ -562,90 +949,3 @@ def join_first(clauses: Iterable[str]) -> str:
     listed = list(filter(None, clauses))
     more = f"{len(listed) - MOST} more" if len(listed) > MOST else ""
     return join_clauses(*listed[:MOST], more)
-
-
-def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
-    """Return the problems of an error.
-
-    Examples
-    --------
-    >>> [one.lines for one in diagnose(FormatError("a.ckpt", 118, "the file ends here", "copy it"))]
-    [('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')]
-    """
-    code, side = error.code, error.side
-    match error:
-        case CombinedError():
-            return tuple(chain.from_iterable(map(diagnose, error.errors)))
-        case PlanError() if error.diagnostics:
-            return cast("tuple[Diagnostic, ...]", error.diagnostics)
-        case VerifyError(path=path, hint=hint):
-            return tuple(
-                Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
-            )
-        case FormatError(path=path, offset=offset, hint=hint):
-            at = f"byte {offset}" if offset or (offset == 0 and error.facts) else ""
-            return (
-                Diagnostic(
-                    code,
-                    error.reason,
-                    hint or (COPY_AGAIN if code == "damaged" else ""),
-                    facts=": ".join(filter(None, (at, error.facts))),
-                    ranks=() if error.rank is None else (error.rank,),
-                    path=path or None,
-                    offset=offset,
-                    where=path,
-                    side=side,
-                ),
-            )
-        case StrategyError(where=where, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=where, side=side),)
-        case EngineError(reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=f"engine {error.engine}"),)
-        case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=path, path=path),)
-    return (Diagnostic(code, str(error) or type(error).__name__),)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What `ckpttool.verify` found.
-
-    Attributes
-    ----------
-    path, step
-        ``root`` and ``step`` of the `Catalog`.
-    severity_of
-        The severity of each code, edited by ``ignore``.
-    files
-        Number of files that were read.
-    ranks
-        Ranks whose file was read; None for a merged checkpoint, whose files have none.
-    tensors
-        Number of parameters.
-    nbytes
-        Bytes of all files.
-    findings
-        Errors, then warnings; empty if nothing is wrong.
-    notes
-        Further facts for people.
-    is_whole
-        Whether it is known how the slices of the ranks fit together, or there is only one rank.
-    is_sampled
-        Whether samples of the contents were compared with the layouts.
-    """
-
-    path: str
-    severity_of: SeverityOf
-    step: str | None = None
-    files: int = 0
-    ranks: tuple[int, ...] | None = None
-    tensors: int = 0
-    nbytes: int = 0
-    findings: tuple[Diagnostic, ...] = ()
-    notes: tuple[Diagnostic, ...] = ()
-    is_whole: bool = True
-    is_sampled: bool = False
-
-    def count_severities(self) -> Counter[str]:
-        """Return how many findings there are of each severity."""
-        return Counter(str(self.severity_of[one.code]) for one in self.findings)

@@ -14,16 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.errors import (
-    CkptToolError,
-    PlanError,
-    StrategyError,
-    join_clauses,
-    raise_all,
-    with_side,
-)
-from ckpttool.model.catalog import Catalog, MergedCatalog, RankCatalog
-from ckpttool.model.diagnostics import Diagnostic, Diagnostics
+from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Strategy
@@ -31,6 +22,15 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.manifest_check import check_source
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.resolve import ResolveOptions, resolve
+from ckpttool.problems import (
+    CkptToolError,
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    StrategyError,
+    join_clauses,
+    raise_all,
+)
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -45,7 +45,7 @@ Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 BORROWED = Diagnostic(
     "borrowed_strategy",
     "the strategy of A is used, which may not be that of B",
-    "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
+    hint="--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
 
 
@@ -76,7 +76,7 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Difference:
     """The result of `diff`.
 
     Attributes
@@ -92,6 +92,8 @@ class Comparison:
     findings
         Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
         differ even if these are equal.  Or neither side has a tensor.
+    tolerance
+        The tolerance for equal values; None if bytes were compared.
     """
 
     tensors: int
@@ -99,6 +101,7 @@ class Comparison:
     differences: tuple[TensorDifference, ...]
     notes: tuple[Diagnostic, ...]
     findings: tuple[Diagnostic, ...] = ()
+    tolerance: Tolerance | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -120,7 +123,7 @@ def diff(
     tolerance: Tolerance | None = None,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> Comparison:
+) -> Difference:
     """Find the differences between two checkpoints.
 
     Parameters
@@ -159,10 +162,8 @@ def diff(
             found = Diagnostics("diff", strict=options.strict, strategy_option=option)
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
-            own = replace(
-                options, replicated=options.replicated and isinstance(catalog, RankCatalog)
-            )
-            if isinstance(catalog, MergedCatalog) and given is None and own.unlisted != "drop":
+            own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
                 resolved = resolve(
@@ -171,7 +172,7 @@ def diff(
                     open_progress=open_progress,
                 )
             except (PlanError, StrategyError) as error:
-                errors += [with_side(one, side) for one in (*catalog.damaged.values(), error)]
+                errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
                 continue
             found.add(*resolved.content_diagnostics)
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
@@ -184,8 +185,8 @@ def diff(
             if borrowed:
                 others = [_explain_by_borrowing(one, catalog) for one in others]
             problems = [*catalog.errors(), *others]
-            errors += [with_side(one, side) for one in (*found.failures, *checksum_errors)]
-            errors += [with_side(PlanError(problems), side)] if problems else []
+            errors += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
+            errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
             sides.append(resolved.sources)
@@ -199,7 +200,7 @@ def diff(
             contradictions += [
                 one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
             ]
-        return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
+        return Difference(len(pairs), nbytes, differences, sided, tuple(contradictions), tolerance)
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

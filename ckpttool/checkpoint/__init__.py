@@ -1,0 +1,1 @@
+"""From the files of a checkpoint and its strategy to full tensors."""

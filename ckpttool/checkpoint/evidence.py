@@ -1,0 +1,108 @@
+"""What contents show: questions about stored tensors, and the evidence that answers them.
+
+Names, shapes and a strategy leave some things open, and contents decide these.  A function that
+needs contents is a generator and reads nothing: it yields a question, and is sent the evidence.
+Such functions call each other with ``yield from``.  `answer` runs one, and is the only reader
+before the copy.  Tests run one without a file, on evidence that they make up.
+
+A question is asked only if the answers to earlier ones leave it open.  It is read once: a later
+function that asks it again finds it in the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar, cast
+
+from ckpttool.concurrency import wait_result
+from ckpttool.model.tensors import StoredTensor
+from ckpttool.storage.sampling import sample, take_samples
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something that has to be read of several subjects.
+
+    Attributes
+    ----------
+    read
+        A function of a module, which a worker calls with one subject.
+    of
+        The subjects, such as stored tensors.
+    """
+
+    read: Callable[..., object]
+    of: tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was read so far: reading function to subject to answer."""
+
+    answers: dict[Callable[..., object], dict[Hashable, object]] = field(default_factory=dict)
+
+    def of(self, read: Callable[[K], T]) -> Mapping[K, T]:
+        """Return subject to answer, of all questions with this reading function."""
+        return cast("Mapping[K, T]", self.answers[read])
+
+    def add(self, question: Question, executor: Executor) -> None:
+        """Read the subjects of a question that were not read before."""
+        known = self.answers.setdefault(question.read, {})
+        tasks: dict[Hashable, list[Hashable]] = {}
+        for one in dict.fromkeys(question.of):
+            if one not in known:
+                tasks.setdefault(_task_of(question.read, one), []).append(one)
+        futures = [(task, executor.submit(_read, question.read, task)) for task in tasks.values()]
+        for task, future in futures:
+            answers = wait_result(future)
+            known.update(zip(task, answers, strict=True))
+
+
+def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
+    """Return the key of the task that reads a subject; all samples of a file are one task."""
+    if read is sample and isinstance(subject, StoredTensor):
+        return subject.file.path
+    return subject
+
+
+def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
+    """Read the subjects of one task; runs on a worker."""
+    if read is sample:
+        return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
+    return [read(one) for one in subjects]
+
+
+Asking: TypeAlias = Generator[Question, Evidence, T]
+
+
+def ask(read: Callable[[K], T], subjects: Iterable[K]) -> Asking[Mapping[K, T]]:
+    """Ask for what ``read`` returns of each subject."""
+    evidence = yield Question(read, tuple(subjects))
+    return evidence.of(read)
+
+
+def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = None) -> T:
+    """Run a function that asks questions, and return its result.
+
+    Parameters
+    ----------
+    steps
+        The generator.
+    executor
+        Reads the contents.
+    evidence
+        What was read before; it receives what is read now.
+    """
+    evidence = Evidence() if evidence is None else evidence
+    try:
+        question = next(steps)
+        while True:
+            evidence.add(question, executor)
+            question = steps.send(evidence)
+    except StopIteration as done:
+        return cast(T, done.value)
