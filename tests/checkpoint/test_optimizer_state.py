@@ -39,9 +39,7 @@ def plan(catalog, strategy, target=None, **more):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    return plan_in_memory(
-        catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more
-    )
+    return plan_in_memory(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
 
 
 def output_shapes(plan):

@@ -101,6 +101,7 @@ def test_a_file_that_shrinks_while_it_is_compared_is_an_error(tmp_path, monkeypa
     (tmp_path / "s.json").write_text(
         '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
     )
+
     def shrink(*arguments):
         write_file(tmp_path / "src" / "rank_1" / "net.ckpt", {}, "ckpt")
         return replica_problems(*arguments)

@@ -235,7 +235,9 @@ def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = Catalog("model", files, damaged=damaged, is_merged=True)
-    done = assess(catalog, Strategy.without_layouts(), entries_of_files(catalog), Diagnostics("inspect"))
+    done = assess(
+        catalog, Strategy.without_layouts(), entries_of_files(catalog), Diagnostics("inspect")
+    )
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
 

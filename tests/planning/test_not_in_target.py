@@ -28,7 +28,12 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.in_memory import carry_out, catalog_of_entries, checkpoint_in_memory, plan_in_memory
+from tests.support.in_memory import (
+    carry_out,
+    catalog_of_entries,
+    checkpoint_in_memory,
+    plan_in_memory,
+)
 from tests.support.readers import Entry, read_ranks
 
 CHOICES = ("follow", "full", "drop")
@@ -270,7 +275,8 @@ def true_slices(move):
 def content_groups_of(catalog, strategy, ranks):
     """Ranks by equal content, as `compare_contents` finds them."""
     found = {}
-    for name, follows in decided_by_contents(catalog, checkpoint_in_memory(catalog, strategy).records).items():
+    records = checkpoint_in_memory(catalog, strategy).records
+    for name, follows in decided_by_contents(catalog, records).items():
         groups = {}
         for rank, held in ranks.items():
             if name in held:
