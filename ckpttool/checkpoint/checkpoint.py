@@ -146,13 +146,12 @@ class Checkpoint:
 
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
-        if strategy is self.strategy and not contents.groups:
-            return replace(self, contents=contents)
+        known = self.records if strategy is self.strategy else ()
         return replace(
             self,
             strategy=strategy,
             contents=contents,
-            records=interpret(self.catalog, strategy, contents.groups),
+            records=interpret(self.catalog, strategy, contents.groups, known),
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
 

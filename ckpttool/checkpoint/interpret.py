@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ckpttool.checkpoint.optimizer_state import (
@@ -49,7 +49,9 @@ Tensor = FullTensor | BrokenTensor
 ContentGroups = Mapping[str, RankGroups]  # name to the groups of ranks with equal contents
 
 
-def interpret(catalog: Catalog, strategy: Strategy, contents: ContentGroups) -> tuple[Tensor, ...]:
+def interpret(
+    catalog: Catalog, strategy: Strategy, contents: ContentGroups, known: Iterable[Tensor] = ()
+) -> tuple[Tensor, ...]:
     """Return a record for each tensor of the ranks, in the order of the files.
 
     Parameters
@@ -60,10 +62,24 @@ def interpret(catalog: Catalog, strategy: Strategy, contents: ContentGroups) -> 
         The layouts.  Without any, the checkpoint describes itself or all ranks hold full tensors.
     contents
         The ranks grouped by equal contents, of the tensors that `decided_by_contents`.
+    known
+        Records without contents, which stay for the tensors that contents do not decide.
     """
     states = catalog.match_states(listed_names(catalog, strategy))
     ranks = _Ranks(catalog, strategy, states, contents)
-    return tuple(ranks.tensor(name, held) for name, held in catalog.holders.items())
+    before = {one.name: one for one in known}
+    return tuple(
+        before[name]
+        if name in before and contents.keys().isdisjoint(_components(name))
+        else ranks.tensor(name, held)
+        for name, held in catalog.holders.items()
+    )
+
+
+def _components(name: str) -> tuple[str, ...]:
+    """Return the names of all components of a map parameter; only the name of another tensor."""
+    tag = parse_name(name).map
+    return (name,) if tag is None else map_component_names(tag)
 
 
 def each_file(catalog: Catalog) -> tuple[Tensor, ...]:
@@ -120,6 +136,15 @@ def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
+class _Stage:
+    """What the slices of a stage make: the full shape, None if it has none, and missing slices."""
+
+    layout: Layout
+    shape: tuple[int, ...] | None = None
+    gaps: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Ranks:
     """The files of ranks, and what says how they fit together; see `interpret`."""
 
@@ -127,6 +152,7 @@ class _Ranks:
     strategy: Strategy
     states: ParameterOfState
     contents: ContentGroups
+    stages: dict[object, _Stage] = field(default_factory=dict)  # thousands of tensors have few
 
     def tensor(self, name: str, held: Sequence[int]) -> Tensor:
         """Return the record of a tensor that some ranks hold."""
@@ -176,33 +202,46 @@ class _Ranks:
 
         A tensor that stages share is taken from the lowest stage that holds all of it.
         """
-        catalog = self.catalog
-        metas, tensors = catalog.metas_of(name), catalog.tensors_of(name)
-        broken = BrokenTensor(next(iter(metas.values())), known_by)
-        dtypes = group_by_meta(metas, lambda meta: meta.dtype)
-        if len(dtypes) > 1:
+        catalog, meta = self.catalog, self.catalog.metas[name]
+        broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
+        kind = tuple(
+            (number, one.dtype, one.shape, one.whole_shape)
+            for number, header in enumerate(catalog.headers.values())
+            if (one := header[name].meta if name in header else None) is not None
+        )
+        if len({dtype for _, dtype, *_ in kind}) > 1:
+            dtypes = group_by_meta(catalog.metas_of(name), lambda meta: meta.dtype)
             problem = disagreement("dtype", catalog, name, "element type", dtypes)
             return replace(broken, problem=problem)
-        complete: list[tuple[TensorMeta, LayoutSlicing]] = []
         gaps: tuple[tuple[int, ...], ...] = ()
         for listed in layouts:
-            held = {rank: meta for rank, meta in metas.items() if rank in listed.ranks}
-            if not held:
-                continue
-            joined = infer_full_tensor(catalog, listed, held)
-            if isinstance(joined, Diagnostic):
-                return replace(broken, problem=joined)
-            layout, meta = joined
-            if missing := layout.gaps(tuple(held)):
-                gaps = gaps or missing
-            else:
-                complete.append((meta, LayoutSlicing(layout, meta.shape, tensors)))
+            stage = self.stages.get((listed, kind)) or self._join_stage(name, listed)
+            if isinstance(stage, Diagnostic):
+                return replace(broken, problem=stage)
+            self.stages[listed, kind] = stage
+            if stage.gaps:
+                gaps = gaps or stage.gaps
+            elif stage.shape is not None:
+                tensors = catalog.tensors_of(name)
+                complete.append(LayoutSlicing(stage.layout, stage.shape, tensors))
         if not complete:
             return replace(broken, gaps=gaps or (tuple(layouts[0].ranks),))
-        (meta, slicing), *others = complete
-        if any(other.shape != meta.shape for other, _ in others):
+        slicing, *copies = complete
+        if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
-        return FullTensor(meta, slicing, known_by, tuple(copy for _, copy in others))
+        return FullTensor(meta.of_shape(slicing.shape), slicing, known_by, tuple(copies))
+
+    def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
+        """Return what the slices of one stage make; the same for all tensors of a kind."""
+        metas = self.catalog.metas_of(name).items()
+        held = {rank: meta for rank, meta in metas if rank in listed.ranks}
+        if not held:
+            return _Stage(listed)
+        joined = infer_full_tensor(self.catalog, listed, held)
+        if isinstance(joined, Diagnostic):
+            return joined
+        layout, meta = joined
+        return _Stage(layout, meta.shape, layout.gaps(tuple(held)))
 
     def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
         """Return whether contents show that a tensor is not an optimizer state.
@@ -234,8 +273,7 @@ class _Ranks:
 
     def _group_equal(self, name: str, held: Sequence[int]) -> RankGroups:
         """Group ranks by equal headers and known equal contents, of a whole map parameter."""
-        tag = parse_name(name).map
-        names = (name,) if tag is None else map_component_names(tag)
+        names = _components(name)
 
         def content(rank: int) -> tuple[object, ...]:
             tensors = [self.catalog.files[rank].header.get(component) for component in names]
@@ -408,13 +446,11 @@ def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tupl
     return {value: tuple(members) for value, members in groups.items()}
 
 
-def _stage_shapes_problem(
-    name: str, complete: Iterable[tuple[TensorMeta, LayoutSlicing]]
-) -> Diagnostic:
+def _stage_shapes_problem(name: str, complete: Iterable[LayoutSlicing]) -> Diagnostic:
     """Return the problem of a tensor whose full shapes in several stages differ."""
     ranks_of_shape: dict[tuple[int, ...], list[int]] = {}
-    for meta, slicing in complete:
-        ranks_of_shape.setdefault(meta.shape, []).extend(slicing.layout.ranks)
+    for slicing in complete:
+        ranks_of_shape.setdefault(slicing.shape, []).extend(slicing.layout.ranks)
     parts = [f"{shape} in {format_ranks(ranks)}" for shape, ranks in ranks_of_shape.items()]
     return Diagnostic(
         "shape",

@@ -185,11 +185,15 @@ def _infer_shard(catalog: Catalog, name: str, layout: Layout) -> Layout:
     Return it unchanged if no shard does.  The shard in the strategy is 0, although the slices have
     one, with ``optimizer_weight_shard_aggregated_save``.
     """
-    full_shape, implied = layout.full_shape, _full_shape(catalog, name, layout)
-    slice_shape = _slice_shape(catalog, name, layout)
-    if full_shape and slice_shape and len(slice_shape) < len(full_shape):
+    full_shape, slice_shape = layout.full_shape, None
+    if full_shape:
+        slice_shape = _slice_shape(catalog, name, layout)
+    if not full_shape or slice_shape is None:
+        return layout
+    if len(slice_shape) < len(full_shape):
         return _infer_expanded_shard(layout, slice_shape)
-    if not full_shape or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
+    implied = _full_shape(catalog, name, layout)
+    if not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
         return layout
     shard, remainder = divmod(full_shape[0], implied[0])
     if remainder or shard < 2 or full_shape[1:] != implied[1:] or layout.replicas % shard:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import (
+    EqualContents,
     compare_contents,
     compare_copies,
     read_indexes_beside,
@@ -25,10 +26,9 @@ from ckpttool.checkpoint.contents import (
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.fit import fit_to_slices
 from ckpttool.checkpoint.hidden_shards import has_proven_shard, infer_strategy
-from ckpttool.checkpoint.interpret import decided_by_contents, each_file, interpret
+from ckpttool.checkpoint.interpret import decided_by_contents, each_file
 from ckpttool.checkpoint.joined_shards import find_joined_shards, without_listed_shards
 from ckpttool.checkpoint.presence import (
-    is_deduplicated,
     note_written_ranks,
     quarantine_all_empty,
     quarantine_empty,
@@ -142,12 +142,8 @@ def _resolve_ranks(
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)
     catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
-    found = Checkpoint(
-        catalog=catalog,
-        strategy=strategy,
-        options=options,
-        records=interpret(catalog, strategy, {}),
-        is_deduplicated=is_deduplicated(catalog, strategy),
+    found = Checkpoint(catalog=catalog, strategy=strategy, options=options).with_strategy(
+        strategy, EqualContents()
     )
     names = decided_by_contents(catalog, found.records)
     try:
