@@ -49,8 +49,7 @@ from ckpttool.storage.region_io import FlatFiles
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckpttool.planning.unlisted import UnlistedChoice
-
+    from ckpttool.checkpoint.checkpoint import UnlistedChoice
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.tensors import StoredTensor
 

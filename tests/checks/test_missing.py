@@ -161,7 +161,7 @@ def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
     differ = {"rng": ((0,), (1,), (2,))}
     _, problems, notes = outcome(catalog, unlisted="rank", content_groups=differ)
     assert not problems
-    assert notes[1].startswith("rank 3: own values of 1 parameter are lost\n  rng: not in the ")
+    assert notes[0].startswith("rank 3: own values of 1 parameter are lost\n  rng: not in the ")
 
 
 def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():

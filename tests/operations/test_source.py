@@ -76,16 +76,6 @@ def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
     assert "is a file" in texts_of(raised.value)[-1]
 
 
-def test_only_resolve_itself_reads_less_than_a_conversion_needs(catalog, tmp_path):
-    with pytest.raises(TypeError, match="contents"):
-        ckpttool.ResolveOptions(contents="samples")
-    found = Diagnostics()
-    ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found, contents="samples")
-    assert not found.has_errors  # `b` was not compared
-    with pytest.raises(ckpttool.PlanError, match="different between ranks"):
-        ckpttool.plan_merge(catalog, replace(ONE_STAGE, files=()), str(tmp_path / "merged.h5"))
-
-
 def test_strict_makes_warnings_errors_of_resolve_and_diff(catalog):
     files = {rank: file for rank, file in catalog.files.items() if rank != 1}
     some = replace(catalog, files=files)

@@ -275,9 +275,8 @@ def true_slices(move):
 def content_groups_of(catalog, strategy, ranks):
     """Ranks by equal content, as `compare_contents` finds them."""
     found = {}
-    for name, follows in decided_by_contents(
-        catalog, checkpoint_in_memory(catalog, strategy).records
-    ).items():
+    records = checkpoint_in_memory(catalog, strategy).records
+    for name, follows in decided_by_contents(catalog, records).items():
         groups = {}
         for rank, held in ranks.items():
             if name in held:
