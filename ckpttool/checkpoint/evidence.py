@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.tensors import StoredTensor
+from ckpttool.problems import CkptToolError
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = Non
     Parameters
     ----------
     steps
-        The generator.
+        The generator.  An error of reading is raised in it, where it waits for the evidence.
     executor
         Reads the contents.
     evidence
@@ -105,7 +106,11 @@ def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = Non
     try:
         question = next(steps)
         while True:
-            evidence.add(question, executor)
-            question = steps.send(evidence)
+            try:
+                evidence.add(question, executor)
+            except CkptToolError as error:
+                question = steps.throw(error)
+            else:
+                question = steps.send(evidence)
     except StopIteration as done:
         return cast(T, done.value)
