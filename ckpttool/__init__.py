@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
+    from ckpttool.operations.diff import diff
+    from ckpttool.operations.inspect import describe
+    from ckpttool.operations.verify import verify
     from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.problems import (
@@ -37,16 +40,12 @@ if TYPE_CHECKING:
         StrategyError,
         UnsupportedError,
         VerifyError,
-        diagnose,
     )
     from ckpttool.storage.compare import Tolerance
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
-    from ckpttool.verification.describe import describe
-    from ckpttool.verification.diff import diff
-    from ckpttool.verification.verify import verify
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
@@ -69,9 +68,8 @@ _MODULES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.problems",
     "VerifyError": "ckpttool.problems",
-    "describe": "ckpttool.verification.describe",
-    "diagnose": "ckpttool.problems",
-    "diff": "ckpttool.verification.diff",
+    "describe": "ckpttool.operations.inspect",
+    "diff": "ckpttool.operations.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
     "finalize": "ckpttool.transaction.finalize",
@@ -84,7 +82,7 @@ _MODULES = {
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.planning.resolve",
     "scan": "ckpttool.discovery.scan",
-    "verify": "ckpttool.verification.verify",
+    "verify": "ckpttool.operations.verify",
     "write_strategy": "ckpttool.strategy_files.writer",
 }
 
@@ -109,7 +107,6 @@ __all__ = [
     "VerifyError",
     "__version__",
     "describe",
-    "diagnose",
     "diff",
     "execute",
     "finalize",

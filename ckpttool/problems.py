@@ -14,7 +14,8 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
@@ -299,6 +300,7 @@ class Diagnostic:
 
     code: str
     message: str
+    _: KW_ONLY
     hint: str = ""
     options: tuple[str, ...] = ()
     facts: str = ""
@@ -342,7 +344,8 @@ class Diagnostic:
 
         Examples
         --------
-        >>> found = Diagnostic("contradicted", "a", "--trust-strategy", ("--trust-strategy",))
+        >>> a = ("--trust-strategy",)
+        >>> found = Diagnostic("contradicted", "a", hint=a[0], options=a)
         >>> found.for_command("convert").lines, found.for_command("verify").lines
         (('a', 'Try: --trust-strategy'), ('a', 'Try: `ckpttool help contradicted`'))
         """
@@ -382,19 +385,77 @@ class CkptToolError(Exception):
     Attributes
     ----------
     code
-        Code of the diagnostic that `diagnose` makes of the error.
+        Code of its diagnostics.
     exit_code
         Exit code of the command line; see docs/reference/exit-codes.md.
     side
-        The side of a comparison, which `with_side` sets; "" without one.
+        The side of a comparison, which `on_side` sets; "" without one.
     """
 
     code = "internal"  # workers of a cluster raise it, and the run makes an `ExecutionError` of it
     exit_code = INTERNAL
     side = ""
 
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """All problems of the error, one for each file and tensor."""
+        return tuple(one.on_side(self.side) if self.side else one for one in self._problems())
 
-class FormatError(CkptToolError):
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield Diagnostic(self.code, super().__str__())
+
+    def __str__(self) -> str:
+        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in self.diagnostics)
+
+    def on_side(self, side: str) -> CkptToolError:
+        """Return the error with its side of a comparison.
+
+        Examples
+        --------
+        >>> str(StrategyError("s.ckpt", "empty").on_side("B"))
+        'B (s.ckpt): empty'
+        """
+        copied = copy(self)
+        copied.side = side
+        return copied
+
+
+class _PlaceError(CkptToolError):
+    """An error with one problem, in one place.
+
+    Parameters
+    ----------
+    where
+        The place.
+    reason
+        What is wrong.
+    hint
+        What to do; "" if nothing is known.
+    facts
+        What was expected and what was found; "" if ``reason`` says it.
+    """
+
+    path: str | None = None
+
+    def __init__(self, where: str, reason: str, hint: str = "", facts: str = "") -> None:
+        super().__init__(where, reason, hint, facts)
+        self.where = where
+        self.reason = reason
+        self.hint = hint
+        self.facts = facts
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield Diagnostic(
+            self.code,
+            self.reason,
+            hint=self.hint,
+            facts=self.facts,
+            path=self.path or None,
+            where=self.where,
+        )
+
+
+class FormatError(_PlaceError):
     """A file is not what its format says; exit code 3.
 
     Parameters
@@ -414,21 +475,36 @@ class FormatError(CkptToolError):
     ----------
     rank
         The rank of the file, which `ckpttool.model.catalog.Catalog` sets; None without one.
+
+    Examples
+    --------
+    >>> FormatError("a.ckpt", 118, "the file ends here", "copy it").diagnostics[0].lines
+    ('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')
     """
 
     code = "damaged"
     exit_code = 3
+    path: str
     rank: int | None = None
 
     def __init__(
         self, path: str, offset: int | None, reason: str, hint: str = "", facts: str = ""
     ) -> None:
-        super().__init__(path, offset, reason, hint, facts)
+        super().__init__(path, reason, hint, facts)
+        self.args = path, offset, reason, hint, facts
         self.path = path
         self.offset = offset
-        self.reason = reason
-        self.hint = hint
-        self.facts = facts
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        (one,) = super()._problems()
+        at = f"byte {self.offset}" if self.offset or (self.offset == 0 and self.facts) else ""
+        yield replace(
+            one,
+            hint=self.hint or (COPY_AGAIN if self.code == "damaged" else ""),
+            facts=": ".join(filter(None, (at, self.facts))),
+            ranks=() if self.rank is None else (self.rank,),
+            offset=self.offset,
+        )
 
     def __str__(self) -> str:
         at = "" if self.offset is None else f" byte {self.offset}:"
@@ -437,8 +513,7 @@ class FormatError(CkptToolError):
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
-        copied = with_side(self, self.side)
-        assert isinstance(copied, FormatError), "a copy is of the same class"
+        copied = copy(self)
         copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
         copied.args = (*self.args[:3], hint, copied.facts)
         return copied
@@ -475,7 +550,7 @@ class UnreadableError(FormatError):
     code = "unreadable"
 
 
-class StrategyError(CkptToolError):
+class StrategyError(_PlaceError):
     """A malformed or impossible layout; exit code 4.
 
     Parameters
@@ -493,38 +568,8 @@ class StrategyError(CkptToolError):
     code = "invalid_strategy"
     exit_code = 4
 
-    def __init__(self, where: str, reason: str, hint: str = "", facts: str = "") -> None:
-        super().__init__(where, reason, hint, facts)
-        self.where = where
-        self.reason = reason
-        self.hint = hint
-        self.facts = facts
 
-    def __str__(self) -> str:
-        text = f"{place_on_side(self.side, self.where)}: {self.reason}"
-        return join_clauses(text, self.facts, self.hint)
-
-
-class PlanError(CkptToolError):
-    """The work cannot be done as requested, and nothing was written; exit code 5.
-
-    Parameters
-    ----------
-    diagnostics
-        All problems that were found, not only the first; `Diagnostic`.
-    """
-
-    exit_code = 5
-
-    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
-        super().__init__(tuple(diagnostics))
-        self.diagnostics = tuple(diagnostics)
-
-    def __str__(self) -> str:
-        return "\n".join(one.text for one in self.diagnostics)
-
-
-class EngineError(CkptToolError):
+class EngineError(_PlaceError):
     """An engine, a library or a worker that is missing; exit code 8.
 
     Parameters
@@ -543,14 +588,30 @@ class EngineError(CkptToolError):
     exit_code = 8
 
     def __init__(self, engine: str, reason: str, hint: str = "", facts: str = "") -> None:
-        super().__init__(engine, reason, hint, facts)
+        super().__init__(f"engine {engine}", reason, hint, facts)
+        self.args = engine, reason, hint, facts
         self.engine = engine
-        self.reason = reason
-        self.hint = hint
-        self.facts = facts
+
+
+class PlanError(CkptToolError):
+    """The work cannot be done as requested, and nothing was written; exit code 5.
+
+    Parameters
+    ----------
+    diagnostics
+        All problems that were found, not only the first.
+    """
+
+    exit_code = 5
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        super().__init__(tuple(diagnostics))
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        yield from self.args[0]
 
     def __str__(self) -> str:
-        return join_clauses(f"engine {self.engine}: {self.reason}", self.facts, self.hint)
+        return "\n".join(one.text for one in self.diagnostics)
 
 
 class NoStrategyError(PlanError):
@@ -567,7 +628,7 @@ class UnfinishedError(PlanError):
     """A folder in which nothing is complete: a run of ckpttool, or all saves, did not finish."""
 
 
-class ExecutionError(CkptToolError):
+class ExecutionError(_PlaceError):
     """A run that failed after it had started to write; exit code 6.
 
     Parameters
@@ -595,27 +656,13 @@ class ExecutionError(CkptToolError):
         hint: str = "",
         details: str = "",
     ) -> None:
-        super().__init__(output, cause, tuple(committed), hint, details)
-        self.output = output
+        done = f"complete: {shorten(committed, 3)}" if committed else ""
+        hint = hint or ("the same command with --resume" if committed else "")
+        super().__init__(output, f"not written: {cause}", hint, join_clauses(details, done))
+        self.args = output, cause, tuple(committed), hint, details
+        self.path = self.output = output
         self.cause = cause
         self.committed = tuple(committed)
-        self.hint = hint or ("the same command with --resume" if committed else "")
-        self.details = details
-
-    @property
-    def reason(self) -> str:
-        """What happened."""
-        return f"not written: {self.cause}"
-
-    @property
-    def facts(self) -> str:
-        """Which outputs are complete, and the details."""
-        shown, more = self.committed[:3], len(self.committed) - 3
-        done = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
-        return join_clauses(self.details, f"complete: {done}" if done else "")
-
-    def __str__(self) -> str:
-        return join_clauses(f"{self.output}: {self.reason}", self.facts, self.hint)
 
 
 class VerifyError(CkptToolError):
@@ -640,8 +687,10 @@ class VerifyError(CkptToolError):
         self.problems = tuple(problems)
         self.hint = hint
 
-    def __str__(self) -> str:
-        return "\n".join(join_clauses(f"{self.path}: {one}", self.hint) for one in self.problems)
+    def _problems(self) -> Iterator[Diagnostic]:
+        path, hint = self.path, self.hint
+        for problem in self.problems:
+            yield Diagnostic(self.code, problem, hint=hint, path=path, where=path)
 
 
 class SourceHashError(VerifyError):
@@ -662,8 +711,15 @@ class CombinedError(CkptToolError):
         self.errors = tuple(errors)
         self.exit_code = min(error.exit_code for error in self.errors)
 
+    def _problems(self) -> Iterator[Diagnostic]:
+        return chain.from_iterable(error.diagnostics for error in self.errors)
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))
+
+    def on_side(self, side: str) -> CombinedError:
+        """Return the errors with their side of a comparison."""
+        return CombinedError([error.on_side(side) for error in self.errors])
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -681,24 +737,6 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
     ('b',)
     """
     return tuple(error.__dict__.get("__notes__", ()))
-
-
-def with_side(error: CkptToolError, side: str) -> CkptToolError:
-    """Return the error with its side of a comparison.
-
-    Examples
-    --------
-    >>> str(with_side(StrategyError("s.ckpt", "empty"), "B"))
-    'B (s.ckpt): empty'
-    """
-    if isinstance(error, PlanError):
-        return type(error)([problem.on_side(side) for problem in error.diagnostics])
-    if isinstance(error, CombinedError):
-        return CombinedError([with_side(one, side) for one in error.errors])
-    copied = type(error)(*error.args)
-    copied.__dict__.update(error.__dict__)
-    copied.side = side
-    return copied
 
 
 def raise_all(errors: Iterable[CkptToolError]) -> None:
@@ -911,45 +949,3 @@ def join_first(clauses: Iterable[str]) -> str:
     listed = list(filter(None, clauses))
     more = f"{len(listed) - MOST} more" if len(listed) > MOST else ""
     return join_clauses(*listed[:MOST], more)
-
-
-def diagnose(error: CkptToolError) -> tuple[Diagnostic, ...]:
-    """Return the problems of an error.
-
-    Examples
-    --------
-    >>> [one.lines for one in diagnose(FormatError("a.ckpt", 118, "the file ends here", "copy it"))]
-    [('a.ckpt: the file ends here', 'byte 118', 'Try: copy it')]
-    """
-    code, side = error.code, error.side
-    match error:
-        case CombinedError():
-            return tuple(chain.from_iterable(map(diagnose, error.errors)))
-        case PlanError() if error.diagnostics:
-            return error.diagnostics
-        case VerifyError(path=path, hint=hint):
-            return tuple(
-                Diagnostic(code, problem, hint, where=path, path=path) for problem in error.problems
-            )
-        case FormatError(path=path, offset=offset, hint=hint):
-            at = f"byte {offset}" if offset or (offset == 0 and error.facts) else ""
-            return (
-                Diagnostic(
-                    code,
-                    error.reason,
-                    hint or (COPY_AGAIN if code == "damaged" else ""),
-                    facts=": ".join(filter(None, (at, error.facts))),
-                    ranks=() if error.rank is None else (error.rank,),
-                    path=path or None,
-                    offset=offset,
-                    where=path,
-                    side=side,
-                ),
-            )
-        case StrategyError(where=where, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=where, side=side),)
-        case EngineError(reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=f"engine {error.engine}"),)
-        case ExecutionError(output=path, reason=reason, hint=hint, facts=facts):
-            return (Diagnostic(code, reason, hint, facts=facts, where=path, path=path),)
-    return (Diagnostic(code, str(error) or type(error).__name__),)

@@ -40,9 +40,9 @@ import numpy as np
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import match_states_by_shape, state_layouts
+from ckpttool.planning.optimizer_state import state_layouts
 from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
@@ -110,7 +110,8 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     """Return whether the ranks' files are those of the merged checkpoint under ``strategy``."""
     full = ckpttool.read_index(str(path)).tensors
     content = {name: _read(tensor) for name, tensor in full.items()}
-    owners = match_states_by_shape(strategy.layouts, {name: one.meta for name, one in full.items()})
+    metas = {name: one.meta for name, one in full.items()}
+    owners = drop_unlike_shapes(match_states(strategy.layouts, metas), metas)
     for rank, file in catalog.files.items():
         for name, tensor in file.tensors.items():
             if name not in content:
@@ -132,7 +133,7 @@ def is_legal(catalog: Catalog, strategy: Strategy, path: Path) -> bool:
     return all(
         base not in full or full[base].meta.shape == tensor.meta.shape
         for name, tensor in full.items()
-        if (base := parameter_of(name)) is not None
+        if (base := parse_name(name).same_shape_parameter) is not None
     )
 
 

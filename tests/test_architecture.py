@@ -31,7 +31,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"discovery"},
     {"checkpoint"},
     {"planning", "execution"},
-    {"verification"},
+    {"operations"},
     {"cli"},
 ]
 ROOMS = set().union(*FLOORS)
@@ -268,7 +268,7 @@ def test_every_code_in_the_table_is_given_to_a_diagnostic_and_no_other():
 
     trees = [tree_of(path) for path in MODULES if path.name != "problems.py"]
     errors = [one for one in vars(ckpttool.problems).values() if hasattr(one, "exit_code")]
-    of_errors = {error.code for error in errors}  # `diagnose` gives these
+    of_errors = {error.code for error in errors}
     assert set().union(of_errors, *map(codes_given, trees)) == set(CODES)
 
 
@@ -371,7 +371,7 @@ def without(tree: ast.Module, names: set[str]) -> ast.Module:
 def test_one_module_lists_stats_and_opens_the_files_of_sources(path):
     """Others do that for outputs; `create` and `seal` of a format are given an open file."""
     name = name_of(path)
-    rooms = {"formats", "discovery", "strategy_files", "planning", "verification", "cli"}
+    rooms = {"formats", "discovery", "strategy_files", "planning", "operations", "cli"}
     if room_of(name) not in rooms or name in ("ckpttool.formats.local", "ckpttool.formats.hdf5"):
         return
     tree = without(tree_of(path), ABOUT_OUTPUTS.get(name, set()))

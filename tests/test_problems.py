@@ -29,12 +29,10 @@ from ckpttool.problems import (
     Severity,
     VerifyError,
     add_note,
-    diagnose,
     join_alike,
     notes_of,
     raise_all,
     severities,
-    with_side,
 )
 from tests.support.errors import EXAMPLES, FORMAT, PLAN, STRATEGY, texts_of
 from tests.support.snapshots import UPDATE
@@ -113,13 +111,13 @@ def test_a_code_that_is_not_in_the_table_is_refused() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_hint_stands_only_where_the_command_has_its_option(command: Command) -> None:
     for option, commands in OPTIONS.items():
-        one = Diagnostic("contradicted", "they differ", f"{option} 2", (option,))
+        one = Diagnostic("contradicted", "they differ", hint=f"{option} 2", options=(option,))
         tried = f"{option} 2" if command in commands else "`ckpttool help contradicted`"
         assert one.for_command(command).lines == ("they differ", f"Try: {tried}")
 
 
 def test_the_text_is_a_line_for_what_is_wrong_the_facts_and_the_hint() -> None:
-    one = Diagnostic("leftover", "a stopped save", "rm a", facts="a.tmp, 3 KiB", where="run")
+    one = Diagnostic("leftover", "a stopped save", hint="rm a", facts="a.tmp, 3 KiB", where="run")
     assert one.lines == ("run: a stopped save", "a.tmp, 3 KiB", "Try: rm a")
     assert one.text == "run: a stopped save\n  a.tmp, 3 KiB\n  Try: rm a"
     assert Diagnostic("leftover", "a stopped save").text == "a stopped save"
@@ -138,7 +136,7 @@ def test_the_place_of_a_fact_comes_before_its_message() -> None:
 def test_each_fact_is_there_once() -> None:
     found = Diagnostics()
     found.add(Diagnostic("missing", "a", ranks=(1,)), Diagnostic("missing", "a", ranks=(2,)))
-    found.add(Diagnostic("missing", "a", "put it back", ranks=(1,)))
+    found.add(Diagnostic("missing", "a", hint="put it back", ranks=(1,)))
     assert [one.ranks for one in found] == [(1,), (2,)]
 
 
@@ -152,7 +150,7 @@ def test_what_a_command_does_not_report_is_not_added() -> None:
 def test_all_errors_are_raised_at_once() -> None:
     found = Diagnostics()
     found.raise_if_errors()
-    found.add(Diagnostic("missing", "a", "b"), Diagnostic("older_step", "c"))
+    found.add(Diagnostic("missing", "a", hint="b"), Diagnostic("older_step", "c"))
     found.add(Diagnostic("shape", "d"))
     with pytest.raises(PlanError) as caught:
         found.raise_if_errors()
@@ -176,7 +174,14 @@ def lines(*found: Diagnostic) -> list[tuple[str, ...]]:
 
 
 def of_tensor(tensor: str, facts: str = "", *ranks: int) -> Diagnostic:
-    return Diagnostic("shape", "of another shape", "look", (), facts, tensor, ranks)
+    return Diagnostic(
+        "shape",
+        "of another shape",
+        hint="look",
+        facts=facts,
+        tensor=tensor,
+        ranks=ranks,
+    )
 
 
 def of_file(path: str, rank: int, facts: str = "", side: str = "") -> Diagnostic:
@@ -277,16 +282,25 @@ def test_error_keeps_attributes_message_and_exit_code(send, error, attributes, m
     assert {name: getattr(got, name) for name in attributes} == attributes
     assert str(got) == message
     assert got.exit_code == code
-    assert texts_of(got) == texts_of(error)
+    assert got.diagnostics == error.diagnostics
     if not isinstance(error, FormatError | ExecutionError):  # theirs have facts and a hint
         assert "\n".join(texts_of(got)) == message
+
+
+def test_every_problem_of_an_error_has_its_side_also_in_another_process():
+    errors = [error for error, *_ in EXAMPLES]
+    for error in (*errors, CombinedError(errors)):
+        got = pickle.loads(pickle.dumps(error.on_side("B")))
+        assert [one.on_side("") for one in got.diagnostics] == [*error.diagnostics]
+        assert {one.side for one in got.diagnostics} == {"B"}
+        assert str(got).startswith("B")
 
 
 def test_every_error_of_the_tree_has_an_example():
     tree = {
         value
         for value in vars(problems).values()
-        if isinstance(value, type) and issubclass(value, Exception)
+        if isinstance(value, type) and issubclass(value, Exception) and value.__name__[0] != "_"
     }
     assert {type(error) for error, *_ in EXAMPLES} | {CombinedError} == tree
 
@@ -316,7 +330,7 @@ def test_combined_error_lists_every_problem_of_every_part():
 def test_the_problem_of_a_file_has_its_place_facts_and_hint_on_three_lines():
     error = FormatError("a.ckpt", 118, "cut short", "copy it", "32 bytes expected, 24 left")
     assert str(error) == "a.ckpt: byte 118: cut short; 32 bytes expected, 24 left; copy it"
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, ())
     assert one.lines == (
         "a.ckpt: cut short",
@@ -332,7 +346,7 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
         return pickle.loads(pickle.dumps(found))
 
     nested = CombinedError([error(1), CombinedError([error(2), error(3, "encrypted")]), error(4)])
-    found = diagnose(nested)
+    found = nested.diagnostics
     assert [one.ranks for one in found] == [(1,), (2,), (3,), (4,)]
     assert [one.offset for one in found] == [10, 20, 30, 40]
     cut, encrypted = join_alike(found)
@@ -351,15 +365,15 @@ def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     error = LibraryError("a.ckpt", 118, "encrypted", "", "AES-GCM")
     error.rank = 3
     add_note(error, "of an earlier run")
-    for copied in (error.with_hint("install it"), with_side(error, "B")):
+    for copied in (error.with_hint("install it"), error.on_side("B")):
         assert type(copied) is LibraryError
-        (one,) = diagnose(pickle.loads(pickle.dumps(copied)))
+        (one,) = pickle.loads(pickle.dumps(copied)).diagnostics
         assert (one.path, one.offset, one.ranks) == ("a.ckpt", 118, (3,))
         assert one.facts == "byte 118: AES-GCM"
         assert notes_of(copied) == ("of an earlier run",)
     for send in WAYS:
-        assert diagnose(send(error.with_hint("install it")))[0].hint == "install it"
-    assert str(with_side(error, "B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
+        assert send(error.with_hint("install it")).diagnostics[0].hint == "install it"
+    assert str(error.on_side("B")) == "B (a.ckpt): byte 118: encrypted; AES-GCM"
 
 
 @pytest.mark.parametrize(
@@ -367,7 +381,7 @@ def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     [(0, "4 left", "byte 0: 4 left"), (None, "4 left", "4 left"), (0, "", ""), (9, "", "byte 9")],
 )
 def test_the_facts_of_a_file_begin_with_the_byte(offset, facts, shown):
-    (one,) = diagnose(FormatError("a.ckpt", offset, "cut short", "", facts))
+    (one,) = FormatError("a.ckpt", offset, "cut short", "", facts).diagnostics
     assert (one.facts, one.offset) == (shown, offset)
 
 

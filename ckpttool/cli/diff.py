@@ -12,7 +12,7 @@ import ckpttool
 from ckpttool.cli import documents, options, tables, workflow
 from ckpttool.cli.params import Choice, Number, Pattern
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import CkptToolError, raise_all, with_side
+from ckpttool.problems import CkptToolError, raise_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,7 +154,7 @@ def _load(
         read = partial(workflow.load, source, report, find_strategy=not replicated)
         loaded = workflow.attempt(read)
         if isinstance(loaded, CkptToolError):
-            errors.append(with_side(loaded, side))
+            errors.append(loaded.on_side(side))
             continue
         catalog, strategy, _ = loaded
         is_of_a = source.strategy_files is a.strategy_files

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.problems import (
     Diagnostic,
@@ -23,12 +23,12 @@ from ckpttool.problems import (
 if TYPE_CHECKING:
     from ckpttool.model.plan import Document, Plan
     from ckpttool.model.tensors import TensorMeta
+    from ckpttool.operations.describe import Json
+    from ckpttool.operations.diff import Comparison, TensorDifference
+    from ckpttool.operations.verify import Report
     from ckpttool.storage.compare import Tolerance
     from ckpttool.transaction.manifest import Manifest, Written
     from ckpttool.transaction.resume import Assignment
-    from ckpttool.verification.describe import Json
-    from ckpttool.verification.diff import Comparison, TensorDifference
-    from ckpttool.verification.verify import Report
 
 
 MAX_SHARDED = 3  # tensors that `find_largest` returns
@@ -38,7 +38,7 @@ def describe_run(
     plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float
 ) -> Json:
     """Return the JSON document of merge, split and reshard."""
-    from ckpttool.verification.describe import describe_layout
+    from ckpttool.operations.describe import describe_layout
 
     documents = documents_of(plan, assignment)
     indexes = [document.path for document in documents if document.kind == "index"]
@@ -77,7 +77,10 @@ def find_largest(plan: Plan) -> Sequence[Source]:
         source.slicing.key: source
         for source in sorted(
             (transfer.source for transfer in plan.transfers),
-            key=lambda source: (parameter_of(source.meta.name) is None, source.meta.nbytes),
+            key=lambda source: (
+                parse_name(source.meta.name).same_shape_parameter is None,
+                source.meta.nbytes,
+            ),
         )
         if isinstance(source.slicing, LayoutSlicing) and math.prod(source.layout.slice_counts) > 1
     }

@@ -54,7 +54,8 @@ def inspect(
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli import overview
     from ckpttool.execution.executors import default_jobs
-    from ckpttool.verification import describe
+    from ckpttool.operations import describe
+    from ckpttool.operations.inspect import examine
 
     strategies = (source.path, *more, *source.strategy_files)
     if describe.are_strategies(strategies):
@@ -99,7 +100,7 @@ def inspect(
     reads_header_only = catalog.is_merged and strategy is None and not crc
     engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
     with ckpttool.open_engine(engine) as executor:
-        examined = describe.examine(
+        examined = examine(
             catalog,
             strategy,
             crc=crc,

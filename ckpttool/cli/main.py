@@ -23,7 +23,6 @@ from ckpttool.problems import (
     Diagnostic,
     ExecutionError,
     UnreadableError,
-    diagnose,
     join_alike,
     join_clauses,
     notes_of,
@@ -207,17 +206,17 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case click.ClickException():
             return (_diagnose_usage(error),), error.exit_code
         case Terminated():
-            problem = Diagnostic("stopped", str(error), error.hint, facts=error.facts)
+            problem = Diagnostic("stopped", str(error), hint=error.hint, facts=error.facts)
             return (problem,), error.exit_code
         case CkptToolError():
-            problems, exit_code = diagnose(error), error.exit_code
+            problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            problems = diagnose(unreadable(str(path or ""), error))
+            problems = unreadable(str(path or ""), error).diagnostics
             exit_code = UnreadableError.exit_code
         case _:
             text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
             hint = "the same command with --debug, and report what it prints"
-            problems, exit_code = (Diagnostic("internal", text, hint, facts=facts),), INTERNAL
+            problems, exit_code = (Diagnostic("internal", text, hint=hint, facts=facts),), INTERNAL
     if notes := notes_of(error):
         first, *others = problems
         problems = (replace(first, facts=join_clauses(first.facts, *notes)), *others)
@@ -251,7 +250,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             hint = f"{path} {near or '--help'}"
     if isinstance(error, click.MissingParameter) and context is not None:
         hint = getattr(context.command, "example", hint)
-    return Diagnostic("usage", message, hint, facts=facts, where=where)
+    return Diagnostic("usage", message, hint=hint, facts=facts, where=where)
 
 
 def _names_of(param: click.Parameter) -> str:

@@ -37,7 +37,7 @@ from ckpttool.cli.params import (
     refuse_repeated,
 )
 from ckpttool.formats.local import url_problem
-from ckpttool.problems import PlanError, diagnose
+from ckpttool.problems import PlanError
 from ckpttool.secret import Secret, forbid_core_dumps
 from ckpttool.wording import nearest, shorten
 
@@ -714,7 +714,7 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
     try:
         return replace(output, format=plans.choose_format(path, output.format, is_folder))
     except PlanError as error:
-        (problem,) = diagnose(error)
+        (problem,) = error.diagnostics
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 

@@ -22,8 +22,8 @@ from ckpttool.cli.tables import (
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.summary import Row, group_ranks
 from ckpttool.problems import CODES
-from ckpttool.verification.summary import Row, group_ranks
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -38,8 +38,8 @@ from ckpttool.wording import (
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
-    from ckpttool.verification.describe import Inspection, Json
-    from ckpttool.verification.summary import (
+    from ckpttool.operations.describe import Inspection, Json
+    from ckpttool.operations.summary import (
         Parallelism,
         Placement,
         Stage,

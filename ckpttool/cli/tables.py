@@ -33,11 +33,11 @@ from ckpttool.wording import (
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.model.tensors import TensorMeta
+    from ckpttool.operations.describe import Json
+    from ckpttool.operations.diff import Comparison, TensorDifference
+    from ckpttool.operations.verify import Report
     from ckpttool.problems import Diagnostic, SeverityOf
     from ckpttool.storage.compare import Tolerance
-    from ckpttool.verification.describe import Json
-    from ckpttool.verification.diff import Comparison, TensorDifference
-    from ckpttool.verification.verify import Report
 
 
 COLORS = {

@@ -152,7 +152,7 @@ def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
         elif one.required:
             for path in [value] if isinstance(value, str) else value:
                 words += [one.opts[0], path]
-    return Diagnostic("source", text, f"{context.command_path} {join(words)}", facts=facts)
+    return Diagnostic("source", text, hint=f"{context.command_path} {join(words)}", facts=facts)
 
 
 def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:

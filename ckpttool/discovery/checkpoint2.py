@@ -47,9 +47,7 @@ was removed, two stored slices may be the same one and another may be lost.  A t
 has no number that could be wrong.
 
 One commit of MindFormers wrote the number of the parameter in place of the rank's, in the names of
-files as well.  So all slices of a parameter seem to be in one file.  Such metadata is detected.
-Ranks and files are then taken from the layouts and the numbers in the files' names.  This needs
-every rank's file, with every tensor of its layout.
+files as well.  So all slices of a parameter seem to be in one file.  Such metadata is refused.
 
 Up to 2.0 metadata could name ``opt`` files for the parameters of other pipeline stages, which are
 in the ``model`` files of the same ranks.
@@ -89,7 +87,7 @@ from ckpttool.formats.strict_json import read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import parse_name
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     Box,
@@ -101,7 +99,15 @@ from ckpttool.model.slicing import (
     fill_with_boxes,
 )
 from ckpttool.model.tensors import FileIndex, StoredTensor, TensorMeta
-from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError, raise_all
+from ckpttool.problems import (
+    COPY_AGAIN,
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    UnsupportedError,
+    raise_all,
+)
 from ckpttool.wording import count, format_ranks, shorten
 
 _METADATA, _COMMON = "metadata.json", "common.json"
@@ -142,7 +148,7 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
         if not _is_iteration(folder):
             text = f"no {_METADATA} and no model-*.safetensors of MindFormers in it"
             hint = "--step with another iteration"
-            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
     elif not _is_iteration(folder):
         return None
     else:
@@ -202,13 +208,10 @@ def _read_described(
     )
     placement = _place_slices(parameters, str(folder), files)
     if placement.problems and _has_parameter_numbers(parameters):
-        corrected = _place_by_file_numbers(parameters, files)
-        if corrected is not None:
-            parameters = corrected
-            placement = _place_slices(parameters, str(folder), files)
-            text = "numbers of parameters stand in place of ranks, as an early MindFormers wrote"
-            facts = "ranks are taken from layouts and file names"
-            diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
+        reason = "numbers of parameters stand in place of ranks"
+        facts = "a commit of MindFormers between 1.7 and 1.8 wrote this"
+        hint = f"{folder} as SRC, with -s STRATEGY --pattern '*model-{{rank}}-*.safetensors'"
+        raise UnsupportedError(metadata, None, reason, hint, facts)
     diagnostics.add(*placement.faults.notes(), *_placement_notes(placement, metadata))
     renumbered = [name for name, one in parameters.items() if one.is_renumbered]
     if renumbered:
@@ -248,7 +251,7 @@ def _no_optimizer(
     text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
     facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
     hint = "copy the opt files again, if the run saved them"
-    return Diagnostic("no_optimizer", text, hint, facts=facts, where=str(folder))
+    return Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=str(folder))
 
 
 def _read_whole(
@@ -294,7 +297,7 @@ def _slices_problem(
     examples = (f"{name} ({shorten(files, 2)})" for name, files in twice.items())
     hint = f"copy {_METADATA} again, or "
     hint += f"-s STRATEGY --pattern '{first[:start]}{{rank}}{first[stop:]}'"
-    return Diagnostic("missing", text, hint, facts=shorten(examples, 3), where=str(folder))
+    return Diagnostic("missing", text, hint=hint, facts=shorten(examples, 3), where=str(folder))
 
 
 # --------------------------------------------------------------------------------------- iterations
@@ -327,7 +330,7 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
         if last not in folders.values():
             facts, hint = _list_alternatives(folders, last)
             text = f"no folder of iteration {last}, which {_TRACKER} names"
-            raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+            raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
     _note_choice(folders, folders[chosen], last, diagnostics)
     return chosen
@@ -412,7 +415,7 @@ def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator
             missing = (n for n in range(len(numbers) + 1) if n not in numbers)
             text = f"{len(numbers)} of {int(total)} {kind} files found"
             facts = f"number {next(missing)} is missing"
-            yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, where=str(folder))
+            yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, where=str(folder))
 
 
 def _by_rank(
@@ -822,7 +825,7 @@ class Faults:
 def _describe_fault(code: str, fault: Fault, facts: str, hint: str = "") -> Iterator[Diagnostic]:
     path, reason = fault
     if reason:
-        yield Diagnostic(code, reason, hint, facts=facts, path=path, where=path)
+        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
 
 
 # -------------------------------------------------------------------------- the slices in the files
@@ -878,7 +881,9 @@ def _place_slices(
     placement = _Placement()
     written = _WrittenFiles(folder, files, _writers(parameters))
     lacks_optimizer = written.lacks_optimizer()
-    lacks_gradients = any(n.startswith(GRADIENTS) for n in parameters) and written.lacks_gradients()
+    lacks_gradients = (
+        any(parse_name(n).is_gradient for n in parameters) and written.lacks_gradients()
+    )
     stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
     for name, parameter in parameters.items():
         if not parameter.listed:
@@ -894,7 +899,9 @@ def _place_slices(
         elif all(one.boxes for one in slices):
             _add_parameter(placement, parameter, boxes)
             _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
-        elif lacks_gradients and name.startswith(GRADIENTS) and all(one.lacking for one in slices):
+        elif (
+            lacks_gradients and parse_name(name).is_gradient and all(one.lacking for one in slices)
+        ):
             placement.unsaved_gradients.append(name)
         else:
             _add_missing(placement, parameter, slices, written)
@@ -956,7 +963,7 @@ def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
     facts += "saved the tensor, with wrong slice numbers"
     hint = "`ckpttool help missing` explains"
     tensor = parameter.meta.name
-    return Diagnostic("missing", text, hint, facts=facts, tensor=tensor, ranks=owners)
+    return Diagnostic("missing", text, hint=hint, facts=facts, tensor=tensor, ranks=owners)
 
 
 def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
@@ -983,12 +990,12 @@ def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagno
             facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
             facts += f"storage_data, {own} by the layout"
             yield Diagnostic(
-                "missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
+                "missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
             )
     for rank in parameter.misgrouped:
         facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
         facts += "and not in the rank_group of that slice"
-        yield Diagnostic("missing", text, COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+        yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
 
 
 class _FoundSlice(NamedTuple):
@@ -1076,7 +1083,7 @@ class _WrittenFiles(NamedTuple):
     def lacks_gradients(self) -> bool:
         """Return whether no file has an accumulated gradient."""
         headers = (file.header for file in self.files.values() if file is not None)
-        return not any(name.startswith(GRADIENTS) for header in headers for name in header)
+        return not any(parse_name(name).is_gradient for header in headers for name in header)
 
 
 def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
@@ -1089,56 +1096,6 @@ def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
 
 
 def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:
-    """Return whether the ranks in metadata are numbers of parameters.
-
-    Such metadata names the same file for every slice of a parameter, once for each rank that has
-    it.  The number in the file's name is the recorded rank.
-    """
-    most = 0
-    for parameter in parameters.values():
-        locations = parameter.locations
-        match = MINDFORMERS_FILE.fullmatch(locations[0].file) if locations else None
-        if len(set(locations)) > 1 or (
-            match is not None and int(match["number"]) != locations[0].rank
-        ):
-            return False
-        most = max(most, len(locations))
-    return most > 1
-
-
-def _place_by_file_numbers(
-    parameters: Mapping[str, _Parameter], files: FilesByName
-) -> dict[str, _Parameter] | None:
-    """Return the parameters, located by layouts and the files' numbers; None if that fails.
-
-    All ranks of one save must have a file, and each rank of a layout exactly one file with the
-    tensor.
-    """
-    by_rank: dict[int, dict[str, FileIndex]] = defaultdict(dict)
-    sets = set()
-    for name, file in files.items():
-        match = MINDFORMERS_FILE.fullmatch(name)
-        if match is None or file is None:
-            return None
-        by_rank[int(match["number"])][name] = file
-        sets.add(match.group("prefix", "total"))
-    if len(sets) != 1 or int(next(iter(sets))[1]) != len(by_rank) or max(by_rank) >= len(by_rank):
-        return None
-    placed = {}
-    for name, parameter in parameters.items():
-        if parameter.number_of is None and math.prod(parameter.slice_counts) > 1:
-            return None
-        stored: dict[int, tuple[_StorageLocation, ...]] = {}
-        for rank in sorted(by_rank if parameter.number_of is None else parameter.number_of):
-            if rank not in by_rank:
-                return None
-            found = [file for file, index in by_rank[rank].items() if name in index.tensors]
-            if len(found) > 1 or (not found and parameter.number_of is not None):
-                return None
-            number = 0 if parameter.number_of is None else parameter.number_of[rank]
-            stored[number] = (
-                *stored.get(number, ()),
-                *(_StorageLocation(file, rank) for file in found),
-            )
-        placed[name] = replace(parameter, listed=stored, stored=stored)
-    return placed
+    """Return whether metadata lists all slices of each parameter as one rank's, in one file."""
+    locations = [one.locations for one in parameters.values()]
+    return all(len({*of}) < 2 for of in locations) and any(len(of) > 1 for of in locations)

@@ -138,7 +138,7 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
         return None
     if step is not None:
         raise PlanError(
-            [Diagnostic("source", "it has one save and no steps", "omit --step", where=src)]
+            [Diagnostic("source", "it has one save and no steps", hint="omit --step", where=src)]
         )
     documents = tuple(identify_file(str(path)) for path in paths)
     tensors, objects = _read_all(documents)
@@ -235,7 +235,7 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
     return Diagnostic(
         "unfinished",
         f"a save that did not finish: {_missing_metadata(folder)}",
-        f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
+        hint=f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
         facts=f"{count(len(files), 'file')} of tensors, which may be missing or cut short",
         path=str(folder),
         where=str(folder),

@@ -57,7 +57,7 @@ def describe_unfinished_save(code: str, save: Path) -> Diagnostic:
     """Return the diagnostic of an emergency save that not all ranks finished."""
     text = "an emergency save that did not finish: files may be missing or old"
     hint = f"mv {save} {str(save).removesuffix('_tmp')}, if all files are there"
-    return Diagnostic(code, text, hint, path=str(save), where=str(save))
+    return Diagnostic(code, text, hint=hint, path=str(save), where=str(save))
 
 
 def is_unfinished_name(path: Path) -> bool:
@@ -82,7 +82,7 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
         return found
     ranks = tuple(sorted({item.rank for item in backups}))
     text = f"{format_ranks(ranks)}: {_BACKUP}, a backup for a restart, is ignored"
-    diagnostics.add(Diagnostic("skipped", text, "--step backup", ranks=ranks))
+    diagnostics.add(Diagnostic("skipped", text, hint="--step backup", ranks=ranks))
     return others
 
 
@@ -134,7 +134,7 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
             code, text, hint = "leftover", "an emergency save that did not finish: ignored", ""
         else:
             code, text, hint = "skipped", "an emergency save: ignored", f"{save} as SRC"
-        diagnostics.add(Diagnostic(code, text, hint, path=str(save), where=str(save)))
+        diagnostics.add(Diagnostic(code, text, hint=hint, path=str(save), where=str(save)))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:

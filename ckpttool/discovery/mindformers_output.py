@@ -78,23 +78,23 @@ def find_checkpoint(root: Path, diagnostics: Diagnostics) -> Path:
         facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present)
         hint = " as SRC, or ".join(str(root / name) for name in present)
         text = "two checkpoints of different content"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     if len(present) > 1:
         facts = "; ".join(f"{name}: {CHECKPOINT_FOLDERS[name]}" for name in present[1:])
         text = f"the folder {present[0]} is read, not {' and '.join(present[1:])}"
         hint = f"{root / present[1]} as SRC, to read that one"
-        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(root)))
+        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(root)))
     nested = [path for path in find_nested_checkpoints(root) if path.name not in CHECKPOINT_FOLDERS]
     if nested and not is_run_output(root):
         names = (path.name for path in (root / present[0], *nested))
         text = f"not a checkpoint, but a folder of {len(nested) + 1} checkpoints"
         hint = f"{root / present[0]} as SRC, or another of them"
         facts = shorten(names, 3)
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     if nested:
         text = f"the folder {present[0]} is read, not {shorten((p.name for p in nested), 3)}"
         hint = f"{nested[0]} as SRC, to read that one"
-        diagnostics.add(Diagnostic("skipped", text, hint, where=str(root)))
+        diagnostics.add(Diagnostic("skipped", text, hint=hint, where=str(root)))
     return root / present[0]
 
 
@@ -145,7 +145,7 @@ def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
             notes.append((text, "", found.files[0]))
     for text, facts, path in notes[:1]:
         diagnostics.add(
-            Diagnostic("strategy_file", text, f"-s {path}", facts=facts, path=str(path))
+            Diagnostic("strategy_file", text, hint=f"-s {path}", facts=facts, path=str(path))
         )
     return ()
 

@@ -55,7 +55,7 @@ class NumberedSaves:
         if wanted is not None and not self.is_wanted(folder, wanted):
             hint = f"{folder.absolute().parent} as SRC, or omit --step"
             text = f"not {self.noun} {wanted}"
-            raise PlanError([Diagnostic("source", text, hint, where=str(folder))])
+            raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
 
     def read_tracker(self, root: Path) -> int | None:
         """Return the number of the last complete save, or None if no file names it.
@@ -105,7 +105,7 @@ class NumberedSaves:
             raise self.problem(root, folders, f"no folder of {self.noun} {wanted}", complete)
         text = f"{len(chosen)} folders of {self.noun} {folders[chosen[0]]}"
         facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
 
     def problem(
         self,
@@ -122,7 +122,7 @@ class NumberedSaves:
             default=None,
         )
         hint = "" if newest is None else f"--step {newest}"
-        return PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
 
     def note_choice(
         self,

@@ -136,13 +136,13 @@ def list_rank_files(
         text = "a rank has several files and an index; expected one file for each rank"
         facts = shorten(map(str, indexed), 3)
         problems.append(
-            Diagnostic("source", text, f"{hint}, for each", facts=facts, where=str(root))
+            Diagnostic("source", text, hint=f"{hint}, for each", facts=facts, where=str(root))
         )
     if len(places) > 1:
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
         _, hint = _suggest(root) or ("", "--pattern with the folder that is meant")
         facts = shorten((str(path.relative_to(root)) for path in places.values()), 3)
-        problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     if not found:
         _refuse_unfinished(root)
         raise_all(errors.values())
@@ -151,12 +151,14 @@ def list_rank_files(
         facts, hint = _suggest(root) or _suggest_links(root, folders.values())
         facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
-        problems.append(Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root)))
+        problems.append(
+            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
+        )
     elif ambiguous_files:
         text = "paths name two ranks, and nothing shows which one is right"
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
         _, hint = _suggest(root) or _suggest_links(root, folders.values())
-        problems.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     problems += [one for one in noticed if one.code == "source"]
     diagnostics.add(*(one for one in noticed if one.code != "source"))
     if problems:
@@ -228,7 +230,7 @@ def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
         text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
         hint = f"--pattern '{pattern}'"
         facts = shorten(names, 3)
-        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(root)))
+        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(root)))
 
 
 def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
@@ -383,13 +385,15 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
         ranks, facts = tuple(twice), shorten(twice.values(), 3)
         text = f"two folders for {format_ranks(ranks)}"
         hint = "move one of the two folders away"
-        problems = [Diagnostic("source", text, hint, (), facts, ranks=ranks, where=str(root))]
+        problems = [
+            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
+        ]
     if len(words) > 1:
         patterns = [f"--pattern {shlex.quote(pattern)}" for pattern, _ in _suggest_patterns(root)]
         hint = ", or ".join(patterns[:2]) or "--pattern with the form of one of them"
         text = "rank folders of several kinds"
         facts = shorten(words.values(), 3)
-        problems = [Diagnostic("source", text, hint, facts=facts, where=str(root))]
+        problems = [Diagnostic("source", text, hint=hint, facts=facts, where=str(root))]
     holders = {path.relative_to(root).parts[0] for path in folders.values()}
     others = [path.name for path in inside if path.name not in holders and exists(path)]
     return folders, others, problems
@@ -587,7 +591,7 @@ def _by_names(
             hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
         text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
         facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
-        noticed.append(Diagnostic("source", text, hint, facts=facts, where=str(root)))
+        noticed.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     return [one for one in found if one.path not in copies], noticed
 
 
@@ -688,7 +692,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     """Return the problem of a folder without files of ranks: what is in it, and what to name."""
 
     def problem(text: str, hint: str, facts: str = "") -> Diagnostic:
-        return Diagnostic("source", text, hint, facts=facts, where=str(root), path=str(root))
+        return Diagnostic("source", text, hint=hint, facts=facts, where=str(root), path=str(root))
 
     finished = [str(save) for save in saves if find_unfinished_save(save) is None]
     if finished:
@@ -788,7 +792,9 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
         raise PlanError(
             [
                 Diagnostic(
-                    "source", f"--pattern {pattern} lacks {{rank}}", "--pattern 'rank_{rank}/*'"
+                    "source",
+                    f"--pattern {pattern} lacks {{rank}}",
+                    hint="--pattern 'rank_{rank}/*'",
                 )
             ]
         )
@@ -797,7 +803,7 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
         raise_all(filter(None, empty_ranks.values()))
         text = f"no file matches --pattern {shlex.quote(pattern)}"
         facts, hint = _suggest(root) or ("", "")
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=str(root))])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     return found
 
 

@@ -218,7 +218,7 @@ def _refuse_equal_names(files: Iterable[SavedFile]) -> None:
         ranks, facts = tuple(sorted(twice)), twice[min(twice)]
         text = f"two files of one step for {format_ranks(ranks)}"
         hint = "a --pattern that matches one file of each rank"
-        raise PlanError([Diagnostic("source", text, hint, (), facts, ranks=ranks)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks)])
 
 
 def _list_traces(

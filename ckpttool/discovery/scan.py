@@ -55,7 +55,6 @@ from ckpttool.problems import (
     StepError,
     UnfinishedError,
     UnsupportedError,
-    diagnose,
     raise_all,
 )
 from ckpttool.secret import Secret
@@ -203,7 +202,7 @@ def read_ranks(
     try:
         chosen, counted = _choose(found, strategy, diagnostics)
     except StepError as error:
-        explained = [*diagnose(error), *explain_missing_files(diagnostics)]
+        explained = [*error.diagnostics, *explain_missing_files(diagnostics)]
         if command not in ("inspect", "verify"):
             raise StepError(explained) from error
         return Catalog(
@@ -230,7 +229,8 @@ def _checked(catalog: Catalog, command: Command) -> Catalog:
 def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     """Return what a path is, with what is wrong with it in its diagnostics."""
     if (problem := url_problem(src)) is not None:
-        raise PlanError([Diagnostic("source", *problem, where=src)])
+        what, hint = problem
+        raise PlanError([Diagnostic("source", what, hint=hint, where=src)])
     root, pattern, step = Path(src), options.pattern, options.step
     key = Secret(options.key) if isinstance(options.key, bytes) else options.key
     merged = _scan_merged(root, src, key) if pattern is None else None
@@ -251,7 +251,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                 diagnostics.add(unfinished)
         files = _list_files(root, pattern, diagnostics, empty_ranks)
     except UnfinishedError as error:
-        diagnostics.add(*diagnose(error), *describe_record(root))
+        diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
     if step is None:
         files = drop_backups(files, diagnostics)
@@ -313,7 +313,7 @@ def _choose(
     if wanted is None and any(order > first.save.order for order in alike):
         text = f"{format_ranks(others)}: not in the strategy, and with later steps"
         hint = f"--step {chosen.label}, if the run of the strategy is meant"
-        raise StepError([Diagnostic("strategy", text, hint, facts=facts, where=found.root)])
+        raise StepError([Diagnostic("strategy", text, hint=hint, facts=facts, where=found.root)])
     text = f"{format_ranks(others)}: of another run, on more ranks: ignored"
     one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
     diagnostics.add(one)
@@ -479,7 +479,7 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     is_other = step is not None and not is_step(step_of(path.name), step)
     if label is not None and is_other and step not in (path.name, path.stem):
         text = f"a file of step {label} by its name, not of step {step}"
-        raise PlanError([Diagnostic("source", text, "omit --step", where=str(path))])
+        raise PlanError([Diagnostic("source", text, hint="omit --step", where=str(path))])
     raise_all(_refusals(path))
     diagnostics = Diagnostics()
     diagnostics.add(*_problems(path))
@@ -592,7 +592,7 @@ def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Ite
         text = f"{format_ranks(plain)}: not encrypted, unlike {format_ranks(tuple(encrypted))}"
         facts = "one run encrypts all files or none"
         hint = "compare their dates; `ckpttool help mixed_encryption` explains"
-        yield Diagnostic("mixed_encryption", text, hint, facts=facts, ranks=tuple(plain))
+        yield Diagnostic("mixed_encryption", text, hint=hint, facts=facts, ranks=tuple(plain))
     zero_checksum = [rank for rank, file in encrypted.items() if file.attrs.get("crc_num") == "0"]
     if zero_checksum:
         text = f"{format_ranks(zero_checksum)}: encrypted with a checksum of 0, which is ignored"

@@ -73,7 +73,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             text = "parts of a checkpoint without their index, so some may be missing"
             facts = f"{names}; expected {MAP_NAME} or model.safetensors.index.json"
             hint = "copy the index again, or write the parts again"
-            lost = Diagnostic("missing", text, hint, facts=facts, where=src)
+            lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
             read, damaged = _read_headers([str(path) for path in files], key)
             return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
         return None
@@ -82,11 +82,11 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         hint = f"{indexes[0].path} as SRC, or --pattern '{NUMBER.sub('{rank}', ranks[0])}/*'"
         text = "two checkpoints: an index and rank folders"
         facts = f"{named}; {shorten(ranks, 3)}"
-        raise PlanError([Diagnostic("source", text, hint, facts=facts, where=src)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=src)])
     if any(index.files != indexes[0].files for index in indexes):
         text = "index files that contradict each other"
         hint = f"{indexes[0].path} as SRC, or another of them"
-        raise PlanError([Diagnostic("source", text, hint, facts=named, where=src)])
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=named, where=src)])
     return _read_catalog(src, root, indexes, key)
 
 
@@ -101,7 +101,7 @@ def note_index(path: Path, diagnostics: Diagnostics) -> None:
         text = "read as a checkpoint of one file"
         facts = f"{indexes[0]} beside it lists other files, too"
         hint = f"{path.parent / indexes[0]} as SRC, to read them all"
-        diagnostics.add(Diagnostic("skipped", text, hint, facts=facts, where=str(path)))
+        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(path)))
 
 
 def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret | None) -> Catalog:
@@ -217,7 +217,7 @@ def _copies(
 def _of_file(path: str | Path, code: str, text: str, facts: str) -> Diagnostic:
     """Return the problem of a file that contradicts its index."""
     hint = "copy the file again, or write the checkpoint again"
-    return Diagnostic(code, text, hint, facts=facts, path=str(path), where=str(path))
+    return Diagnostic(code, text, hint=hint, facts=facts, path=str(path), where=str(path))
 
 
 def _format_tensors(names: list[str]) -> str:

@@ -336,7 +336,7 @@ def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagno
     hint = f"--step {next(proposed, shown[-1])}"
     if not any(save.step for save in found.saves):
         facts, hint = f"{facts}; these names have no step", "omit --step"
-    return Diagnostic("source", text, hint, facts=facts, where=found.src)
+    return Diagnostic("source", text, hint=hint, facts=facts, where=found.src)
 
 
 def _pick_named(found: SavedFiles, save: Save, name: str) -> list[SavedFile]:
@@ -423,7 +423,7 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
             has = shorten((file.path.name for file in of_ranks[ranks[0]]), 3) or "none"
             facts = f"files of rank {ranks[0]}: {has}"
             hint = "the name of one file for each rank, such as 0-1:NAME/2-3:NAME"
-            problems.append(Diagnostic("source", text, hint, facts=facts, ranks=tuple(ranks)))
+            problems.append(Diagnostic("source", text, hint=hint, facts=facts, ranks=tuple(ranks)))
     files = [chosen[rank] for rank in sorted(chosen)]
     if problems:
         raise PlanError(problems)
@@ -438,7 +438,7 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
         text = f"--step names no file of {format_ranks(others)}"
         facts = "no strategy says that the others hold all slices"
         hint = "name a file of these ranks, too: 0-1:NAME/2-3:NAME"
-        raise StepError([Diagnostic("mixed_steps", text, hint, facts=facts, where=found.src)])
+        raise StepError([Diagnostic("mixed_steps", text, hint=hint, facts=facts, where=found.src)])
     return files
 
 
@@ -586,11 +586,11 @@ def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
     if newer:
         labels = [step.label for step in sorted(newer)]
         text = f"step {shorten(labels, 3)} is newer than meta.json records: ignored"
-        yield Diagnostic("leftover", text, f"--step {labels[-1]}", facts="perhaps unfinished")
+        yield Diagnostic("leftover", text, hint=f"--step {labels[-1]}", facts="perhaps unfinished")
     if others:
         text = f"{shorten(others.values(), 3)}: of another run than meta.json records: ignored"
         hint = next((f"--step {name}" for name, of in _taken(found) if of != files), "")
-        yield Diagnostic("skipped", text, hint)
+        yield Diagnostic("skipped", text, hint=hint)
 
 
 def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
@@ -604,7 +604,7 @@ def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
         if newest.order.label in (name for name, _ in _taken(found)):
             facts += ", and other ranks hold all slices"
             hint = f"--step {newest.order.label}, to read it from replicas"
-        yield Diagnostic("older_step", text, hint, facts=facts, ranks=without, where=found.src)
+        yield Diagnostic("older_step", text, hint=hint, facts=facts, ranks=without, where=found.src)
     elif len(found.saves) > 1:
         yield Diagnostic("step", f"{best.text} is read, the newest of {len(found.saves)}")
     chosen = {file.name for file in files}
@@ -615,7 +615,7 @@ def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
     }
     if earlier := [*others.values()]:
         text = f"{shorten(earlier, 3)}: of an earlier run, by their counters: ignored"
-        yield Diagnostic("skipped", text, f"--step {earlier[-1]}")
+        yield Diagnostic("skipped", text, hint=f"--step {earlier[-1]}")
     if found.records:
         last = min(record.save.order for record in found.records.values()).label
         text = f"not every rank has step {last}, which meta.json records"
@@ -639,4 +639,4 @@ def _warn_of_times(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Di
         text = f"{format_ranks(ranks)}: {save.text} was written after a later step"
         facts = f"rank {first.rank} wrote {first.path.name} before"
         hint = "compare the dates; `ckpttool help mixed_times` explains"
-        yield Diagnostic("mixed_times", text, hint, facts=facts, ranks=ranks, where=found.src)
+        yield Diagnostic("mixed_times", text, hint=hint, facts=facts, ranks=ranks, where=found.src)

@@ -205,7 +205,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
         message, facts = "on a cluster every path has to be absolute", shorten(relative, 3)
-        raise PlanError([Diagnostic("engine", message, "absolute paths", facts=facts)])
+        raise PlanError([Diagnostic("engine", message, hint="absolute paths", facts=facts)])
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
         answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
@@ -219,7 +219,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         if hosts:
             raise PlanError(
                 [
-                    Diagnostic("engine", message, hint, facts=facts, where=shorten(on, 3))
+                    Diagnostic("engine", message, hint=hint, facts=facts, where=shorten(on, 3))
                     for (message, hint, facts), on in hosts.items()
                 ]
             )

@@ -37,7 +37,6 @@ from ckpttool.problems import (
     PlanError,
     SourceHashError,
     VerifyError,
-    diagnose,
     join_clauses,
     join_first,
     notes_of,
@@ -77,7 +76,7 @@ def _failure(
         first = "free some space" if is_full else more_files_hint(error)
         hint = f"{first}, then {again}" if first else again
     elif isinstance(error, CkptToolError):
-        one, *others = diagnose(error)
+        one, *others = error.diagnostics
         cause, hint = one.fact, one.hint or again
         details = join_first([one.facts, *(join_clauses(o.fact, o.facts) for o in others)])
     if changes:

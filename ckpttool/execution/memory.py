@@ -75,7 +75,7 @@ def fit_memory(
         message = f"--max-memory {format_bytes(max_bytes)} is too little for {engine}"
         hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
         hint += f", or {fewer}" if workers > 1 else ""
-        raise PlanError([Diagnostic("memory", message, hint)])
+        raise PlanError([Diagnostic("memory", message, hint=hint)])
     default = CopyOptions()
     worker_bytes = (max_bytes - needed) // workers
     band_bytes = min(default.band_bytes, worker_bytes // 2 // 4096 * 4096)

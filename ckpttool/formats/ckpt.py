@@ -89,6 +89,7 @@ from ckpttool.formats.wire import (
     encode_varint,
 )
 from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
+from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
     MAX_AXES,
     Ciphertext,
@@ -97,11 +98,7 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    find_maps,
     foreign_type_problems,
-    map_component_names,
-    map_of,
-    map_problems,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.secret import Secret
@@ -568,11 +565,41 @@ class _Step(NamedTuple):
     text: bytes = b""  # the content, if the tensor is a string
 
 
+def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
+    """Return the components of every map parameter among tensors, by its name and theirs."""
+    maps: dict[str, dict[str, TensorMeta]] = {}
+    for meta in tensors:
+        tag = parse_name(meta.name).map
+        if tag is not None:
+            maps.setdefault(tag, {})[meta.name] = meta
+    return maps
+
+
+def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each map parameter whose components do not fit together."""
+    for tag, components in find_maps(tensors).items():
+        missing = [name for name in map_component_names(tag) if name not in components]
+        counts = [meta.shape[:1] for meta in components.values()]
+        if missing:
+            text = f"the map parameter lacks {' and '.join(missing)}"
+            yield Diagnostic("destination", text, tensor=tag)
+        elif (
+            () in counts
+            or len(set(counts)) > 1
+            or any(m.text is not None for m in components.values())
+        ):
+            shapes = ", ".join(
+                f"{name} {components[name].shape}" for name in map_component_names(tag)
+            )
+            text = "keys, values and statuses differ in number"
+            yield Diagnostic("destination", text, facts=shapes, tensor=tag)
+
+
 def _steps(tensors: Sequence[TensorMeta]) -> Iterator[_Step]:
     """Yield the records of a file, from its first byte to its last."""
     maps = find_maps(tensors)
     for meta in tensors:
-        tag = map_of(meta.name)
+        tag = parse_name(meta.name).map
         if tag is None:
             yield from _tensor_steps(meta)
         elif meta.name == next(iter(maps[tag])):
@@ -593,7 +620,7 @@ def _tensor_steps(meta: TensorMeta) -> Iterator[_Step]:
 def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step]:
     """Yield the records of a map parameter; one if it has no entries.
 
-    `ckpttool.model.tensors.map_problems` has found ``components`` complete.
+    `map_problems` has found ``components`` complete.
     """
     metas = [components[name] for name in map_component_names(tag)]
     count = metas[0].shape[0]

@@ -256,7 +256,7 @@ def _replaced(file: StoredFile) -> PlanError:
 def _changed(file: StoredFile, text: str, facts: str) -> PlanError:
     hint = "the same command again, when nothing else writes there"
     return PlanError(
-        [Diagnostic("changed", text, hint, facts=facts, path=file.path, where=file.path)]
+        [Diagnostic("changed", text, hint=hint, facts=facts, path=file.path, where=file.path)]
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
+from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
@@ -96,6 +97,9 @@ class Catalog:
     headers: Mapping[tuple[int, ...], Mapping[str, StoredTensor]] = field(
         init=False, repr=False, compare=False
     )
+    _states: dict[tuple[str, ...], ParameterOfState] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     is_merged: bool = False
     common_tensors: Mapping[str, bool] = field(default_factory=dict)
     copies: Mapping[str, tuple[StoredTensor, ...]] = field(default_factory=dict)
@@ -145,6 +149,16 @@ class Catalog:
             for name, tensor in header.items():
                 metas.setdefault(name, tensor.meta)
         return metas
+
+    def match_states(self, listed: Collection[str] = ()) -> ParameterOfState:
+        """Match its optimizer states with their parameters, once for the same ``listed`` names.
+
+        See `ckpttool.model.names.match_states`.
+        """
+        key = tuple(listed)
+        if key not in self._states:
+            self._states[key] = match_states(listed, self.metas)
+        return self._states[key]
 
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:

@@ -13,14 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
+from functools import cached_property
 
 from ckpttool.model.layout import Layout, fold_layout
+from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
 from ckpttool.wording import count, format_ranks, shorten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, for cached_property
 class Strategy:
     """The layouts of parameters, as a strategy file lists them.
 
@@ -123,6 +125,17 @@ class Strategy:
         }
         return replace(self, layouts=repeated, stage_ranks=groups * self.stage_ranks)
 
+    @cached_property
+    def listed_states(self) -> ParameterOfState:
+        """The optimizer states among the listed names, and their parameters."""
+        return match_states(self.layouts, {})
+
+    @cached_property
+    def lists_states(self) -> bool:
+        """Whether the files of MindSpore list optimizer state, as those of training do."""
+        listed = [name for name in self.layouts if name not in self.handwritten]
+        return bool(match_states(listed, {}))
+
     def stages_of(self, name: str) -> tuple[int, ...]:
         """Return the stages that list ``name``."""
         layouts = self.layouts.get(name, ())
@@ -177,11 +190,12 @@ class Strategy:
         unmatched = [name for name in metas if name not in matched]
         undecided = [name for name in unmatched if not metas[name].is_single]
         if undecided and not is_decided:
+            hint = "a pattern for them, or `otherwise: replicated` if all ranks hold the same"
             problems.append(
                 Diagnostic(
                     "strategy",
                     f"no pattern matches {count(len(undecided), 'parameter')}",
-                    "a pattern for them, or `otherwise: replicated` if all ranks hold the same",
+                    hint=hint,
                     facts="; ".join([shorten(undecided, 3), *(note.message for note in notes)]),
                     where=rules.path,
                 )
@@ -207,7 +221,7 @@ class Strategy:
             text = f"pattern {rule.pattern} shards {count(len(names), 'parameter')} not as {others}"
             facts = f"{shorten(names, 3)}; a hand-written strategy adds layouts and corrects none"
             hint, where = "patterns that do not match these parameters", rule.place
-            problems.append(Diagnostic("strategy", text, hint, facts=facts, where=where))
+            problems.append(Diagnostic("strategy", text, hint=hint, facts=facts, where=where))
         single = [name for name in unmatched if metas[name].is_single]
         if single and not is_decided:
             text = f"no pattern matches {count(len(single), 'single value')}, which must be the "
@@ -401,7 +415,7 @@ class Rule:
         return Diagnostic(
             "strategy",
             f"no axis {len(self.layout.tensor_map) - 1}, which pattern {self.pattern} shards",
-            f'`"NAME": replicated`{above}',
+            hint=f'`"NAME": replicated`{above}',
             facts=f"its shape is {meta.shape}; axes count from 0",
             tensor=meta.name,
             where=self.place,

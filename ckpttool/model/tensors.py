@@ -1,15 +1,10 @@
-"""What a file holds: tensors, the extents of their bytes, and the index of the file.
-
-A map parameter (a hash table) ``emb`` becomes three tensors of equal size along axis 0:
-``emb.__map_keys__``, ``emb.__map_values__`` and ``emb.__map_statuses__``.  So every format can hold
-one.  The writer of ``.ckpt`` makes a map parameter of the three again.
-"""
+"""What a file holds: tensors, the extents of their bytes, and the index of the file."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -295,58 +290,6 @@ def foreign_type_problems(tensors: Iterable[TensorMeta], format: str) -> Iterato
         elif meta.whole_shape is not None:
             text = f"{len(meta.whole_shape)} axes; only safetensors keeps more than {MAX_AXES}"
             yield Diagnostic("destination", text, tensor=meta.name)
-
-
-_PART_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
-
-
-def map_of(name: str) -> str | None:
-    """Return the name of the map parameter that a tensor belongs to, or None.
-
-    Examples
-    --------
-    >>> map_of("emb.__map_keys__"), map_of("emb")
-    ('emb', None)
-    """
-    for suffix in _PART_SUFFIXES:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return None
-
-
-def map_component_names(tag: str) -> tuple[str, ...]:
-    """Return the names of the keys, values and statuses of a map parameter."""
-    return tuple(tag + suffix for suffix in _PART_SUFFIXES)
-
-
-def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
-    """Return the components of every map parameter among tensors, by its name and theirs."""
-    maps: dict[str, dict[str, TensorMeta]] = {}
-    for meta in tensors:
-        tag = map_of(meta.name)
-        if tag is not None:
-            maps.setdefault(tag, {})[meta.name] = meta
-    return maps
-
-
-def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each map parameter whose components do not fit together."""
-    for tag, components in find_maps(tensors).items():
-        missing = [name for name in map_component_names(tag) if name not in components]
-        counts = [meta.shape[:1] for meta in components.values()]
-        if missing:
-            text = f"the map parameter lacks {' and '.join(missing)}"
-            yield Diagnostic("destination", text, tensor=tag)
-        elif (
-            () in counts
-            or len(set(counts)) > 1
-            or any(m.text is not None for m in components.values())
-        ):
-            shapes = ", ".join(
-                f"{name} {components[name].shape}" for name in map_component_names(tag)
-            )
-            text = "keys, values and statuses differ in number"
-            yield Diagnostic("destination", text, facts=shapes, tensor=tag)
 
 
 @dataclass(frozen=True, slots=True)

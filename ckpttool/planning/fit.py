@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import match_states_by_name
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
 
@@ -94,7 +94,7 @@ def align_names(strategy: Strategy, metas: Mapping[str, TensorMeta], holder: str
     holder
         What holds the tensors, for the note.
     """
-    parameter_of_state = match_states_by_name(strategy.layouts, {})
+    parameter_of_state = strategy.listed_states
     parameters = {name for name in strategy.layouts if name not in parameter_of_state}
     if parameters & metas.keys():
         return strategy
@@ -127,7 +127,7 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
     if not strategy.is_of_group:
         return strategy
     layouts = dict(strategy.layouts)
-    for state, parameter in match_states_by_name(layouts, metas).items():
+    for state, parameter in match_states(layouts, metas).items():
         if state in layouts or parameter not in strategy.layouts or parameter not in metas:
             continue
         (layout,) = strategy.layouts[parameter]
@@ -147,7 +147,7 @@ def _with_all_axes(strategy: Strategy, metas: Mapping[str, TensorMeta]) -> Strat
 
 def _weights(metas: Mapping[str, TensorMeta]) -> set[str]:
     """Return the names of the tensors with several elements that are not optimizer states."""
-    states = match_states_by_name((), metas)
+    states = match_states((), metas)
     return {name for name, meta in metas.items() if not meta.is_single and name not in states}
 
 
@@ -158,13 +158,13 @@ def _patterns_without_prefix(
     if rules is None or not rules.rules or any(map(rules.find, metas)):
         return
     weights = _weights(metas)
-    for prefix, _ in _splits(min(weights, default="")):
+    for prefix, _ in parse_name(min(weights, default="")).splits():
         inside = [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
         if len(inside) == len(weights) and any(map(rules.find, inside)):
             text = f"the names in the files begin with {prefix}, which the patterns lack"
             hint = f'"{prefix}{rules.rules[0].pattern}" and so on'
             facts = f"such as {min(weights)}"
-            yield Diagnostic("strategy", text, hint, facts=facts, where=rules.path)
+            yield Diagnostic("strategy", text, hint=hint, facts=facts, where=rules.path)
             return
 
 
@@ -178,20 +178,15 @@ def _find_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
     >>> _find_prefix({"encoder.0.w", "decoder.0.w"}, {"0.w"})
     ''
     """
-    found = Counter(start for name in longer for start, rest in _splits(name) if rest in shorter)
+    found = Counter(
+        start for name in longer for start, rest in parse_name(name).splits() if rest in shorter
+    )
     prefix = max(sorted(found), key=found.__getitem__, default="")
     explained = {name for name in longer if prefix and name.removeprefix(prefix) in shorter}
     others = (name for name in longer if name not in explained)
-    if any(rest in shorter for name in others for _, rest in _splits(name)):
+    if any(rest in shorter for name in others for _, rest in parse_name(name).splits()):
         return ""
     return prefix if 2 * len(explained) > min(len(longer), len(shorter)) else ""
-
-
-def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the ways to split a name behind a dot."""
-    parts = name.split(".")
-    for number in range(1, len(parts)):
-        yield ".".join(parts[:number]) + ".", ".".join(parts[number:])
 
 
 def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]]) -> Diagnostic:
@@ -200,4 +195,4 @@ def _split_problem(name: str, layout: Layout, shapes: Iterable[tuple[int, ...]])
     facts += f"axis 0 has {layout.slice_counts[0] if layout.tensor_map else 1} slices"
     text = "param_split_shape is neither its shape nor the rows of its slices"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name)
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)

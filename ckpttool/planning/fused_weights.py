@@ -24,7 +24,6 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.planning.optimizer_state import lists_states
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
@@ -83,7 +82,7 @@ def fused_notes(
         whose = "its" if len(changed) == 1 else "their"
         text = f"{count(len(changed), 'fused weight', 'change')} {whose} number of slices"
         facts = f"{shorten(changed, 3)}; wrong if each rank fused its own parts"
-        yield Diagnostic("doubt", text, "`ckpttool help fused-weights`", facts=facts)
+        yield Diagnostic("doubt", text, hint="`ckpttool help fused-weights`", facts=facts)
 
 
 def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
@@ -95,4 +94,4 @@ def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
 def _is_of_training(sharding: Sharding, name: str) -> bool:
     """Return whether the strategy of a compiled training lists a tensor."""
     is_listed = name in sharding.layouts and name not in sharding.handwritten
-    return is_listed and isinstance(sharding, Strategy) and lists_states(sharding)
+    return is_listed and isinstance(sharding, Strategy) and sharding.lists_states

@@ -28,15 +28,12 @@ from itertools import chain
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.planning.optimizer_state import (
     contradiction,
-    lists_states,
-    match_states_by_name,
-    match_states_by_shape,
 )
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.sampling import Sample, digest, nearness, sample
@@ -63,7 +60,7 @@ def ambiguity_reason(
         for source, held in zip(listed, contents, strict=True)
         if shards.get(source.meta.name) == 1
         and not all(sample.is_constant for sample in held.values())
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
         and source.meta.nbytes >= nbytes
         and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
     ]
@@ -85,7 +82,9 @@ def _nearness_reason(sharded: Sequence[Source], contents: Sequence[Contents]) ->
         for source, held in zip(sharded, contents, strict=True)
         if (pair := _differing_pair(source, held)) is not None
     ]
-    weights = [pair for pair in pairs if parameter_of(pair[0].meta.name) is None] or pairs
+    weights = [
+        pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
+    ] or pairs
     shares = yield from ask(nearness, (pair for _, pair in weights))
     near = total = 0.0
     for source, pair in weights:
@@ -162,7 +161,7 @@ def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
     none does.
     """
     shapes = {source.meta.name: source.meta.shape for source in listed}
-    if not any(name.startswith(GRADIENTS) for name in shapes):
+    if not any(parse_name(name).is_gradient for name in shapes):
         return {}
     parameters = match_parameters(listed)
     found: dict[str, int] = {}
@@ -238,8 +237,10 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
 def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
-    owners = match_states_by_shape(metas, metas)
-    return {name: owners.get(name) or parameter_of(name) or name for name in metas}
+    owners = drop_unlike_shapes(match_states(metas, metas), metas)
+    return {
+        name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
+    }
 
 
 def ambiguity_problems(
@@ -260,9 +261,9 @@ def _ambiguity_problem(source: Source, possible: Sequence[int] | None) -> Diagno
     return Diagnostic(
         "undecided_shard",
         f"it may have an optimizer shard: {reason}",
-        f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
-        _SHARD,
-        _shapes(source, shards),
+        hint=f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
+        options=_SHARD,
+        facts=_shapes(source, shards),
         tensor=source.meta.name,
         ranks=lost,
     )
@@ -332,7 +333,7 @@ def infer_strategy(
     if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
         return None  # the sources have it
     inferred = yield from _infer_from(strategy, listed, requested, by_samples)
-    if requested is not None or lists_states(strategy):
+    if requested is not None or strategy.lists_states:
         return inferred
     return _refuse_untrained(strategy, sources, inferred)
 
@@ -395,10 +396,12 @@ def _refuse_untrained(
         numbers = ", ".join(map(str, sorted({*shards.values()})))
         text = f"slices of an optimizer shard ({numbers})"
         hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
-        problems = (Diagnostic("contradicted", text, hint, _SHARD, shorten(names, 3)),)
+        problems = (
+            Diagnostic("contradicted", text, hint=hint, options=_SHARD, facts=shorten(names, 3)),
+        )
     elif not problems:
         return None
-    states = match_states_by_name(strategy.layouts, metas)
+    states = match_states(strategy.layouts, metas)
     facts = "the strategy is of a network without an optimizer (inference?)"
     facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
     refused = tuple(
@@ -493,7 +496,9 @@ def _infer(
     states = inconsistent_states(listed, shards)
     if states and requested is not None:
         text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
-        problem = Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, shorten(states, 3))
+        problem = Diagnostic(
+            "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
+        )
         return _undecided(strategy, problem, states)
     if states:
         return None
@@ -523,12 +528,12 @@ def _is_one_shard(
     sharded = {
         (source.layout, shard)
         for source, shard in zip(listed, found, strict=True)
-        if shard is not None and shard > 1 and not source.meta.name.startswith(GRADIENTS)
+        if shard is not None and shard > 1 and not parse_name(source.meta.name).is_gradient
     }
     is_listed = any(
         layout.optimizer_shard > 1
         for name, layouts in strategy.layouts.items()
-        if not name.startswith(GRADIENTS)
+        if not parse_name(name).is_gradient
         for layout in layouts
     )
     if sharded and is_listed:
@@ -561,12 +566,14 @@ def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -
         return None
     if not listed:
         text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
-        return Diagnostic("undecided_shard", text, "the same command without --optimizer-shard")
+        return Diagnostic(
+            "undecided_shard", text, hint="the same command without --optimizer-shard"
+        )
     most = max(replicas)
     named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
     text = f"--optimizer-shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
-    return Diagnostic("undecided_shard", text, hint, _SHARD, named)
+    return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
 
 
 def _contradicted(
@@ -583,7 +590,9 @@ def _contradicted(
     named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
     text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
     return _undecided(
-        strategy, Diagnostic("undecided_shard", text, _OTHER_SHARD, _SHARD, named), others
+        strategy,
+        Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
+        others,
     )
 
 
@@ -600,9 +609,9 @@ def _ambiguous(
     problem = Diagnostic(
         "undecided_shard",
         f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
-        f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
-        ("--trust-strategy", "--optimizer-shard"),
-        f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        hint=f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+        options=("--trust-strategy", "--optimizer-shard"),
+        facts=f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
         f"{names[0]}: {_shapes(first, [1, shard])}",
         ranks=ranks,
     )
@@ -613,7 +622,7 @@ def may_be_sharded(source: Source) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
-    if reduced_from(source.meta.name) is not None:
+    if parse_name(source.meta.name).reduced_axis is not None:
         return False  # the layout of its parameter decides
     layout, shape = source.layout, source.meta.shape
     is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
@@ -641,7 +650,7 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
         text += "that the strategy does not list"
         facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
         hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, _SHARD, facts)
+        yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
 
 
 def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
@@ -664,4 +673,4 @@ def _requested_notes(
     if named:
         text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
         hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
-        yield Diagnostic("inferred", text, hint, facts=named)
+        yield Diagnostic("inferred", text, hint=hint, facts=named)

@@ -78,7 +78,11 @@ def find_joined_shards(
         text = f"{_OPTION}, but files hold slices of the optimizer shard in the strategy"
         hint = "the same command without --optimizer-shard"
         problem = Diagnostic(
-            "undecided_shard", text, hint, ("--optimizer-shard",), shorten(kept, 3)
+            "undecided_shard",
+            text,
+            hint=hint,
+            options=("--optimizer-shard",),
+            facts=shorten(kept, 3),
         )
         return InferredStrategy(bare, problems=(problem,), undecided=names)
     assumed = [source for source in present if source.meta.name not in shown]
@@ -142,7 +146,7 @@ def _notes(
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
         facts += "no other rank shows it, or all elements are equal"
         hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
-        yield Diagnostic("inferred", text, hint, facts=facts)
+        yield Diagnostic("inferred", text, hint=hint, facts=facts)
 
 
 def _shape(source: Source, shard: int) -> tuple[int, ...]:

@@ -79,7 +79,9 @@ def check_source(
         except FormatError as error:
             text, facts = "no file was compared with this manifest", error.reason
             hint = remedy_for(error)
-            diagnostics.add(Diagnostic("not_compared", text, hint, facts=facts, where=str(path)))
+            diagnostics.add(
+                Diagnostic("not_compared", text, hint=hint, facts=facts, where=str(path))
+            )
             continue
         comparison = _Comparison(path.parent, listed, executor)
         files = [
@@ -114,7 +116,7 @@ def _in_place_of_listed(
             facts = f"{manifest} lists {output.entry.path}, which is missing"
             hint = "put the listed file back, or --ignore-manifest"
             name = others[missing.parent]
-            yield Diagnostic("manifest", text, hint, facts=facts, path=name, where=name)
+            yield Diagnostic("manifest", text, hint=hint, facts=facts, path=name, where=name)
 
 
 def _list_outputs(manifest: ManifestFile) -> list[ListedOutput]:
@@ -333,4 +335,13 @@ def _finding(
 ) -> Diagnostic:
     """Return the finding that an output, or a set, is not what its manifest lists."""
     path = str(path)
-    return Diagnostic("manifest", problem, hint, (), facts, tensor, ranks, path, where=path)
+    return Diagnostic(
+        "manifest",
+        problem,
+        hint=hint,
+        facts=facts,
+        tensor=tensor,
+        ranks=ranks,
+        path=path,
+        where=path,
+    )

@@ -33,13 +33,12 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.planning.optimizer_state import followed_parameter, match_states_by_name
+from ckpttool.planning.optimizer_state import followed_parameter
 from ckpttool.problems import (
     AuthenticityError,
     Diagnostic,
     FormatError,
     UnsupportedError,
-    diagnose,
     join_clauses,
 )
 from ckpttool.transaction.manifest import ManifestFile
@@ -93,7 +92,7 @@ def lacking_problems(
         yield Diagnostic(
             code,
             f"not on {format_ranks(ranks)}, but on others",
-            f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            hint=f"copy the file again if it was cut short; `ckpttool help {code}` explains",
             facts=f"{shorten((file.path for file in files), 1)}{state}; on {holding}",
             tensor=name,
             ranks=tuple(ranks),
@@ -172,7 +171,7 @@ def find_missing_slices(
         text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
         facts = "the other ranks hold different parameters (saved without redundancy?)"
         hint = "copy the file again; `ckpttool help missing` explains"
-        problems.append(Diagnostic("missing", text, hint, facts=facts, ranks=unknown))
+        problems.append(Diagnostic("missing", text, hint=hint, facts=facts, ranks=unknown))
     if without_file and catalog.files:
         text = f"{format_ranks(without_file)}: {_NO_FILE} {catalog.root}"
         facts = _replacement_text(parameters, without_file, catalog)
@@ -182,9 +181,9 @@ def find_missing_slices(
         problem = Diagnostic(
             "missing" if damaged else "missing_own",
             f"{format_ranks(lost)}: own values of {count(len(per_rank), 'parameter')} are lost",
-            "--unlisted first, or --unlisted drop",
-            ("--unlisted",),
-            f"{shorten(per_rank, 3)}: not in the strategy, a value for each rank",
+            hint="--unlisted first, or --unlisted drop",
+            options=("--unlisted",),
+            facts=f"{shorten(per_rank, 3)}: not in the strategy, a value for each rank",
             ranks=lost,
         )
         (problems if damaged else notes).append(problem)
@@ -196,7 +195,7 @@ def _damaged_replica(
     error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
 
 
@@ -281,7 +280,7 @@ _HoldersAndLayouts = Sequence[tuple[Collection[int], Sequence[Layout]]]
 def _holders_and_layouts(catalog: Catalog, sharding: Sharding) -> _HoldersAndLayouts:
     """Return the ranks that hold each parameter, and its layouts if it has any."""
     found = []
-    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(sharding.layouts)
     for name, ranks in catalog.holders.items():
         parameter = followed_parameter(catalog, sharding, name, ranks, parameter_of_state) or name
         found.append((frozenset(ranks), sharding.layouts.get(parameter, ())))
@@ -378,7 +377,7 @@ def _missing_problem(catalog: Catalog, owners: Sequence[int], is_deduplicated: b
     return Diagnostic(
         "missing",
         "some slices are on no rank",
-        hint,
+        hint=hint,
         facts="; ".join(remarks),
         ranks=tuple(owners),
     )
@@ -499,10 +498,10 @@ def redundancy_note(catalog: Catalog, is_deduplicated: bool | None) -> Diagnosti
     if is_deduplicated is None:
         facts += "cut short, or saved without redundancy"
         hint = "-s STRATEGY, which shows which it is"
-        return Diagnostic("empty", nothing, hint, facts=facts, ranks=ranks)
+        return Diagnostic("empty", nothing, hint=hint, facts=facts, ranks=ranks)
     facts += "the checkpoint was not saved without redundancy"
     hint = "copy the file again; `ckpttool help emptied` explains"
-    return Diagnostic("emptied", nothing, hint, facts=facts, ranks=ranks)
+    return Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
 
 
 def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -517,13 +516,15 @@ def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
         ignored = (one for one in catalog.diagnostics if one.code == "skipped")
         facts = join_clauses(text, *(join_clauses(one.fact, one.facts) for one in ignored))
         hint = "copy the files again; `ckpttool help nothing` explains"
-        yield Diagnostic("nothing", "no tensor was found", hint, facts=facts, where=catalog.root)
+        yield Diagnostic(
+            "nothing", "no tensor was found", hint=hint, facts=facts, where=catalog.root
+        )
     shapes = (one.meta.shape for header in catalog.headers.values() for one in header.values())
     if catalog.metas and not any(map(math.prod, shapes)):
         text = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
         hint = "save it again; `ckpttool help no_elements` explains"
         facts = shorten((f"{meta.name} {meta.shape}" for meta in catalog.metas.values()), 3)
-        yield Diagnostic("no_elements", text, hint, facts=facts, where=catalog.root)
+        yield Diagnostic("no_elements", text, hint=hint, facts=facts, where=catalog.root)
 
 
 def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -537,7 +538,7 @@ def missing_rank_problems(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "missing",
             f"{format_ranks(missing)}: {_NO_FILE} {catalog.root}",
-            "restore the files, or --step for another step",
+            hint="restore the files, or --step for another step",
             facts=f"saved without redundancy ({REDUNDANCY_KEY}): no other rank has what they had",
             ranks=missing,
         )

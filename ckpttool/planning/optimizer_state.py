@@ -14,107 +14,18 @@ have.  Then the target does not use it either; otherwise the strategy of the tar
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout, without_axis
-from ckpttool.model.optimizer_names import (
-    GRADIENTS,
-    STATISTICS,
-    parameter_of,
-    reduced_from,
-)
+from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Sharding, Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
-
-ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
-
-
-def match_states_by_name(
-    listed: Collection[str], metas: Mapping[str, TensorMeta]
-) -> dict[str, str]:
-    """Match optimizer states with their parameters by their names.
-
-    A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
-    must belong to an optimizer, not to a module.  It belongs to a module if it also begins a name
-    that is not a state's.  With ``decoder.norm``, for example, ``decoder.embedding`` is not a state
-    of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
-    count, since an optimizer may store some.
-
-    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
-    other name with such a prefix may be a state whose parameter is missing.
-
-    Parameters
-    ----------
-    listed
-        Names that the strategy lists.
-    metas
-        Tensors of the checkpoint by name.
-
-    Examples
-    --------
-    >>> w = TensorMeta("w", "Float32", (4, 3))
-    >>> match_states_by_name(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
-    {'mine.w': 'w', 'mine.b': 'b'}
-    """
-    names = dict.fromkeys((*listed, *metas))
-    found: dict[str, str] = {}
-    modules: set[str] = set()
-    listed_modules: set[str] = set()
-    for name in names:
-        prefix, _, parameter = name.partition(".")
-        by_prefix = parameter_by_prefix(name)
-        if by_prefix in names:
-            found[name] = by_prefix
-        elif parameter in names and parameter and prefix.isidentifier():
-            found[name] = parameter
-        elif f"{prefix}.{name}" in names:
-            continue  # a parameter of a module whose name is also the prefix of its state
-        elif name in listed:
-            listed_modules.add(prefix)
-        elif math.prod(metas[name].shape) != 1:
-            modules.add(prefix)
-    modules |= listed_modules
-    parameter_of_state = {}
-    for name, parameter in found.items():
-        prefix = name.removesuffix(parameter).removesuffix(".")
-        if prefix not in (modules if parameter_by_prefix(name) is None else listed_modules):
-            parameter_of_state[name] = parameter
-    for name, parameter in parameter_of_state.items():
-        # The parameter of an unlisted state may be an unlisted state itself.
-        while parameter not in listed and parameter in parameter_of_state:
-            parameter = parameter_of_state[parameter]
-        parameter_of_state[name] = parameter
-    return parameter_of_state
-
-
-def match_states_by_shape(
-    listed: Collection[str], metas: Mapping[str, TensorMeta]
-) -> dict[str, str]:
-    """Match optimizer states with their parameters by their names and full shapes.
-
-    A state without a prefix of MindSpore's optimizers must have the shape of its parameter, if both
-    shapes are known.
-    """
-    return {
-        name: parameter
-        for name, parameter in match_states_by_name(listed, metas).items()
-        if parameter_by_prefix(name) is not None
-        or name not in metas
-        or parameter not in metas
-        or metas[name].shape == metas[parameter].shape
-    }
-
-
-def lists_states(strategy: Strategy) -> bool:
-    """Return whether the files of MindSpore list optimizer state, as those of training do."""
-    listed = [name for name in strategy.layouts if name not in strategy.handwritten]
-    return bool(match_states_by_name(listed, {}))
 
 
 def has_expected_full_shape(
@@ -132,11 +43,11 @@ def state_layouts(
 
     A state has its parameter's layouts.  Statistics of rows and columns have one axis less.
     """
-    parameter, reduced = parameter_of_state.get(name), reduced_from(name)
+    parameter, axis = parameter_of_state.get(name), parse_name(name).reduced_axis
     layouts = () if parameter is None else sharding.layouts.get(parameter, ())
-    if reduced is None:
+    if axis is None:
         return layouts
-    found = [without_axis(layout, reduced[1]) for layout in layouts]
+    found = [without_axis(layout, axis) for layout in layouts]
     return () if None in found else tuple(layout for layout in found if layout is not None)
 
 
@@ -199,7 +110,7 @@ def target_layouts(
     The layouts of a state are corrected by those of its parameter, see `correct_layouts`.
     """
     listed, followed = sharding.layouts[name], state_layouts(sharding, name, parameter_of_state)
-    is_statistic = name.startswith(STATISTICS) and name not in sharding.handwritten
+    is_statistic = parse_name(name).is_second_moment and name not in sharding.handwritten
     parameter = parameter_of_state.get(name, name)
     has_shard = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(parameter, ()))
     if followed and is_statistic and has_shard:
@@ -240,7 +151,7 @@ def correct_layouts(
                 catalog, name, candidate
             ):
                 return candidate
-    if parameter_by_prefix(name) is None:
+    if parse_name(name).parameter is None:
         return with_shard
     expected = _expected_shapes(catalog, sharding, name, parameter_of_state[name])
     full_shape = next((shape for _, shape in expected), None)
@@ -251,7 +162,8 @@ def correct_layouts(
         if not layout.rows
         and layout.ranks in listed
         and (
-            reduced_from(name) is not None or _are_equal_without_shard(layout, listed[layout.ranks])
+            parse_name(name).reduced_axis is not None
+            or _are_equal_without_shard(layout, listed[layout.ranks])
         )
     }
     return tuple(
@@ -310,7 +222,7 @@ def odd_state_shapes(
     Return None if nothing is wrong, or if its name lacks a prefix of MindSpore's optimizers.  Such
     a tensor with a different shape is not a state.
     """
-    if math.prod(meta.shape) == 1 or parameter_by_prefix(meta.name) is None:
+    if math.prod(meta.shape) == 1 or parse_name(meta.name).parameter is None:
         return None
     if not state_layouts(sharding, meta.name, parameter_of_state):
         return None
@@ -335,8 +247,12 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     contradictions, suspicious = [], []
     metas = catalog.metas
     listed = dict.fromkeys(name for name in strategy.layouts if name in metas)
-    for name, parameter in match_states_by_shape(listed, metas).items():
-        if name not in listed or parameter not in listed or reduced_from(name) is not None:
+    for name, parameter in drop_unlike_shapes(catalog.match_states(listed), metas).items():
+        if (
+            name not in listed
+            or parameter not in listed
+            or parse_name(name).reduced_axis is not None
+        ):
             continue
         by_stage = {layout.ranks: layout for layout in strategy.layouts[parameter]}
         for state_layout in strategy.layouts[name]:
@@ -348,7 +264,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
             )
             if shapes is None:
                 continue
-            if shapes[0] != shapes[1] and parameter_by_prefix(name) is not None:
+            if shapes[0] != shapes[1] and parse_name(name).parameter is not None:
                 contradictions.append(f"{parameter} {shapes[0]} and {name} {shapes[1]}")
             else:
                 suspicious.append(f"{parameter} and {name}")
@@ -359,7 +275,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
     if suspicious:
         text = "the strategy shards parameters and their optimizer state differently"
         hint = "the strategy of this run; `ckpttool help unlike_states` explains"
-        yield Diagnostic("unlike_states", text, hint, facts=shorten(suspicious, 3))
+        yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
 
 
 def contradiction(
@@ -370,7 +286,9 @@ def contradiction(
         "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
     )
     where = shorten(sharding.files, 2)
-    return Diagnostic("contradicted", message, hint, facts=facts, ranks=tuple(ranks), where=where)
+    return Diagnostic(
+        "contradicted", message, hint=hint, facts=facts, ranks=tuple(ranks), where=where
+    )
 
 
 def _mismatched_full_shapes(
@@ -388,7 +306,7 @@ def _mismatched_full_shapes(
         return None  # `find_sources` reports what is wrong
     shards = (layout.optimizer_shard, state_layout.optimizer_shard)
     are_equal = _are_equal_without_shard(folded, folded_state)
-    is_expected = name.startswith((GRADIENTS, *STATISTICS))
+    is_expected = parse_name(name).is_gradient or parse_name(name).is_second_moment
     if are_equal and (slice_shape != state_slice_shape or shards[0] == shards[1] or is_expected):
         return None
     if slice_shape != state_slice_shape:
@@ -421,29 +339,20 @@ def shape_difference(meta: TensorMeta, shapes: Mapping[str, tuple[int, ...]]) ->
     Only names with a prefix of MindSpore's optimizers count.  Any other tensor with a different
     shape is not a state.
     """
-    parameter = parameter_by_prefix(meta.name)
+    parameter = parse_name(meta.name).parameter
     if parameter is None or parameter not in shapes or math.prod(meta.shape) == 1:
         return None
     expected = _state_shape(meta.name, shapes[parameter])
     return None if meta.shape == expected else f"{meta.name} {meta.shape}, expected {expected}"
 
 
-def parameter_by_prefix(name: str) -> str | None:
-    """Return the parameter in the name of a state or statistic of MindSpore's optimizers.
-
-    Return None for a name without such a prefix.  Use `match_states_by_name` for other states.
-    """
-    reduced = reduced_from(name)
-    return parameter_of(name) if reduced is None else reduced[0]
-
-
 def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape that the state ``name`` of a parameter of ``shape`` has."""
-    reduced = reduced_from(name)
-    if reduced is None or len(shape) < 2:
+    axis = parse_name(name).reduced_axis
+    if axis is None or len(shape) < 2:
         return shape
-    reduced_axis = range(len(shape))[reduced[1]]
-    return tuple(size for axis, size in enumerate(shape) if axis != reduced_axis)
+    reduced = range(len(shape))[axis]
+    return tuple(size for i, size in enumerate(shape) if i != reduced)
 
 
 def _expected_shapes(
@@ -533,7 +442,7 @@ class GradientShards:
         """
         name = source.meta.name
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
-        if not name.startswith(GRADIENTS) or not is_claimed:
+        if not parse_name(name).is_gradient or not is_claimed:
             return layouts
         listed = sharding.layouts.get(name, ())
         of_stage = [one for one in listed if one.first_rank == source.layout.first_rank]

@@ -140,16 +140,16 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         if by_name is not None:
             text = "--max-shard-size writes a folder, and the name is that of a file"
             hint = f"-o {path.removesuffix(Path(path).suffix)}"
-            raise PlanError([Diagnostic("options", text, hint, where=path)])
+            raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
         text = f"the suffix is that of {by_name}, but --format is {format}"
         hint = f"{format_option(path, format)}, or no --format"
-        raise PlanError([Diagnostic("options", text, hint, where=path)])
+        raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"
         hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
-        raise PlanError([Diagnostic("options", text, hint, where=path)])
+        raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     return format or by_name or "hdf5"
 
 
@@ -182,7 +182,8 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
 
 def _refuse_url(path: str) -> None:
     if (problem := url_problem(path)) is not None:
-        raise PlanError([Diagnostic("destination", *problem, where=path)])
+        what, hint = problem
+        raise PlanError([Diagnostic("destination", what, hint=hint, where=path)])
 
 
 def header_attrs(crc: bool) -> dict[str, str]:
@@ -456,7 +457,7 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     text = f"split takes one merged checkpoint, found {format_ranks(found)}"
     hint = "`ckpttool reshard`, or --replicated if every rank holds the whole model"
     ranks = tuple(found)
-    return PlanError([Diagnostic("strategy", text, hint, ranks=ranks, where=catalog.root)])
+    return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
 def _sidecar(options: OutputOptions) -> StrategySidecar | None:

@@ -69,7 +69,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     has_checksum = "crc_num" in attrs
     if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
         text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
-        found.add(Diagnostic("format", text, "load these without crc_check"))
+        found.add(Diagnostic("format", text, hint="load these without crc_check"))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -81,7 +81,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             text = f"too little space: {format_bytes(nbytes)} needed, {format_bytes(free)} free"
             facts = "replaced outputs stay until the new ones are complete" if replaced else ""
             hint, where = "free some space, or -o on another disk", str(folder)
-            found.add(Diagnostic("destination", text, hint, facts=facts, where=where))
+            found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
     return found
 
 
@@ -163,7 +163,7 @@ def _destination_problems(
         if len(existing) > 1:
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
         hint = f"{'--resume --overwrite' if policy.resume else '--overwrite'}, or {ELSEWHERE}"
-        yield Diagnostic("destination", message, hint, facts=facts)
+        yield Diagnostic("destination", message, hint=hint, facts=facts)
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
@@ -197,7 +197,7 @@ def _blocked(
         message, facts = f"{Path(replaced[0])} is an input of this run", ""
     else:
         message, facts = f"{len(replaced)} outputs are inputs of this run", shorten(replaced, 3)
-    shared = Diagnostic("destination", message, ELSEWHERE, facts=facts)
+    shared = Diagnostic("destination", message, hint=ELSEWHERE, facts=facts)
     return found | dict.fromkeys(replaced, shared)
 
 
@@ -206,13 +206,13 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
     root, files = os.path.realpath(source.root), source.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        yield Diagnostic("destination", f"{source.root} is the source folder", ELSEWHERE)
+        yield Diagnostic("destination", f"{source.root} is the source folder", hint=ELSEWHERE)
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
         text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
         where = target.output_folder
-        yield Diagnostic("destination", text, ELSEWHERE, facts=facts, where=where)
+        yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
     if not source.needs_strategy:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
@@ -229,7 +229,7 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
     if mixed:
         verb = "is" if len(mixed) == 1 else "are"
         text = f"{shorten(mixed, 3)} {verb} inside the source folder {source.root}"
-        yield Diagnostic("destination", text, f"-o with a path outside of {source.root}")
+        yield Diagnostic("destination", text, hint=f"-o with a path outside of {source.root}")
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
@@ -239,7 +239,7 @@ def _name_of_others(path: Path, option: str) -> Diagnostic | None:
         return None
     text, facts = "the name of a temporary file", f"a run that writes {final} removes it"
     hint = f"{option} {path.with_name(final)}"
-    return Diagnostic("destination", text, hint, facts=facts, where=str(path))
+    return Diagnostic("destination", text, hint=hint, facts=facts, where=str(path))
 
 
 def _location_problem(name: str, hint: str) -> Diagnostic | None:
@@ -251,14 +251,14 @@ def _location_problem(name: str, hint: str) -> Diagnostic | None:
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        return Diagnostic("destination", f"{folder} is {what}, not a folder", ELSEWHERE)
+        return Diagnostic("destination", f"{folder} is {what}, not a folder", hint=ELSEWHERE)
     if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
         return problem
     if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like"
-        return Diagnostic("destination", f"{name} {what} a folder", hint)
+        return Diagnostic("destination", f"{name} {what} a folder", hint=hint)
     if path.exists() and not path.is_file():
-        return Diagnostic("destination", f"{path} is a device or a pipe", hint)
+        return Diagnostic("destination", f"{path} is a device or a pipe", hint=hint)
     return None
 
 
@@ -271,7 +271,7 @@ def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
     text = f"the name is too long: {limit} bytes at most, with the suffixes of temporary files"
-    return Diagnostic("destination", text, "-o with a shorter name", where=output)
+    return Diagnostic("destination", text, hint="-o with a shorter name", where=output)
 
 
 def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic | None:
@@ -282,12 +282,12 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
         return None
     if not stat.S_ISREG(found.st_mode):
         text = f"{partial} is in the way of the temporary file"
-        return Diagnostic("destination", text, "move it away")
+        return Diagnostic("destination", text, hint="move it away")
     what = "an input of this run" if (found.st_dev, found.st_ino) in input_ids else ""
     what = what or ("a complete output" if is_finished(partial) else "")
     if what:
         text = f"{partial} is {what} and has the name of the temporary file"
-        return Diagnostic("destination", text, "rename it")
+        return Diagnostic("destination", text, hint="rename it")
     return access_problem(partial, os.R_OK | os.W_OK)
 
 

@@ -10,6 +10,7 @@ from shlex import quote
 
 from ckpttool.concurrency import OnProgress, wait_result
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Sharding, Strategy
@@ -77,7 +78,7 @@ def own_values_note(source: Source, facts: str, ranks: tuple[int, ...]) -> Diagn
     """Return the diagnostic of replicas that differ by design; None if they must not differ."""
     if not isinstance(source.slicing, BoxSlicing):
         return None
-    if source.meta.name.rpartition(".")[2] not in _OWN_STATISTICS:
+    if parse_name(source.meta.name).last not in _OWN_STATISTICS:
         return None
     text = "every rank has values of its own, and those of the lowest rank are read"
     return Diagnostic("own_values", text, facts=facts, tensor=source.meta.name, ranks=ranks)
@@ -182,7 +183,7 @@ def compare_copies(
         text = "other copies of tensors that the index names in another file: ignored"
         facts = _format_copies(tensors)
         shown = "" if command == "convert" else hint
-        yield Diagnostic("overlay", text, shown, facts=facts, path=path, where=path)
+        yield Diagnostic("overlay", text, hint=shown, facts=facts, path=path, where=path)
     for path, tensors in equal.items():
         text = "equal copies of tensors that the index names in another file: ignored"
         yield Diagnostic("skipped", text, facts=_format_copies(tensors), where=path)
@@ -217,7 +218,7 @@ def compare_stages(
             yield Diagnostic(
                 "replica",
                 "stages differ",
-                REMEDY,
+                hint=REMEDY,
                 facts=f"{elements}; {format_difference(ranks)}; first at {difference.first}",
                 tensor=name,
                 ranks=(*ranks[0], *ranks[1]),
@@ -292,7 +293,7 @@ def find_difference(
     if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
         hint = _ONE_RUN
     return Diagnostic(
-        *(code, claim, hint), facts=facts, tensor=name, ranks=ranks, count=number, first=first
+        code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )
 
 

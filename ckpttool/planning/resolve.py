@@ -22,9 +22,10 @@ from ckpttool.discovery.sharded_files import scan_indexed
 from ckpttool.formats.local import is_file
 from ckpttool.formats.weight_index import MAP_NAME
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import StoredTensor, TensorMeta, map_of
+from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.hidden_shards import (
     has_proven_shard,
@@ -351,7 +352,9 @@ def source_sharding(
             given = "--replicated" if strategy is None else option
             text = f"the checkpoint describes itself, so {given} does not apply"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
-            raise PlanError([Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)])
+            raise PlanError(
+                [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
+            )
         return SelfDescribed(range(max(catalog.files, default=0) + 1), files)
     is_merged = catalog.is_merged
     if strategy is None and is_merged:
@@ -369,7 +372,7 @@ def source_sharding(
         problem = Diagnostic(
             "strategy",
             f"already merged, {text}",
-            f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
+            hint=f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
             where=catalog.root,
         )
         if evidence := catalog.one_of_several:
@@ -388,15 +391,15 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
             facts = join_clauses(note.message, note.facts)
             hint = hint.replace("STRATEGY", quote(note.path))
     text = f"no strategy for {ranks}"
-    problem = Diagnostic("no_strategy", text, hint, facts=facts, where=catalog.root)
+    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
     if catalog.one_of_several:
         text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
         facts = catalog.one_of_several
-        problem = Diagnostic("strategy", text, hint, facts=facts, where=catalog.root)
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
     elif catalog.is_merged:
         text = "already merged, and reshard reads the files of ranks"
         hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
-        problem = Diagnostic("strategy", text, hint, where=catalog.root)
+        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
     missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
     damaged = catalog.damaged.values()  # the files may not be checkpoints at all
     return CombinedError((*damaged, missing)) if damaged else missing
@@ -416,7 +419,8 @@ def compare_contents(
     constant = [
         name
         for name, contents in groups.items()
-        if _is_constant(metas[name], contents) and map_of(name) is None  # statuses often are
+        if _is_constant(metas[name], contents)
+        and parse_name(name).map is None  # statuses often are
     ]
     for name in constant:
         if compared[name] is not None:  # a state at the start of training: its shape decides
@@ -426,7 +430,7 @@ def compare_contents(
         number = count(len(constant), "parameter")
         text = f"{number} not in the strategy, with equal elements on all ranks: read in full"
         hint = "a hand-written strategy if they are slices; `ckpttool help doubt` explains"
-        diagnostics.add(Diagnostic("doubt", text, hint, facts=shorten(constant, 3)))
+        diagnostics.add(Diagnostic("doubt", text, hint=hint, facts=shorten(constant, 3)))
     return {
         name: tuple(tuple(ranks) for ranks in by_content.values())
         for name, by_content in groups.items()
@@ -647,4 +651,4 @@ def _optimizer_shard_problem(sharding: Sharding, options: ResolveOptions) -> Dia
         text, hint = "--trust-strategy excludes it", "the same command with one of the two"
     else:
         return None
-    return Diagnostic("options", text, hint, where=where)
+    return Diagnostic("options", text, hint=hint, where=where)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, ambiguity, fold_layout
-from ckpttool.model.optimizer_names import parameter_of, reduced_from
+from ckpttool.model.names import ParameterOfState, map_component_names, parse_name
 from ckpttool.model.slicing import (
     FollowsParameter,
     LayoutSlicing,
@@ -32,7 +32,7 @@ from ckpttool.model.slicing import (
     why_not_sliced,
 )
 from ckpttool.model.strategy import Merged, SelfDescribed, Sharding, Strategy
-from ckpttool.model.tensors import TensorMeta, map_component_names, map_of
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.missing import (
     MissingSlices,
     find_missing_slices,
@@ -43,12 +43,9 @@ from ckpttool.planning.missing import (
     redundancy_note,
 )
 from ckpttool.planning.optimizer_state import (
-    ParameterOfState,
     correct_layouts,
     followed_parameter,
-    match_states_by_name,
     odd_state_shapes,
-    parameter_by_prefix,
     state_layouts,
 )
 from ckpttool.planning.unlisted import (
@@ -104,7 +101,7 @@ def infer_full_tensor(
         text = "the JSON strategy fits several full shapes"
         hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
         facts = ambiguity(layout, ways)
-        return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+        return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
     layout = ways[0] if ways else layout
     # A slice of a manual split may have a wrong number of axes.  The full shape follows from
     # another slice, so that the message below names the wrong one.
@@ -132,7 +129,7 @@ def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
     """Return the problem of slices whose shapes are not those of a layout."""
     text = "the slices do not fit the strategy"
     hint = "the strategy of this run; `ckpttool help shape` explains"
-    return Diagnostic("shape", text, hint, facts=facts, tensor=name, ranks=tuple(ranks))
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
 
 
 def disagreement(
@@ -148,7 +145,7 @@ def disagreement(
     return Diagnostic(
         code,
         f"the {what} differs between ranks",
-        f"put back the files of one run and step; `ckpttool help {code}` explains",
+        hint=f"put back the files of one run and step; `ckpttool help {code}` explains",
         facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
         tensor=name,
         ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),
@@ -228,7 +225,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
     found: dict[str, str | None] = {}
     if isinstance(sharding, Merged):
         return found
-    parameter_of_state = _match_states(catalog, sharding)
+    parameter_of_state = catalog.match_states(listed_names(catalog, sharding))
     for name, ranks in catalog.holders.items():
         if name in sharding.layouts:
             continue
@@ -238,7 +235,7 @@ def content_decided_names(catalog: Catalog, sharding: Sharding) -> dict[str, str
             if described.parameter is None:
                 continue
             parameter = described.parameter
-        if parameter is not None and parameter_by_prefix(name) is not None:
+        if parameter is not None and parse_name(name).parameter is not None:
             continue
         metas = {header[name].meta for header in catalog.headers.values() if name in header}
         if len(ranks) > 1 and len(metas) == 1 and next(iter(metas)).text is None:
@@ -251,11 +248,6 @@ def listed_names(catalog: Catalog, sharding: Sharding) -> Collection[str]:
     if catalog.description is not None:
         return catalog.description.tensors.keys()
     return sharding.layouts.keys()
-
-
-def _match_states(catalog: Catalog, sharding: Sharding) -> dict[str, str]:
-    """Match the optimizer states of a checkpoint with their parameters by their names."""
-    return match_states_by_name(listed_names(catalog, sharding), catalog.metas)
 
 
 def find_sources(
@@ -291,7 +283,7 @@ def find_sources(
         is_deduplicated=presence.is_deduplicated,
     )
     is_complete = not sources.problems
-    parameter_of_state = _match_states(catalog, sharding)
+    parameter_of_state = catalog.match_states(listed_names(catalog, sharding))
     partly_held = find_partly_held(catalog, sharding, sources.is_deduplicated)
     on_one_rank = {name: one for one in partly_held if one.is_on_one_rank for name in one.names}
     search = _Search(
@@ -340,7 +332,7 @@ class _Search:
     missing
         Receives parameters with missing slices, by the owners of these slices.
     parameter_of_state
-        See `match_states_by_name`.
+        See `ckpttool.model.names.match_states`.
     on_one_rank
         Names without a layout that only one rank of a stage holds.
     corrected
@@ -442,7 +434,7 @@ class _Search:
         equal contents.  If all owners of several slices do, the tensor is a parameter that every
         rank holds in full.  A prefix of MindSpore's optimizers needs no such proof.
         """
-        if parameter_by_prefix(name) is not None:
+        if parse_name(name).parameter is not None:
             return False
         groups = self.content_groups.get(name, ())
         group_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
@@ -526,7 +518,7 @@ def _is_broken(catalog: Catalog, name: str) -> bool:
 
 def _parameter_of_same_shape(name: str, parameter_of_state: ParameterOfState) -> str:
     """Return the parameter of a state; "" for a statistic, which has a different shape."""
-    return parameter_of_state.get(name, "") if reduced_from(name) is None else ""
+    return parameter_of_state.get(name, "") if parse_name(name).reduced_axis is None else ""
 
 
 def _state_shapes(
@@ -535,7 +527,7 @@ def _state_shapes(
     """Return the shapes that show that a state is not a full tensor; None if it may be one."""
     if catalog.description is None:
         return odd_state_shapes(catalog, sharding, meta, parameter_of_state)
-    if parameter_by_prefix(meta.name) is None:
+    if parse_name(meta.name).parameter is None:
         return None
     parameter = catalog.description.tensors.get(
         _parameter_of_same_shape(meta.name, parameter_of_state)
@@ -546,14 +538,14 @@ def _state_shapes(
 def _differs_between_ranks(catalog: Catalog, name: str, groups: RankGroups) -> bool:
     """Return whether contents differ between ranks, or only some ranks hold a map parameter."""
     holders = sum(len(group) for group in groups)
-    return len(groups) > 1 or (map_of(name) is not None and holders < len(catalog.files))
+    return len(groups) > 1 or (parse_name(name).map is not None and holders < len(catalog.files))
 
 
 def _group_by_content(
     catalog: Catalog, content_groups: ContentGroups, name: str, ranks: Sequence[int]
 ) -> RankGroups:
     """Group ranks by equal headers and known equal contents, of a whole map parameter."""
-    tag = map_of(name)
+    tag = parse_name(name).map
     names = (name,) if tag is None else map_component_names(tag)
 
     def content(rank: int) -> tuple[object, ...]:
@@ -584,7 +576,7 @@ def _stage_shapes_problem(name: str, ranks_of_shape: Mapping[_T, Sequence[int]])
     return Diagnostic(
         "shape",
         "the full shape differs between stages",
-        "the strategy of this run; `ckpttool help shape` explains",
+        hint="the strategy of this run; `ckpttool help shape` explains",
         facts="; ".join(parts),
         tensor=name,
         ranks=tuple(sorted(rank for ranks in ranks_of_shape.values() for rank in ranks)),
@@ -615,7 +607,7 @@ def one_of_several_notes(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "one_of_several",
             "the file of one rank of several, so its tensors may be slices",
-            "the folder of all ranks as SRC",
+            hint="the folder of all ranks as SRC",
             facts=catalog.one_of_several,
             where=catalog.root,
         )
@@ -627,7 +619,7 @@ def not_full_problems(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "strategy",
             "the file of one rank of several, so its tensors may be slices",
-            "the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
+            hint="the folder of all ranks as SRC (merge, reshard), or --replicated if this file "
             "holds the full model",
             facts=catalog.one_of_several,
             where=catalog.root,
@@ -648,7 +640,7 @@ def suspected_rank_slices(catalog: Catalog) -> Mapping[str, str]:
         Name to a description of the tensor, for a message.
     """
     metas = catalog.metas
-    parameter_of_state = match_states_by_name((), metas)
+    parameter_of_state = catalog.match_states()
     found = {}
     for name, is_named in catalog.common_tensors.items():
         meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
@@ -668,7 +660,7 @@ def _find_parameter(
     """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
     parameter = parameter_of_state.get(name, name)
     has_same_shape = metas[parameter].shape == metas[name].shape
-    return parameter if has_same_shape else parameter_of(name) or name
+    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
 
 
 def _rank_slices_diagnostic(
@@ -682,12 +674,12 @@ def _rank_slices_diagnostic(
     return Diagnostic(
         code,
         f"{count(len(slices), 'tensor')} without an entry in the index {result}",
-        ""
+        hint=""
         if code != "unlisted"
         else "--unlisted first takes them in full, --unlisted drop "
         "leaves them out; `ckpttool help unlisted` explains",
-        ("--unlisted",) if code == "unlisted" else (),
-        shorten(slices.values(), 3),
+        options=("--unlisted",) if code == "unlisted" else (),
+        facts=shorten(slices.values(), 3),
         where=catalog.root,
     )
 
@@ -738,7 +730,7 @@ def _compare_with_strategy(catalog: Catalog, strategy: Strategy, presence: Prese
         hint = "the strategy of the run that saved this checkpoint"
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
         facts += f"the files hold {shorten(holders, 2)}"
-        problem = Diagnostic("strategy", text, hint, facts=facts, where=strategy.origin)
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)
         presence.problems.append(problem)
     elif holders and (absent := [name for name in strategy.layouts if name not in holders]):
         _classify_absent(catalog, strategy, absent, holders, presence)
@@ -760,7 +752,7 @@ def _extra_ranks_problem(
     if list(found) == [rank + 1 for rank in strategy.ranks]:
         text = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
-    return Diagnostic("strategy", text, hint, facts=facts, ranks=extra, where=catalog.root)
+    return Diagnostic("strategy", text, hint=hint, facts=facts, ranks=extra, where=catalog.root)
 
 
 def _incomplete_replica_problems(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -789,7 +781,7 @@ def _classify_absent(
     rank holds state with its prefix, since many checkpoints contain only weights.
     States without their weights are no checkpoint, so an unsaved weight is a warning.
     """
-    parameter_of_state = match_states_by_name(strategy.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(strategy.layouts)
     saved_prefixes = {name.removesuffix(parameter_of_state.get(name, "")) for name in holders}
     unsaved = []
     for name in absent:
@@ -809,12 +801,12 @@ def _classify_absent(
         others = _unlisted_weights(catalog, strategy, parameter_of_state) if weights else []
         code = "unsaved" if weights else "absent"
         hint = "`ckpttool help unsaved`" if weights else ""
-        note = Diagnostic(code, text, hint, facts=shorten(unsaved, 3))
+        note = Diagnostic(code, text, hint=hint, facts=shorten(unsaved, 3))
         if others:
             facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: "
             facts += shorten(others, 3)
             hint = "the strategy of this run; `ckpttool help renamed` explains"
-            note = Diagnostic("renamed", text, hint, facts=facts)
+            note = Diagnostic("renamed", text, hint=hint, facts=facts)
         presence.notes.append(note)
 
 

@@ -34,16 +34,16 @@ from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
-from ckpttool.model.optimizer_names import GRADIENTS, parameter_of, reduced_from
+from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import LayoutSlicing, Slicing, Source
 from ckpttool.model.strategy import Replicated, SelfDescribed, Sharding, Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.planning.fitting_lines import RankGroups, fitting_lines
 from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.optimizer_state import contradiction, match_states_by_name
+from ckpttool.planning.optimizer_state import contradiction
 from ckpttool.planning.replicas import odd_ranks, own_values_note, stage_pairs
 from ckpttool.planning.sources import group_ranks
-from ckpttool.problems import Diagnostic, FormatError, diagnose
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.sampling import Sample, sample, sample_box
 from ckpttool.transaction.manifest import ManifestFile
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
@@ -159,14 +159,14 @@ def _choose_sources(
         others += [
             source
             for source in group[TENSORS_PER_LAYOUT:]
-            if not source.meta.name.startswith(GRADIENTS) and _has_replicas(source)
+            if not parse_name(source.meta.name).is_gradient and _has_replicas(source)
         ]
     return chosen, others
 
 
 def _sampling_order(source: Source) -> tuple[bool, int]:
     """Order parameters before states, which may be sums of one rank, and large before small."""
-    return parameter_of(source.meta.name) is not None, -source.meta.nbytes
+    return parse_name(source.meta.name).same_shape_parameter is not None, -source.meta.nbytes
 
 
 def _has_replicas(source: Source) -> bool:
@@ -283,11 +283,11 @@ def _unlike_states(sharding: Sharding, sources: Sequence[Source]) -> set[str]:
     No slices that repeat by design explain that.
     """
     metas = {source.meta.name: source.meta for source in sources}
-    pairs = match_states_by_name(sharding.layouts, metas).items()
+    pairs = match_states(sharding.layouts, metas).items()
     return {
         name
         for pair in pairs
-        if metas.keys() >= {*pair} and reduced_from(pair[0]) is None
+        if metas.keys() >= {*pair} and parse_name(pair[0]).reduced_axis is None
         for name in pair
         if metas[pair[0]].shape != metas[pair[1]].shape
     }
@@ -398,9 +398,9 @@ def _replica_problem(
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",
-        f"{hint}; {_REPLICA_EXPLAINED}",
-        options,
-        facts,
+        hint=f"{hint}; {_REPLICA_EXPLAINED}",
+        options=options,
+        facts=facts,
         tensor=one.source.meta.name,
         ranks=odd_ranks(groups),
         where=catalog.root,
@@ -475,7 +475,7 @@ def _equal_slices_note(sharding: Sharding, one: SampledTensor, groups: RankGroup
         hint = "merge or split with --replicated if every rank holds the full model"
     hint += "; `ckpttool help equal_slices` explains"
     ranks, name = tuple(sorted(chain(*groups))), one.source.meta.name
-    return Diagnostic("equal_slices", _EQUAL, hint, facts=facts, tensor=name, ranks=ranks)
+    return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)
 
 
 def _stage_problems(
@@ -490,16 +490,16 @@ def _stage_problems(
         for source, other in stage_pairs(catalog, sharding, sources)
         if source.meta == other.meta
         and source.meta.nbytes
-        and not source.meta.name.startswith(GRADIENTS)
+        and not parse_name(source.meta.name).is_gradient
     ]
     boxes = yield from ask(sample_box, chain.from_iterable(pairs))
     return [
         Diagnostic(
             "replica",
             "different between stages that share it",
-            f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
-            ("--trust-strategy",),
-            format_difference([source.layout.ranks, other.layout.ranks]),
+            hint=f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
+            options=("--trust-strategy",),
+            facts=format_difference([source.layout.ranks, other.layout.ranks]),
             tensor=source.meta.name,
             ranks=(*source.layout.ranks, *other.layout.ranks),
             where=catalog.root,
@@ -526,8 +526,8 @@ def strategy_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]
             text = "not the strategy that the manifest names"
             facts = f"{path} names {recorded[-1].path}"
             hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
-            yield Diagnostic("other_strategy", text, hint, facts=facts, where=strategy.origin)
+            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
         yield replace(one, code="other_strategy", facts=facts)

@@ -28,19 +28,16 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
-from ckpttool.model.optimizer_names import GRADIENTS
+from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
 from ckpttool.model.slicing import Source, why_not_sliced
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.model.tensors import map_of
 from ckpttool.planning.fit import fit_to_full_tensors
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.planning.missing import find_nothing
 from ckpttool.planning.optimizer_state import (
     GradientShards,
-    ParameterOfState,
     has_expected_full_shape,
-    match_states_by_shape,
     state_layouts,
     target_layouts,
 )
@@ -81,7 +78,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         verb = "is" if len(outside) == 1 else "are"
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
-        diagnostics.add(Diagnostic("target", text, hint, ranks=tuple(outside)))
+        diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
     diagnostics.add(*find_nothing(catalog))
     if not transfers and not diagnostics.has_errors:
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
@@ -155,11 +152,12 @@ class _LayoutChooser:
         self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
         self.owners: ParameterOfState = {}
         if isinstance(target.sharding, Strategy):
-            self.owners = match_states_by_shape(target.sharding.layouts, self.metas)
+            matched = match_states(target.sharding.layouts, self.metas)
+            self.owners = drop_unlike_shapes(matched, self.metas)
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in target.sharding.layouts and not name.startswith(GRADIENTS)
+            if name in target.sharding.layouts and not parse_name(name).is_gradient
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
@@ -182,7 +180,7 @@ class _LayoutChooser:
         if layouts and target.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
-        if source.meta.is_single and map_of(name) is None:
+        if source.meta.is_single and parse_name(name).map is None:
             return ()
         if target.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta
@@ -198,7 +196,7 @@ class _LayoutChooser:
         parameter would list this one too.  Accumulated gradients always follow their parameter.
         """
         name, parameter = source.meta.name, self.owners[source.meta.name]
-        if name.startswith(GRADIENTS):
+        if parse_name(name).is_gradient:
             return False
         if parameter in self.sharded:
             return not source.has_layout
@@ -254,7 +252,7 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
     return Diagnostic(
         "target",
         "the target cannot shard this shape",
-        "a target with slices that divide the axes; `ckpttool help target` explains",
+        hint="a target with slices that divide the axes; `ckpttool help target` explains",
         facts="; ".join(reasons),
         tensor=name,
         where=target.sharding.origin,
@@ -283,7 +281,7 @@ def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: D
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
         facts += shorten(sorted(names), 2)
         text, hint = "no parameter in common with the source", "-d with a strategy of this model"
-        diagnostics.add(Diagnostic("target", text, hint, facts=facts, where=strategy.origin))
+        diagnostics.add(Diagnostic("target", text, hint=hint, facts=facts, where=strategy.origin))
     absent = [name for name in strategy.layouts if name not in names]
     if absent:
         diagnostics.add(Diagnostic("absent", f"in the target strategy only: {_name(absent)}"))
@@ -370,7 +368,8 @@ class StrategySidecar:
         `ckpttool.planning.preflight` checks for an existing file.
         """
         if (problem := name_problem(self.path)) is not None:
-            yield Diagnostic("destination", *problem, where=self.path, path=self.path)
+            what, hint = problem
+            yield Diagnostic("destination", what, hint=hint, where=self.path, path=self.path)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -380,7 +379,7 @@ class StrategySidecar:
             yield Diagnostic(
                 "destination",
                 "a strategy among the files of ranks would be read as a checkpoint",
-                f"--write-strategy {folder / name}",
+                hint=f"--write-strategy {folder / name}",
                 where=self.path,
                 path=self.path,
             )
@@ -390,7 +389,7 @@ class StrategySidecar:
                 yield Diagnostic(
                     "destination",
                     "one of two files would have to be a folder",
-                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    hint=f"--write-strategy {folder / 'strategy.ckpt'}",
                     facts=f"the other is the output {output}",
                     where=self.path,
                     path=self.path,
@@ -399,13 +398,13 @@ class StrategySidecar:
         if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
             text = "ckpttool itself uses this name"
             hint = "--write-strategy with another name"
-            yield Diagnostic("destination", text, hint, where=self.path, path=self.path)
+            yield Diagnostic("destination", text, hint=hint, where=self.path, path=self.path)
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield Diagnostic(
                 "destination",
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                f"--write-strategy {folder / name}",
+                hint=f"--write-strategy {folder / name}",
                 where=self.path,
                 path=self.path,
             )
@@ -453,7 +452,9 @@ class ShardedOutput:
             text = "too many tensors for one index"
             hint = f"-o {self.folder}.ckpt without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
-            diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=self.folder))
+            diagnostics.add(
+                Diagnostic("destination", text, hint=hint, facts=facts, where=self.folder)
+            )
             return None
         documents = tuple(Document(path, data) for path in self.documents)
         format, common = get_format(self.format), self._path(None, 0)
@@ -483,7 +484,7 @@ class ShardedOutput:
             yield Diagnostic(
                 "destination",
                 "the folder holds files of another checkpoint, which loaders would read, too",
-                "another folder, or these files moved away",
+                hint="another folder, or these files moved away",
                 facts=shorten(stale, 3),
                 where=str(folder),
                 path=str(folder),
@@ -552,6 +553,6 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1
-        or map_of(source.meta.name) is not None
+        or parse_name(source.meta.name).map is not None
         for source in sources
     ]

@@ -21,16 +21,14 @@ from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Replicated, Sharding, Strategy
-from ckpttool.model.tensors import TensorMeta, map_of
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import (
-    ParameterOfState,
     contradiction,
     find_mismatched_states,
     followed_parameter,
-    match_states_by_name,
-    parameter_by_prefix,
     shape_difference,
 )
 from ckpttool.problems import Diagnostic
@@ -73,9 +71,10 @@ class PartlyHeld:
         one = Diagnostic(
             code,
             f"not in the strategy, and {where}",
-            hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
-            options,
-            self.facts + more_facts,
+            hint=hint
+            or f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            options=options,
+            facts=self.facts + more_facts,
             ranks=ranks,
         )
         return (replace(one, tensor=name) for name in self.names)
@@ -106,14 +105,14 @@ def find_partly_held(
         missing[ranks] = tuple(sorted(members.difference(ranks)))
     if not any(missing.values()):
         return ()
-    parameter_of_state = match_states_by_name(sharding.layouts, catalog.metas)
+    parameter_of_state = catalog.match_states(sharding.layouts)
     found = []
     for ranks, others in missing.items():
         unlisted = tuple(
             name
             for name in (names[ranks] if others else ())
             if name not in sharding.layouts
-            and map_of(name) is None
+            and parse_name(name).map is None
             and followed_parameter(catalog, sharding, name, ranks, parameter_of_state) is None
         )
         if unlisted:
@@ -158,8 +157,8 @@ def find_statistic_candidates(
     """
     found: dict[str, float] = {}
     for name, meta in metas.items():
-        layer, _, last_name = name.rpartition(".")
-        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last_name, "")))
+        layer, last = parse_name(name).layer, parse_name(name).last
+        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last, "")))
         if pair is None or (meta.dtype, meta.shape) != (pair.dtype, pair.shape):
             continue
         names = {name, pair.name}
@@ -198,7 +197,14 @@ def odd_state_problems(shapes: Mapping[str, str], listing: str) -> Iterator[Diag
     text = f"not in {listing}, and neither a slice nor a full tensor"
     hint = f"--unlisted first takes it in full, --unlisted drop leaves it out; {_EXPLAINED}"
     for name, shape in shapes.items():
-        yield Diagnostic("unlisted", text, hint, ("--unlisted",), f"shapes: {shape}", tensor=name)
+        yield Diagnostic(
+            "unlisted",
+            text,
+            hint=hint,
+            options=("--unlisted",),
+            facts=f"shapes: {shape}",
+            tensor=name,
+        )
 
 
 def split_names(
@@ -250,11 +256,13 @@ def unlisted_problems(
         for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
             yield from one.diagnostics("unlisted", hint, ("--unlisted",))
-        maps = dict.fromkeys(tag for name in names if (tag := map_of(name)) is not None)
+        maps = dict.fromkeys(tag for name in names if (tag := parse_name(name).map) is not None)
         if maps:
             what = "map parameters that cannot be joined"
             yield from _differing_problems(maps, what, groups, f"{_CHOICES}; {_EXPLAINED}")
-        tensors = [name for name in names if map_of(name) is None and name not in on_one_rank]
+        tensors = [
+            name for name in names if parse_name(name).map is None and name not in on_one_rank
+        ]
         if tensors:
             yield from _differing_problems(tensors, f"not in {listing}", groups, choices)
 
@@ -266,7 +274,7 @@ def _unequal_ranks_problem(catalog: Catalog, differing: DifferingNames) -> Diagn
     return Diagnostic(
         "unlisted",
         f"not every rank holds the full model: {number} between ranks",
-        f"-s STRATEGY if they are slices; {_EXPLAINED}",
+        hint=f"-s STRATEGY if they are slices; {_EXPLAINED}",
         facts="; ".join([*ways][:3]),
         where=catalog.root,
     )
@@ -281,9 +289,9 @@ def _differing_problems(
     one = Diagnostic(
         "unlisted",
         f"{what}, and {difference}",
-        hint,
-        ("--unlisted",),
-        format_difference(groups) if is_split else "",
+        hint=hint,
+        options=("--unlisted",),
+        facts=format_difference(groups) if is_split else "",
         ranks=tuple(sorted(chain(*groups))),
     )
     return (replace(one, tensor=name) for name in names)
@@ -295,9 +303,9 @@ def running_statistics_problem(names: Sequence[str], ranks: Sequence[int]) -> Di
     return Diagnostic(
         "unlisted",
         f"{statistics} between {format_ranks(ranks)}",
-        f"{_CHOICES}; {_EXPLAINED}",
-        ("--unlisted",),
-        f"{shorten(names, 3)}; each device has its own in data parallel (BatchNorm)",
+        hint=f"{_CHOICES}; {_EXPLAINED}",
+        options=("--unlisted",),
+        facts=f"{shorten(names, 3)}; each device has its own in data parallel (BatchNorm)",
         ranks=tuple(ranks),
     )
 
@@ -361,7 +369,7 @@ def guessed_state_notes(
         f"{source.meta.name} (as {source.parameter})"
         for source in found
         if source.parameter is not None
-        and parameter_by_prefix(source.meta.name) is None
+        and parse_name(source.meta.name).parameter is None
         and 2 * counts[source.meta.name.removesuffix(parameter_of_state[source.meta.name])]
         < parameters
     ]
@@ -369,7 +377,7 @@ def guessed_state_notes(
         tensors = count(len(names), "tensor", "are")
         text = f"{tensors} taken for optimizer state by name and shape"
         hint = "-s MORE.yaml with the layout if it is not; `ckpttool help guessed` explains"
-        yield Diagnostic("guessed", text, hint, facts=shorten(names, 3))
+        yield Diagnostic("guessed", text, hint=hint, facts=shorten(names, 3))
 
 
 def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> Iterator[Diagnostic]:
@@ -377,7 +385,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
     handwritten = sharding.handwritten
     shapes = {source.meta.name: source.meta.shape for source in found}
     for meta in (source.meta for source in found):
-        parameter = parameter_by_prefix(meta.name) or ""
+        parameter = parse_name(meta.name).parameter or ""
         if (
             meta.name in handwritten
             and parameter in handwritten
@@ -387,7 +395,7 @@ def handwritten_shape_problems(sharding: Sharding, found: Sequence[Source]) -> I
             facts = f"{handwritten[meta.name]}: {meta.shape}; "
             facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
             hint = "correct one of the two layouts"
-            yield Diagnostic("shape", text, hint, facts=facts, tensor=meta.name)
+            yield Diagnostic("shape", text, hint=hint, facts=facts, tensor=meta.name)
 
 
 def find_contradictions(catalog: Catalog, sharding: Sharding) -> Iterator[Diagnostic]:

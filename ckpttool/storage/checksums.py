@@ -22,6 +22,7 @@ from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import units
+from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import (
     Ciphertext,
     Extent,
@@ -29,7 +30,6 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    map_of,
 )
 from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.wording import format_ranks, shorten
@@ -232,7 +232,7 @@ def verify_checksum(index: FileIndex) -> FormatError | None:
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
     found = compute_checksum(index)
-    has_maps = any(map_of(name) is not None for name in index.tensors)
+    has_maps = any(parse_name(name).map is not None for name in index.tensors)
     if number == found or (has_maps and number == compute_checksum(index, as_saved=True)):
         return None
     reason = f"the checksum (crc_num) is {stored}, that of the contents {found}"
@@ -277,7 +277,7 @@ def check_files(
         named = format_ranks(sorted(ranks))
         if catalog.is_merged:  # its files are numbered and have no ranks
             named = shorten(files[number].path for number in sorted(ranks))
-        return [Diagnostic(code, text, hint, where=named)] if ranks else []
+        return [Diagnostic(code, text, hint=hint, where=named)] if ranks else []
 
     has_index = bool(catalog.indexes)
     with_checksum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]

@@ -413,7 +413,7 @@ def access_problem(path: Path, mode: int, hint: str = ELSEWHERE) -> Diagnostic |
     is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     number = errno.EROFS if is_read_only else errno.EACCES
     reason = describe_os_error(OSError(number, os.strerror(number), str(path)))
-    return Diagnostic("destination", reason, hint, where=str(path))
+    return Diagnostic("destination", reason, hint=hint, where=str(path))
 
 
 def sync_folder(folder: Path) -> None:

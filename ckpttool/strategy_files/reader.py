@@ -86,7 +86,6 @@ from ckpttool.problems import (
     Diagnostic,
     FormatError,
     StrategyError,
-    diagnose,
     raise_all,
 )
 from ckpttool.strategy_files.folders import (
@@ -611,7 +610,7 @@ def _join_files(
         stages |= added
         origins |= dict.fromkeys(added, file)
     used = [file for file in files if file.path not in ignored]
-    notes += [_ignored_note(one) for error in ignored.values() for one in diagnose(error)]
+    notes += [_ignored_note(one) for error in ignored.values() for one in error.diagnostics]
     try:
         return replace(join_stages(stages, tuple(one.path for one in used)), notes=tuple(notes))
     except StrategyError as error:

@@ -115,7 +115,9 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     data = encode_strategy(strategy)
     if is_there(path) and not overwrite:
         text = "the strategy file exists already"
-        raise PlanError([Diagnostic("destination", text, "overwrite=True", path=path, where=path)])
+        raise PlanError(
+            [Diagnostic("destination", text, hint="overwrite=True", path=path, where=path)]
+        )
     write_document(path, data)
 
 

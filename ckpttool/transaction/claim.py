@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from ckpttool.storage.files import (
     create_document,
     is_open_as,
     is_there,
-    name_attempt,
     remove_stale,
     sync_folder,
     write_document,
@@ -28,6 +27,7 @@ from ckpttool.transaction.resume import (
     busy_problem,
     busy_problems,
     destination_changes,
+    undecided_problem,
 )
 from ckpttool.transaction.states import (
     Destination,
@@ -122,11 +122,10 @@ class Claim:
         self.plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if changes and found is not None else ()
-        if not self._has_locks:
-            self._write_without_locks(found, text, left)
-        elif changes or found is None:
+        if changes or found is None or not self._has_locks:
             remove_half_written(record, left)
-            write_document(str(record.plan), text)
+            is_new = found is None and not assignment.overwrites
+            self._write_plan(text, is_new)
         if assignment.overwrites and outputs.part is None:
             for error in destination.damaged:
                 if Path(error.path) in record.logs():
@@ -135,29 +134,20 @@ class Claim:
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
         where = str(self._record.home)
         message = "this file system has no locks"
-        return Diagnostic("no_locks", message, hint, facts=facts, where=where)
+        return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
 
-    def _write_without_locks(
-        self, found: RecordedPlan | None, text: Iterable[str], left: Collection[str]
-    ) -> None:
-        """Write the plan; raise `PlanError` if another run has done so meanwhile.
-
-        Only one run can rename the plan that was found, and only one can make a new one.  It
-        removes what the other one ``left`` half-written.
-        """
+    def _write_plan(self, text: Iterable[str], is_new: bool) -> None:
+        """Write the plan; without locks, only one of two runs can make a new one."""
         path = self._record.plan
+        if self._has_locks or not is_new:
+            write_document(str(path), text)
+            return
         try:
-            if is_there(path):
-                aside = path.rename(name_attempt(str(path)))
-                if _read_plan(aside) != found:
-                    aside.rename(path)
-                    raise FileExistsError
-                remove_half_written(self._record, left)
-                aside.unlink()
             create_document(path, text)
-        except (FileExistsError, FileNotFoundError) as error:
+        except FileExistsError as error:
             self.plan = None
-            raise PlanError([busy_problem(self._record, "it began at the same time")]) from error
+            by = "it began at the same time"
+            raise PlanError([undecided_problem(self._record, by)]) from error
 
     def _open_log(self, lock: FileLock) -> LogWriter:
         """Open the log of this run behind its last whole line."""
@@ -214,7 +204,7 @@ class Claim:
     def _is_of_others(self, found: Destination) -> bool:
         """Return whether other runs write, or have planned to."""
         if self._has_locks:
-            return bool(find_writers(self._record, None, ()))
+            return bool(find_writers(self._record))
         return found.plan is not None and found.plan != self.plan
 
 
@@ -249,8 +239,8 @@ def remove_leftovers(record: Record, ended: RecordedPlan | None) -> None:
         lock = FileLock(record.lock, CLAIM_SECONDS)
         try:
             plan = _read_plan(record.plan)
-            writers = find_writers(record, plan, ()) if lock.works or plan != ended else {}
-            if is_there(record.manifest) and not writers:
+            is_free = not find_writers(record) if lock.works else plan in (None, ended)
+            if is_there(record.manifest) and is_free:
                 if plan is not None:
                     remove_half_written(record, plan.files)
                 forget_run(record)

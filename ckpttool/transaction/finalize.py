@@ -71,14 +71,15 @@ def finalize(folder: str) -> Manifest:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
         finally:
             lock.release()
-    remove_leftovers(record, None if destination.running else destination.plan)
+    has_finished = destination.state is State.STOPPED
+    remove_leftovers(record, destination.plan if has_finished else None)
     return _check_complete(folder, record)
 
 
 def _busy(folder: str, destination: Destination) -> Diagnostic:
     by = next(iter(destination.running.values()), "it has just begun")
     hint = "wait until it ends"
-    return Diagnostic("busy", "a run is still writing to it", hint, facts=by, where=folder)
+    return Diagnostic("busy", "a run is still writing to it", hint=hint, facts=by, where=folder)
 
 
 def _finish(folder: str, destination: Destination) -> None:
@@ -99,7 +100,9 @@ def _finish(folder: str, destination: Destination) -> None:
         problems.append(Diagnostic("parts", text, facts=facts, where=str(record.plan)))
     documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
     problems += (
-        Diagnostic("destination", "a file that is not of this set", "move it away", where=one.path)
+        Diagnostic(
+            "destination", "a file that is not of this set", hint="move it away", where=one.path
+        )
         for one in documents
         if is_there(one.path) and not is_written(one)
     )
@@ -123,7 +126,9 @@ def _finish(folder: str, destination: Destination) -> None:
             f"{count(len(absent), 'output')} in no log",
             "run all parts again, with --resume",
         )
-        raise PlanError([Diagnostic("parts", text, hint, facts=shorten(absent, 3), where=folder)])
+        raise PlanError(
+            [Diagnostic("parts", text, hint=hint, facts=shorten(absent, 3), where=folder)]
+        )
     remove_half_written(record, plan.files)
     ordered = {name: stamps[name] for name in names}
     finish_set(record, plan.provenance, documents, entries.values(), ordered)
@@ -149,7 +154,7 @@ def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic
     facts = ""
     if begun:
         facts = f"{format_ranks(begun, 'part')} had begun; --resume keeps what is complete"
-    yield Diagnostic("parts", f"{named} of {of} missing", hint, facts=facts, where=folder)
+    yield Diagnostic("parts", f"{named} of {of} missing", hint=hint, facts=facts, where=folder)
 
 
 def _changed_parts(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[VerifyError]:
@@ -179,7 +184,7 @@ def _check_complete(folder: str, record: Record) -> Manifest:
         if other is not None:
             message, facts = "the parts in it are of single files", ""
             hint = f"ckpttool finalize {other}"
-        raise PlanError([Diagnostic("parts", message, hint, facts=facts, where=folder)])
+        raise PlanError([Diagnostic("parts", message, hint=hint, facts=facts, where=folder)])
     try:
         file = ManifestFile.read(path)
         manifest = file.manifest()

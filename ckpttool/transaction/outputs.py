@@ -156,4 +156,4 @@ def stale_files(rank: int, sample: str, ranks: Container[int]) -> Diagnostic | N
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"
     facts = f"{shorten(paths, 3)}; loaders would take {them} for this set"
     where = str(Path(sample).parent.parent)
-    return Diagnostic("stale", message, f"move {them} away", facts=facts, where=where)
+    return Diagnostic("stale", message, hint=f"move {them} away", facts=facts, where=where)

@@ -129,7 +129,7 @@ class Transaction:
         if self._stamps.keys() - self._entries.keys():
             text = "another run has written here since this one began"
             where = str(self._record.home)
-            raise PlanError([Diagnostic("destination", text, "the same command", where=where)])
+            raise PlanError([Diagnostic("destination", text, hint="the same command", where=where)])
 
     @property
     def _log(self) -> LogWriter:

@@ -29,7 +29,7 @@ from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, differences, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, diagnose, join_clauses
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
@@ -331,10 +331,10 @@ def _inspect_other_plan(
     elif parts:
         hint = "the same source, step and options for all parts, or --overwrite; "
         hint += "`ckpttool help parts` explains"
-        yield Diagnostic("parts", written, hint, facts=describe_changes(changes), where=where)
+        yield Diagnostic("parts", written, hint=hint, facts=describe_changes(changes), where=where)
     elif assignment.is_resumed:
         message, hint = f"the run that did not end here was begun {by}", WITHOUT_RESUME
-        yield Diagnostic("resume", message, hint, facts=describe_changes(changes), where=where)
+        yield Diagnostic("resume", message, hint=hint, facts=describe_changes(changes), where=where)
     elif intact:
         facts = f"{count(intact, 'complete output')} of it are replaced"
         message = f"a run begun {by} did not end here"
@@ -368,7 +368,7 @@ def _inspect_finished(
     if outputs.part is not None and assignment.overwrites:
         text = "complete, and this part takes the set apart"
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
-        diagnostics.add(Diagnostic("resumed", text, hint, where=str(record.output)))
+        diagnostics.add(Diagnostic("resumed", text, hint=hint, where=str(record.output)))
     if assignment.is_resumed and problem is None:
         return _inspect_outputs(
             outputs, destination, assignment, manifest, stamps, find, diagnostics
@@ -392,7 +392,7 @@ def _other_set(
             return _damaged(error, code)
     if stamps is None:
         text, facts = "complete, but its source files are not known", f"no {record.stamps}"
-        return Diagnostic(code, text, "--overwrite", facts=facts, where=str(record.output))
+        return Diagnostic(code, text, hint="--overwrite", facts=facts, where=str(record.output))
     changes = list(differences(outputs.provenance, stamps.provenance))
     message = f"written {_origin(outputs.provenance, stamps.provenance)}"
     if not changes and manifest.digest != stamps.manifest:
@@ -400,7 +400,7 @@ def _other_set(
     if not changes:
         return None
     facts, hint = describe_changes(changes), f"--overwrite, or {ELSEWHERE}"
-    return Diagnostic(code, message, hint, facts=facts, where=str(record.output))
+    return Diagnostic(code, message, hint=hint, facts=facts, where=str(record.output))
 
 
 def _origin(mine: Provenance, other: Provenance) -> str:
@@ -420,7 +420,7 @@ def describe_changes(changes: Sequence[str]) -> str:
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
     """Return the problem of a file of the record, which only ``--overwrite`` does not need."""
-    (one,) = diagnose(error)
+    (one,) = error.diagnostics
     return replace(one, code=code, hint="--overwrite", facts=join_clauses(one.facts, facts))
 
 
@@ -445,14 +445,14 @@ def _inspect_outputs(
     if missing and outputs.part is not None:
         text = f"{count(len(missing), 'output')} missing of a finalized set"
         hint, facts = "the same command without --part", shorten(missing, 3)
-        diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
+        diagnostics.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
     if destination.stamps is not None and kept:
         diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
     if changed and not assignment.overwrites:
         text = f"{count(len(changed), 'output')} changed since written"
         hint, facts = "--resume --overwrite", shorten(changed, 3)
-        diagnostics.add(Diagnostic("destination", text, hint, facts=facts, where=where))
+        diagnostics.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
         return _without_other_problems(assignment, outputs)
     if missing and kept:
         text = f"{count(len(missing), 'missing output')} written again, the others kept"
@@ -509,7 +509,7 @@ def access_problems(
 
 def _in_the_way(path: Path) -> Diagnostic:
     message = "in the way of the record of the run"
-    return Diagnostic("destination", message, "move it away", where=str(path))
+    return Diagnostic("destination", message, hint="move it away", where=str(path))
 
 
 def _foreign_partials(
@@ -533,14 +533,14 @@ def _foreign_partials(
             left.setdefault(other, []).append(str(path))
     for by, paths in held.items():
         message, where = "another run is writing it", shorten(paths, 3)
-        yield Diagnostic("busy", message, "wait until it ends", facts=by, where=where)
+        yield Diagnostic("busy", message, hint="wait until it ends", facts=by, where=where)
     for other, paths in left.items():
         message, facts = "it has the name of a temporary file", "no run that did not end lists it"
         hint = "move it away, or --overwrite"
         if other is not None:
             message, facts = "left half-written by a run that did not end", f"{other} lists it"
             hint = "the command that writes it, with --resume; or --overwrite"
-        yield Diagnostic("destination", message, hint, facts=facts, where=shorten(paths, 3))
+        yield Diagnostic("destination", message, hint=hint, facts=facts, where=shorten(paths, 3))
 
 
 def _plan_that_lists(partial: Path) -> Path | None:
@@ -562,14 +562,16 @@ def _is_file(path: Path) -> bool:
 def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[Diagnostic]:
     """Yield why a run cannot begin beside those that are writing."""
     outputs, running = assignment.outputs, destination.running
-    record = outputs.record
-    if (assignment.overwrites or assignment.is_alone) and is_held(record.lock) is None:
-        return  # without locks only the user knows whether they still run
+    record, plan = outputs.record, destination.plan
+    if is_held(record.lock) is None:
+        if plan is not None and not (assignment.overwrites or assignment.is_alone):
+            yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
+        return
     if outputs.part is not None:
-        in_the_way = {record.log(None), record.log(outputs.part), record.plan}
+        in_the_way = {record.log(None), record.log(outputs.part)}
         is_beside = bool(running) and not in_the_way & running.keys()
-        if is_beside and destination.plan is not None:
-            mine, other = outputs.provenance, destination.plan.provenance
+        if is_beside and plan is not None:
+            mine, other = outputs.provenance, plan.provenance
             if any(differences(mine, other)):
                 yield beside_problem(destination, mine, other)
         running = {path: by for path, by in running.items() if path in in_the_way}
@@ -578,11 +580,16 @@ def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[
 
 
 def busy_problem(record: Record, by: str) -> Diagnostic:
-    """Return the problem that another run is writing, or may be."""
+    """Return the problem that another run is writing."""
     message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
-    if is_held(record.lock) is None:
-        hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
-    return Diagnostic("busy", message, hint, facts=by, where=str(record.output))
+    return Diagnostic("busy", message, hint=hint, facts=by, where=str(record.output))
+
+
+def undecided_problem(record: Record, by: str) -> Diagnostic:
+    """Return the problem that without locks only the user knows whether another run has ended."""
+    facts = f"{by}; this file system has no locks, so it may have ended"
+    hint, where = f"wait until it ends; if it has ended, {NO_LOCKS}", str(record.output)
+    return Diagnostic("busy", "another run may be writing it", hint=hint, facts=facts, where=where)
 
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
@@ -591,7 +598,7 @@ def beside_problem(destination: Destination, mine: Provenance, other: Provenance
     by = shorten(destination.running.values(), 1) or "it has just ended"
     facts = join_clauses(by, describe_changes([*differences(mine, other)]))
     hint, where = f"wait until it ends, or {ELSEWHERE}", str(destination.record.output)
-    return Diagnostic("busy", message, hint, facts=facts, where=where)
+    return Diagnostic("busy", message, hint=hint, facts=facts, where=where)
 
 
 def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
@@ -609,7 +616,7 @@ def _already_written(outputs: RunOutputs) -> Diagnostic:
     if outputs.part is not None:
         message = f"part {outputs.part} of {message}"
     hint = "--resume accepts it, --overwrite writes it again"
-    return Diagnostic("destination", message, hint, path=str(outputs.record.output))
+    return Diagnostic("destination", message, hint=hint, path=str(outputs.record.output))
 
 
 def _describe_stopped(
@@ -620,7 +627,7 @@ def _describe_stopped(
     if complete:
         what = f"{len(complete)} of {count(len(outputs.outputs), 'output')} that a run completed"
         then, hint = ("kept", "") if is_resumed else ("written again", "--resume keeps them")
-        yield Diagnostic("resumed", f"{what} before it stopped: {then}", hint, where=where)
+        yield Diagnostic("resumed", f"{what} before it stopped: {then}", hint=hint, where=where)
     elif is_resumed:
         text = "a run did not end here, and nothing of it can be kept"
         yield Diagnostic("resumed", text, where=where)
@@ -644,4 +651,4 @@ def destination_changes(
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
         hint = "the same command" if assignment.is_resumed else "--overwrite"
-        yield Diagnostic("destination", text, hint, where=where)
+        yield Diagnostic("destination", text, hint=hint, where=where)

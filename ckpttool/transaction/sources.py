@@ -158,7 +158,7 @@ def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
 
 
 def _changed(path: str, how: str) -> Diagnostic:
-    return Diagnostic("changed", how, AGAIN, where=path, path=path)
+    return Diagnostic("changed", how, hint=AGAIN, where=path, path=path)
 
 
 def _change(path: str, stamp: FileStamp | None) -> str:

@@ -18,7 +18,7 @@ A destination is in one of four states.  The first that applies is it:
 
 ========  ==========================================================================================
 COMPLETE  the manifest is there: it is removed before the first output is renamed, and written last
-RUNNING   a run has locked its log
+RUNNING   a run has locked its log; nobody knows of one without locks
 STOPPED   a plan or a log is there: a run ended early, or parts wait for `ckpttool.finalize`
 NONE      nothing is claimed
 ========  ==========================================================================================
@@ -31,7 +31,7 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -42,7 +42,7 @@ from ckpttool.formats.local import list_folder, unreadable
 from ckpttool.model.manifest import MANIFEST, Provenance
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
-from ckpttool.problems import Diagnostic, FormatError, diagnose
+from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, Writer
@@ -51,7 +51,6 @@ from ckpttool.transaction.parts import Part
 from ckpttool.wording import count, shorten
 
 LOG = re.compile(r"whole\.log|(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.log")
-MAY_HAVE_ENDED = "this file system has no locks, so it may have ended"
 MAY_LACK = "files may be missing, or of another run"
 RESUME = "the command that writes it, with --resume"
 NO_LOCKS = "--no-locks"
@@ -320,7 +319,7 @@ def look(record: Record) -> Destination:
     damaged: list[FormatError] = []
     plan = _read(RecordedPlan, record.plan, damaged)
     logs = tuple(_read_logs(record.logs(), damaged))
-    running = find_writers(record, plan, logs)
+    running = find_writers(record, logs)
     state, stamps = State.NONE, None
     if is_there(record.manifest):
         state, stamps = State.COMPLETE, _read(FinishedStamps, record.stamps, damaged)
@@ -351,20 +350,8 @@ def _read_logs(paths: list[Path], damaged: list[FormatError]) -> Iterator[Log]:
             damaged.append(error)
 
 
-def find_writers(
-    record: Record, plan: RecordedPlan | None, logs: Sequence[Log]
-) -> Mapping[Path, str]:
-    """Return who is writing, by the log that each has locked; empty if nobody is.
-
-    Without locks, the process that began the plan counts as writing, unless all logs say that their
-    part is done.  Nothing else proves that a run has ended: not even a process number of this host,
-    which may be of another container.
-    """
-    if is_held(record.lock) is None:
-        is_done = bool(logs) and all(log.is_done for log in logs)
-        if plan is None or is_done:
-            return {}
-        return {record.plan: f"{plan.writer} since {plan.writer.time}; {MAY_HAVE_ENDED}"}
+def find_writers(record: Record, logs: Iterable[Log] = ()) -> Mapping[Path, str]:
+    """Return who is writing, by the log that each has locked; empty without locks."""
     writers = {log.path: str(log.writer) for log in logs if log.writer is not None}
     return {path: writers.get(path, "it has just begun") for path in record.logs() if is_held(path)}
 
@@ -388,7 +375,7 @@ def find_unfinished_run(output: Path) -> Diagnostic | None:
 
 
 def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
-    return Diagnostic("unfinished", message, hint, facts=facts, where=str(output))
+    return Diagnostic("unfinished", message, hint=hint, facts=facts, where=str(output))
 
 
 def records_around(output: Path) -> Iterator[tuple[Record, str]]:
@@ -403,8 +390,6 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
     if destination.state is State.RUNNING:
         by = next(iter(destination.running.values()))
         message, hint = "a run of ckpttool is writing here", "wait until it ends"
-        if is_held(destination.record.lock) is None:
-            hint += f"; if it has ended, {RESUME} {NO_LOCKS}"
         return _unfinished(output, message, f"{by}; {MAY_LACK}", hint)
     parts = destination.parts
     if parts and len(parts) == len(destination.finished_parts):
@@ -413,7 +398,10 @@ def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
             hint = f"{shorten((f'--part {part}' for part in missing), 3)}, then {hint}"
         message = "its parts (--part) are not finalized"
         return _unfinished(output, message, "files may be missing", hint)
-    return _unfinished(output, "a run of ckpttool did not end here", MAY_LACK, RESUME)
+    hint = RESUME
+    if is_held(destination.record.lock) is None:
+        hint = f"when it has ended, {RESUME} {NO_LOCKS}"
+    return _unfinished(output, "a run of ckpttool did not end here", MAY_LACK, hint)
 
 
 def describe_record(output: Path) -> Iterator[Diagnostic]:
@@ -427,7 +415,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         if error.path == str(record.home) and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
         hint = "" if error.path == str(record.home) else ANEW
-        (one,) = diagnose(error)
+        (one,) = error.diagnostics
         yield replace(one, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs
     if destination.state is State.COMPLETE or plan is None:

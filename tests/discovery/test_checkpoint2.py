@@ -466,24 +466,12 @@ def test_files_of_another_save_in_the_same_folder_are_passed_over(folder):
     assert "1 file of another save: ignored model-0000000-0000009.safetensors" in text
 
 
-def test_numbers_of_parameters_for_those_of_ranks_are_recognised(tmp_path):
+def test_numbers_of_parameters_for_those_of_ranks_are_refused(tmp_path):
     """Some of the files that are named exist, and hold the right name and shape."""
     source = tmp_path / "src"
     replace(SAVE, has_parameter_numbers=True).write(source)
-    got, text = merged(source)
-    assert got == ENTRIES
-    assert "numbers of parameters stand in place of ranks" in text
-    (source / "model-0000003-0000004.safetensors").unlink()
-    refused(source, 5, "w, .*: metadata.json contradicts itself", "by the layout")
-
-
-def test_numbers_of_parameters_are_not_taken_where_nothing_tells_the_ranks(tmp_path):
-    source = tmp_path / "src"
-    replace(SAVE, has_parameter_numbers=True).write(source)
-    change(source, lambda m: m["state_dict_metadata"]["w"].update(layout=None))
-    refused(
-        source, 5, "w: two slices are one tensor of a file .*: \\[0:4, 0:6\\] and \\[4:8, 0:6\\]"
-    )
+    said = "metadata.json: numbers of parameters stand in place of ranks .* between 1.7 and 1.8"
+    refused(source, 3, said, "-s STRATEGY --pattern '\\*model-{rank}-\\*.safetensors'")
 
 
 def test_the_wrong_one_of_a_ranks_two_files_is_put_right(folder):

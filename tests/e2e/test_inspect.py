@@ -13,8 +13,8 @@ import ckpttool
 from ckpttool.cli import overview, tables
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.verification import describe
-from ckpttool.verification.summary import Placement
+from ckpttool.operations import inspect
+from ckpttool.operations.summary import Placement
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
@@ -194,11 +194,11 @@ def test_layers_that_differ_between_ranks_unfold(tmp_path):
 
 
 def test_of_many_tensors_only_the_first_of_each_row_is_called_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr(describe, "MAX_SAMPLES", 30)
+    monkeypatch.setattr(inspect, "MAX_SAMPLES", 30)
     ranks = {r: layers(r) | {f"step{n}": noise("s", "Float32", (1,)) for n in "12"} for r in (0, 1)}
     write_ranks(tmp_path / "src", ranks, "ckpt")
     assert " tensors shape equal ranks\n" in screen(tmp_path / "src")
-    monkeypatch.setattr(describe, "MAX_SAMPLES", 27)
+    monkeypatch.setattr(inspect, "MAX_SAMPLES", 27)
     text = screen(tmp_path / "src")
     assert "pages of 2 tensors, the first of each row (--all samples every one): 2 equal" in text
     assert " tensors shape equal ranks, first\n" in text
@@ -328,7 +328,7 @@ def test_one_equal_number_or_one_tensor_of_many_is_no_sign_of_replicas(tmp_path,
     text = screen(tmp_path / "own")
     assert "full replica" not in text
     assert "sampled pages of 1 tensor: 1 equal on their ranks\n" in text
-    monkeypatch.setattr(describe, "MAX_SAMPLES", 4)
+    monkeypatch.setattr(inspect, "MAX_SAMPLES", 4)
     write_ranks(tmp_path / "many", dict.fromkeys(range(2), layers(0)), "ckpt")
     assert "full replica" not in screen(tmp_path / "many")
 
@@ -584,7 +584,7 @@ def terminal(capsys, monkeypatch):
             monkeypatch.setattr(module, "terminal_columns", lambda stream: width)
         catalog = ckpttool.scan(str(case / "src"))
         strategy = ckpttool.read_strategy(str(case / "src_strategy.ckpt"))
-        examined = describe.examine(catalog, strategy)
+        examined = inspect.examine(catalog, strategy)
         overview.print_checkpoint(examined, **{"show_all": False, "show_ranks": False} | more)
         return capsys.readouterr().out.splitlines()
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ckpttool.formats import ckpt, encryption, read_index
 from ckpttool.formats.encryption import find_forged, read_plain
-from ckpttool.model.tensors import StoredFile, map_component_names
+from ckpttool.model.names import map_component_names
+from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import AuthenticityError, FormatError, PlanError, UnsupportedError
 from ckpttool.storage.region_io import FlatFiles
 from tests.support.corpus import SAMPLES

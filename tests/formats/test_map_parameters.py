@@ -7,8 +7,9 @@ import json
 import pytest
 
 from ckpttool.formats import read_index
-from ckpttool.formats.ckpt import Ckpt
-from ckpttool.model.tensors import StoredFile, TensorMeta, map_component_names, map_of, map_problems
+from ckpttool.formats.ckpt import Ckpt, map_problems
+from ckpttool.model.names import map_component_names, parse_name
+from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError
 from tests.support.checkpoints import create_file
 from tests.support.commands import mentions, run, run_well
@@ -76,7 +77,7 @@ def test_map_parameters_lie_among_others_in_the_order_of_the_file(tmp_path):
     path.write_bytes(record("a") + block([1, 2], name=name) + block([3], 9, name) + record("b"))
     found = read(path)
     assert list(found) == ["a", *map_component_names(name), "b"]
-    assert [map_of(part) for part in found] == [None, name, name, name, None]
+    assert [parse_name(part).map for part in found] == [None, name, name, name, None]
     assert found[map_component_names(name)[1]][1] == (3, 3)
 
 

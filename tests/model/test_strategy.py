@@ -3,26 +3,11 @@
 import pytest
 
 from ckpttool.model.layout import Layout
-from ckpttool.model.optimizer_names import STATE_PREFIXES, parameter_of
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.problems import StrategyError
 from ckpttool.wording import shorten
 
 ROWS = Layout((2, 2), ((0,), ()))
-
-
-@pytest.mark.parametrize("prefix", STATE_PREFIXES)
-def test_optimizer_state_is_known_by_its_prefix(prefix):
-    assert parameter_of(prefix + "layer.weight") == "layer.weight"
-    assert parameter_of(prefix + "accum.weight") == "accum.weight"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "w", "layer.adam_m.w", "adam_mw", "Moments.w", "exp_avg", "moment3.w", "linear.weight"],
-)
-def test_a_name_without_a_known_prefix_is_no_state(name):
-    assert parameter_of(name) is None
 
 
 def test_stages_take_consecutive_ranks():

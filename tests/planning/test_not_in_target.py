@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.optimizer_state import match_states_by_name
 from ckpttool.planning.sources import content_decided_names
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
@@ -262,7 +262,7 @@ def fitting(draw, like, shape):
 
 def true_slices(move):
     """What the source ranks hold: unlisted states are cut like their parameters."""
-    owners = match_states_by_name(move.src.layouts, catalog_of_entries({0: move.entries}).metas)
+    owners = match_states(move.src.layouts, catalog_of_entries({0: move.entries}).metas)
     more = {name: move.src.layouts[owners[name]] for name in owners if name not in move.src.layouts}
     return cut(move.entries, replace(move.src, layouts={**move.src.layouts, **more}))
 
@@ -321,7 +321,7 @@ def test_merge_and_split_give_what_reshard_gives(move, choice):
 def test_real_checkpoints_go_the_same_on_both_ways(tmp_path, case):
     folder, random = GOLDEN / case, Random(case)
     sides = [read_strategy(str(folder / f"{side}_strategy.ckpt")) for side in ("src", "dst")]
-    owners = match_states_by_name(sides[0].layouts, {})
+    owners = match_states(sides[0].layouts, {})
     assert owners
     for number, share in enumerate((1.0, 0.5)):
         paths = []

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
 from ckpttool.model.strategy import Merged
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.optimizer_state import (
     copy_manual_split,
     followed_parameter,
-    match_states_by_name,
 )
 from ckpttool.planning.sources import find_sources
 from ckpttool.strategy_files.writer import write_strategy
@@ -122,7 +122,7 @@ def test_state_in_another_stage_than_its_parameter_does_not_follow():
     ranks = {rank: {"w": (4, 3)} for rank in range(4)}
     ranks |= {rank: {"b": (4, 3), "adam_m.w": (4, 3)} for rank in range(4, 8)}
     catalog = catalog_of(ranks)
-    owners = match_states_by_name(strategy.layouts, catalog.metas)
+    owners = match_states(strategy.layouts, catalog.metas)
     assert followed_parameter(catalog, strategy, "adam_m.w", range(4, 8), owners) is None
 
 
@@ -162,7 +162,7 @@ SHARED = ((0, 1), (2, 3))  # as ``ROWS`` cuts
 
 def owners_in(listed, held):
     """What names tell, of tensors of the shapes ``held``."""
-    return match_states_by_name(
+    return match_states(
         listed, {name: TensorMeta(name, "Float32", shape) for name, shape in held.items()}
     )
 

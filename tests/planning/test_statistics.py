@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.model.layout import Layout, shard_as_axes, without_axis
-from ckpttool.model.optimizer_names import parameter_of, reduced_from
 from ckpttool.model.plan import Target
 from tests.strategies import examples, layouts
 from tests.support.checkpoints import (
@@ -59,14 +58,6 @@ def slices_of(constant=()):
     full = {name: noise(name, "Float32", shape) for name, shape in SHAPES.items()}
     full |= {name: Entry("Float32", SHAPES[name], bytes(len(full[name].data))) for name in constant}
     return full, cut(full, strategy_of(TRUE))
-
-
-def test_names_of_statistics_tell_the_parameter_and_the_lost_axis():
-    assert reduced_from("exp_avg_insta_row_a.b") == ("a.b", -1)
-    for name in ("exp_avg_sq_row_", "exp_avg_sq_w", "exp_avg.row_w", "x.exp_avg_sq_row_w"):
-        assert reduced_from(name) is None
-    assert parameter_of("exp_avg_sq_row_w") is None
-    assert parameter_of("exp_avg_sq_w") == "w"
 
 
 @examples(300)

@@ -189,7 +189,7 @@ def test_the_stamp_is_that_of_the_file_whose_header_was_read(format, tmp_path, m
 
 
 def test_verify_gives_no_verdict_on_it(link, monkeypatch):
-    from ckpttool.verification import verify
+    from ckpttool.operations import verify
 
     check = verify.check_contents
 

@@ -556,7 +556,7 @@ def test_inspect_shows_what_a_strategy_by_hand_makes_of_the_files(hybrid, write)
     assert shown["columns"] == ([2, 8], [[], [1]])
     assert shown["rate"] == ([1], [[]])
     assert [note["code"] for note in result["notes"] if "other" in note["text"]] == ["absent"]
-    places = {one["name"]: one["by_hand"] for one in result["tensors"]}
+    places = {one["name"]: one["handwritten"] for one in result["tensors"]}
     assert places["bias"] == f"{path}, line 1"
 
 

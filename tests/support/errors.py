@@ -18,14 +18,13 @@ from ckpttool.problems import (
     UnreadableError,
     UnsupportedError,
     VerifyError,
-    diagnose,
     join_alike,
 )
 
 
 def texts_of(error: CkptToolError) -> tuple[str, ...]:
     """Return the text of each problem of an error, as people read it."""
-    return tuple(one.text for one in join_alike(diagnose(error)))
+    return tuple(one.text for one in join_alike(error.diagnostics))
 
 
 FORMAT = FormatError("rank_3/a.ckpt", 118, "dims [4, 2] need 32 bytes, tensor_content has 24")

@@ -11,8 +11,8 @@ import numpy as np
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
+from ckpttool.operations.verify import Report
 from ckpttool.problems import Diagnostic
-from ckpttool.verification.verify import Report
 from tests.support.checkpoints import ROWS, cut, strategy_of, write_ranks
 from tests.support.diagnostics import graded
 from tests.support.readers import Entry

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import ckpttool
-from ckpttool.model.tensors import map_component_names
+from ckpttool.model.names import map_component_names
 from tests.e2e.interop.cases import SEED
 from tests.e2e.interop.client import MindSporeError
 from tests.e2e.interop.saved import as_digests

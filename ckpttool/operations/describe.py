@@ -1,48 +1,26 @@
-"""Inspect a checkpoint: what it holds as a summary, and as one JSON document.
+"""What inspect answers: the facts of a checkpoint as a summary, and as one JSON document.
 
-Modules that read contents are imported late, so that inspecting a single file needs no numpy.
+Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.mindformers_output import find_devices
-from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import Device, identify_foreign, read_group_info, read_rank_table
 from ckpttool.formats.local import is_file, is_folder, list_folder, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Sharding, Strategy
-from ckpttool.model.tensors import FileIndex, map_of
-from ckpttool.planning.missing import (
-    find_nothing,
-    limit_to_written_ranks,
-    quarantine_damaged,
-    redundancy_note,
-    scan_notes,
-)
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
-from ckpttool.planning.sources import listed_names, one_of_several_notes, suspected_rank_slices
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
-from ckpttool.problems import (
-    CkptToolError,
-    Diagnostic,
-    Diagnostics,
-    describe_diagnostics,
-    describe_errors,
-    diagnose,
-    severities,
-)
-from ckpttool.verification.summary import (
+from ckpttool.model.tensors import FileIndex
+from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
     Summary,
@@ -52,19 +30,50 @@ from ckpttool.verification.summary import (
     entries_of_sources,
     find_parallelism,
     layouts_of_rules,
-    names_to_sample,
     slice_shapes,
     summarize,
 )
+from ckpttool.planning.sources import listed_names
+from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
+from ckpttool.problems import (
+    Diagnostics,
+    describe_diagnostics,
+    describe_errors,
+    severities,
+)
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.evidence import Evidence
+    from ckpttool.planning.resolve import ResolvedSources
 
 Json = dict[str, object]
 
-MAX_SAMPLED_RANKS = 64
-MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
-MAX_FILE_SAMPLES = 4  # of a file, if a strategy lists the other tensors: as quick as its header
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What inspect found of a checkpoint: all that its description is made of.
+
+    Attributes
+    ----------
+    catalog
+        The files, as the scan found them.
+    readable
+        The same without the files that turned out to be damaged.
+    found
+        Everything that is wrong or noted.
+    sharding
+        How the tensors are spread over the files; None if nothing says it.
+    resolved
+        The full tensors; None if the tensors are those of the files.
+    devices
+        Rank to device, from a rank table.
+    """
+
+    catalog: Catalog
+    readable: Catalog
+    found: Diagnostics
+    sharding: Sharding | None
+    resolved: ResolvedSources | None = None
+    devices: Mapping[int, Device] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,200 +109,56 @@ class Inspection:
         )
 
 
-def describe(
-    catalog: Catalog,
-    strategy: Strategy | None = None,
-    *,
-    crc: bool = False,
-    executor: Executor | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Json:
-    """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
-
-    Parameters
-    ----------
-    catalog
-        The files on disk, from `scan`.
-    strategy
-        The layouts.  With them, or if the checkpoint describes itself, the document has full
-        shapes, and samples of the tensors are checked against them.
-    crc
-        Verify checksums.
-    executor
-        Reads contents; by default the caller's own thread.
-    diagnostics
-        Collects problems, and the notes of the document.
-
-    Raises
-    ------
-    PlanError
-        The checkpoint takes no strategy.
-
-    Examples
-    --------
-    See "Python" in the guides (docs/guides/from-python.md).
-    """
-    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
-    return describe_inspection(examined)
-
-
-def examine(
-    catalog: Catalog,
-    strategy: Strategy | None = None,
-    *,
-    crc: bool = False,
-    every_tensor: bool = False,
-    ignore_manifest: bool = False,
-    executor: Executor | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Inspection:
-    """Inspect a checkpoint like `describe`, without the document.
-
-    Pages of the tensors without a layout tell which ranks hold the same: of all of them, or of the
-    first of each row if there are many.  With ``every_tensor`` there is no limit.  It is not known
-    whether a checkpoint is complete if tensors that a strategy omits differ between ranks.
-    """
-    executor = executor or InlineExecutor()
-    found = Diagnostics("inspect") if diagnostics is None else diagnostics
-    found.failures[:0] = catalog.damaged.values()
-    if crc:
-        from ckpttool.storage.checksums import check_files
-
-        errors, of_checksums = check_files(catalog, executor, crc=True)
-        found.failures += errors
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
-    found.add(*find_nothing(catalog))
-    if not ignore_manifest and find_manifests(catalog):
-        from ckpttool.planning.manifest_check import check_source
-
-        check_source(catalog, executor, found)
-    if catalog.is_merged and strategy is None:
-        found.add(*_notes_of_files(catalog))
-        if catalog.copies:
-            from ckpttool.planning.replicas import compare_copies
-
-            found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
-        return Inspection(catalog, _summarize_files(catalog, Merged(), found), found)
-    catalog, of_part = limit_to_written_ranks(catalog, strategy)
-    table = Diagnostics("inspect")
-    devices = {} if catalog.is_merged else find_devices(catalog.root, table)
-    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*of_part, *catalog.errors())
-    if strategy is not None or catalog.description is not None:
-        inspected, evidence = _inspect_full_tensors(catalog, strategy, executor, found)
-    else:
-        inspected, evidence = _inspect_slices(catalog, found), None
-    equal_ranks = _sample_equal_ranks(catalog, inspected, every_tensor, executor, evidence)
-    summary = replace(inspected.summary, equal_ranks=equal_ranks)
-    different = [name for name, one in equal_ranks.items() if one.kind == "different"]
-    if inspected.sources is not None and not RANK_SPECIFIC_NAMES.issuperset(different):
-        done = summary.completeness
-        assert done is not None
-        complete = None if done.complete else done.complete
-        done = replace(done, complete=complete, complete_codes=(*done.complete_codes, "unlisted"))
-        summary = replace(summary, completeness=done)
-    return replace(inspected, catalog=catalog, summary=summary, devices=devices)
-
-
-def _notes_of_files(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield the notes of a single file, or of several files with an index."""
-    yield from one_of_several_notes(catalog)
-    yield from catalog.diagnostics
-    if slices := suspected_rank_slices(catalog).values():
-        text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-        yield Diagnostic("doubt", text)
-
-
-def _summarize_files(catalog: Catalog, sharding: Sharding | None, found: Diagnostics) -> Summary:
-    """Summarize files without layouts."""
-    entries = entries_of_files(catalog)
-    states = match_states_by_shape((), catalog.metas)
-    return summarize(entries, states, None, assess(catalog, sharding, entries, found))
-
-
-def _inspect_slices(catalog: Catalog, found: Diagnostics) -> Inspection:
-    """Inspect the files of ranks without layouts."""
-    checked = quarantine_damaged(catalog, Merged())
-    found.failures += [checked.damaged[rank] for rank in catalog.files if rank not in checked.files]
-    found.add(*scan_notes(catalog, Merged()))
-    found.add(*filter(None, [redundancy_note(checked, is_deduplicated=None)]))
-    return Inspection(checked, _summarize_files(checked, None, found), found)
-
-
-def _inspect_full_tensors(
-    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> tuple[Inspection, Evidence]:
-    """Resolve the files of ranks to full tensors, inspect these, and return what was read."""
-    from ckpttool.planning.fit import fit_to_slices
-    from ckpttool.planning.resolve import ResolveOptions, resolve
-
-    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
-    of_headers = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first")
-    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
-    damaged = resolved.catalog.damaged.values()
-    found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
-    found.failures += (error for error in of_headers.failures if error not in damaged)
-    found.add(*of_headers, *resolved.content_diagnostics)
-    catalog, sharding, sources = resolved.catalog, resolved.sharding, resolved.sources
-    is_wrong = any(one.code == "strategy" for one in found)
-    found.add(*of_rules)
-    if is_wrong or (of_rules and not sharding.layouts):
-        summary = _summarize_files(catalog, None, found)
-        return Inspection(catalog, summary, found), resolved.evidence
+def summarize_facts(facts: Facts) -> Summary:
+    """Summarize a checkpoint as its headers tell it; `names_to_sample` of it are not yet read."""
+    catalog, sharding, resolved = facts.readable, facts.sharding, facts.resolved
+    if sharding is None or resolved is None:
+        entries = entries_of_files(catalog)
+        states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
+        return summarize(entries, states, None, assess(catalog, sharding, entries, facts.found))
     entries = entries_of_sources(resolved)
-    metas = {source.meta.name: source.meta for source in sources}
+    metas = {source.meta.name: source.meta for source in resolved.sources}
     expected = catalog.holders or sharding.layouts  # of files that cannot be read
     incomplete = {
         name: layouts
         for name, layouts in sharding.layouts.items()
         if name in expected and name not in metas
     }
-    states = match_states_by_shape(listed_names(catalog, sharding), metas)
+    states = drop_unlike_shapes(match_states(listed_names(catalog, sharding), metas), metas)
     listed = (*entries, *entries_of_layouts(incomplete))
-    summary = summarize(
+    return summarize(
         entries,
         states,
         find_parallelism(listed, states, sharding),
-        assess(catalog, sharding, entries, found),
+        assess(catalog, sharding, entries, facts.found),
     )
-    return Inspection(catalog, summary, found, sharding, sources), resolved.evidence
 
 
-def _sample_equal_ranks(
-    catalog: Catalog,
-    inspected: Inspection,
-    every_tensor: bool,
-    executor: Executor,
-    evidence: Evidence | None,
-) -> Mapping[str, EqualRanks]:
-    """Return which ranks hold the same of tensors without a layout, as some pages tell.
+def describe_facts(
+    facts: Facts, summary: Summary, equal_ranks: Mapping[str, EqualRanks] | None = None
+) -> Inspection:
+    """Return the answer of inspect.
 
-    Of too many tensors only the first of each row is sampled, and without layouts none of too many
-    ranks, unless every tensor is requested.  So it takes no longer than reading the headers.
+    Parameters
+    ----------
+    facts
+        What was found.
+    summary
+        From `summarize_facts`.
+    equal_ranks
+        Name to the ranks that hold equal samples, for the tensors that were sampled.
     """
-    ranks, summary = len(catalog.files), inspected.summary
-    limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
-    if inspected.sources is not None:
-        limit = max(MAX_SAMPLES, MAX_FILE_SAMPLES * ranks)
-    names = names_to_sample(summary.entries)
-    if ranks * len(names) > limit and not every_tensor:
-        names = names_to_sample(row.first for row in summary.rows)
-    if not names or (ranks * len(names) > limit and not every_tensor):
-        return {}
-    from ckpttool.checkpoint.evidence import answer
-    from ckpttool.planning.resolve import sample_ranks
-    from ckpttool.storage.sampling import SAMPLE_BYTES
-
-    try:
-        sampled = answer(sample_ranks(catalog, names), executor, evidence)
-    except CkptToolError as error:
-        inspected.found.failures.append(error)
-        return {}
-    return {
-        name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-        for name, (groups, is_constant) in sampled.items()
-    }
+    summary = replace(summary, equal_ranks=equal_ranks or {})
+    different = [name for name, one in summary.equal_ranks.items() if one.kind == "different"]
+    if facts.resolved is not None and not RANK_SPECIFIC_NAMES.issuperset(different):
+        done = summary.completeness
+        assert done is not None
+        complete = None if done.complete else done.complete
+        done = replace(done, complete=complete, complete_codes=(*done.complete_codes, "unlisted"))
+        summary = replace(summary, completeness=done)
+    sources = None if facts.resolved is None else facts.resolved.sources
+    sharding = facts.sharding or Merged()
+    return Inspection(facts.catalog, summary, facts.found, sharding, sources, facts.devices)
 
 
 # --------------------------------------------------------------------------------------- documents
@@ -342,7 +207,7 @@ def describe_saves(catalog: Catalog, found: Diagnostics) -> Json:
 
 def _describe_found(found: Diagnostics) -> Json:
     """Describe what was found: notes and warnings, and what is wrong."""
-    of_files = chain.from_iterable(map(diagnose, found.failures))
+    of_files = [one for error in found.failures for one in error.diagnostics]
     return {
         "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
         "problems": describe_errors((*of_files, *found.errors)),
@@ -387,7 +252,7 @@ def _describe_stored(file: FileIndex) -> Iterator[Json]:
             "shape": list(meta.header_shape),
             "nbytes": meta.nbytes,
             **({} if meta.text is None else {"text": meta.text}),
-            **({} if (tag := map_of(meta.name)) is None else {"map": tag}),
+            **({} if (tag := parse_name(meta.name).map) is None else {"map": tag}),
         }
 
 
@@ -408,7 +273,7 @@ def _describe_rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) ->
         "format": file.format,
         "nbytes": file.nbytes,
         "tensors": len(file.tensors),
-        **({"beside": list(file.paths[1:])} if len(file.files) > 1 else {}),
+        **({"other_paths": list(file.paths[1:])} if len(file.files) > 1 else {}),
         **(place if devices else {}),
     }
 
@@ -455,7 +320,7 @@ def _describe_source(source: Source, sharding: Sharding) -> Json:
         **describe_layout(source),
         **nbytes,
         **({} if base else _NO_LAYOUT),
-        **({"by_hand": sharding.handwritten[name]} if name in sharding.handwritten else {}),
+        **({"handwritten": sharding.handwritten[name]} if name in sharding.handwritten else {}),
         "stages": list(sharding.stages_of(base)) if base and isinstance(sharding, Strategy) else [],
         "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
     }
@@ -510,7 +375,7 @@ def summarize_strategy(strategy: Strategy) -> Summary:
     """Summarize the layouts of a strategy."""
     rules = layouts_of_rules(strategy)
     entries = (*entries_of_layouts(strategy.layouts), *entries_of_layouts(rules))
-    states = match_states_by_name(strategy.layouts, {})
+    states = strategy.listed_states
     return summarize(entries, states, find_parallelism(entries, states, strategy))
 
 

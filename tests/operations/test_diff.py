@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.problems import CkptToolError, Diagnostic, PlanError, diagnose
+from ckpttool.operations.diff import BORROWED
+from ckpttool.problems import CkptToolError, Diagnostic, PlanError
 from ckpttool.storage.compare import Tolerance
-from ckpttool.verification.diff import BORROWED
 from tests.strategies import as_stored, examples, moves
 from tests.support.checkpoints import (
     ROWS,
@@ -522,7 +522,7 @@ def test_where_the_strategy_of_a_is_wrong_for_b_the_finding_says_how_to_give_ano
         "  Try: restore the files",
         r"A \(.*\): w: different between ranks that should",
     )
-    assert "borrowed_strategy" not in {one.code for one in diagnose(caught.value)}
+    assert "borrowed_strategy" not in {one.code for one in caught.value.diagnostics}
 
 
 def test_where_every_rank_of_b_has_a_file_the_hint_is_to_give_its_strategy(tmp_path):
@@ -532,11 +532,11 @@ def test_where_every_rank_of_b_has_a_file_the_hint_is_to_give_its_strategy(tmp_p
     b = catalog_on_disk(tmp_path / "b", ranks)
     with pytest.raises(PlanError) as caught:
         ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
-    (problem,) = diagnose(caught.value)
+    (problem,) = caught.value.diagnostics
     assert (problem.code, problem.hint) == ("missing", BORROWED.hint)
     with pytest.raises(PlanError) as caught:
         ckpttool.diff(b, a, ROW_CUT, ROW_CUT)
-    (problem,) = diagnose(caught.value)
+    (problem,) = caught.value.diagnostics
     assert problem.hint.startswith("copy the files again")
 
 

@@ -6,12 +6,9 @@ import pytest
 
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError
-from ckpttool.verification.summary import (
+from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
     Split,
@@ -24,6 +21,9 @@ from ckpttool.verification.summary import (
     group_ranks,
     summarize,
 )
+from ckpttool.planning.resolve import ResolvedSources
+from ckpttool.planning.sources import find_sources
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
 
 ROWS = Layout((4, 2), ((0,), ()))  # two slices of rows, each on four of eight ranks
@@ -47,7 +47,7 @@ def summary_of_files(files, strategy, found=None) -> Summary:
     found.add(*sources.problems, *sources.notes)
     entries = entries_of_sources(ResolvedSources(catalog, strategy, tuple(sources.found)))
     metas = {source.meta.name: source.meta for source in sources.found}
-    states = match_states_by_shape(strategy.layouts, metas)
+    states = drop_unlike_shapes(match_states(strategy.layouts, metas), metas)
     parallelism = find_parallelism(entries, states, strategy)
     return summarize(entries, states, parallelism, assess(catalog, strategy, entries, found))
 
@@ -143,7 +143,7 @@ def shapes(file):
 def test_without_layouts_everything_that_is_stored_is_counted():
     catalog = catalog_of({rank: {"w": (4, 4), "moments.w": (4, 4)} for rank in range(3)})
     entries = entries_of_files(catalog)
-    summary = summarize(entries, match_states_by_shape((), catalog.metas))
+    summary = summarize(entries, drop_unlike_shapes(match_states((), catalog.metas), catalog.metas))
     assert (summary.weights.parameters, summary.optimizer_state.nbytes) == (48, 192)
 
 
@@ -190,7 +190,7 @@ def test_a_stage_has_its_ranks_and_device_matrices_the_most_frequent_first():
 def parallelism_of(layouts):
     strategy = strategy_of(layouts)
     entries = entries_of_layouts(strategy.layouts)
-    return find_parallelism(entries, match_states_by_name(strategy.layouts, {}), strategy)
+    return find_parallelism(entries, match_states(strategy.layouts, {}), strategy)
 
 
 # ------------------------------------------------------------------------------------- completeness

@@ -230,7 +230,7 @@ def test_replicas_that_differ_are_located(tmp_path):
     assert found == Diagnostic(
         "replica",
         "replicas differ",
-        "move the file of the damaged rank away; `ckpttool help replica` explains",
+        hint="move the file of the damaged rank away; `ckpttool help replica` explains",
         facts="2 of 12 elements of the slice; rank 2 differs from rank 3; "
         "first at (6, 1) of (8, 3)",
         tensor="w",

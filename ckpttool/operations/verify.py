@@ -12,10 +12,17 @@ from ckpttool.checkpoint.evidence import Asking, T, answer
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.optimizer_names import parameter_of
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.slicing import Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.model.tensors import FileIndex, TensorMeta
+from ckpttool.operations.headers import (
+    check_partly_held,
+    check_types,
+    check_unlisted,
+    find_damage,
+    find_truncated_files,
+)
 from ckpttool.planning.fit import fit_to_slices
 from ckpttool.planning.manifest_check import check_set, fingerprint
 from ckpttool.planning.missing import (
@@ -23,7 +30,6 @@ from ckpttool.planning.missing import (
     find_nothing,
     limit_to_written_ranks,
 )
-from ckpttool.planning.optimizer_state import match_states_by_name, match_states_by_shape
 from ckpttool.planning.replicas import (
     REPLICA_CODES,
     Slice,
@@ -47,20 +53,12 @@ from ckpttool.problems import (
     Diagnostics,
     PlanError,
     SeverityOf,
-    diagnose,
     raise_all,
     severities,
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.verification.headers import (
-    check_partly_held,
-    check_types,
-    check_unlisted,
-    find_damage,
-    find_truncated_files,
-)
 from ckpttool.wording import count, format_difference, format_ranks, shorten
 
 # Counters of steps or epochs; they are equal on all ranks of one step.
@@ -188,12 +186,12 @@ def check_contents(
         key = source.meta.name, stage
         tallies.setdefault(key, _Tally()).add(one, stats)
         metas[source.meta.name] = source.meta
-    states = match_states_by_shape((), metas)
+    states = drop_unlike_shapes(match_states((), metas), metas)
     zeros: list[str] = []
     for (name, _), tally in tallies.items():
         findings += _find_nonfinite(name, tally)
-        is_weight = len(metas[name].shape) > 1 and parameter_of(name) is None and name not in states
-        if tally.zeros and is_weight:
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
             findings.append(_zero_weight(name, tally))
         elif tally.zeros == tally.elements > 0:
             zeros.append(name)
@@ -438,7 +436,7 @@ class _Verification:
         errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
         self.found.add(*notes)
         for error in errors:
-            (one,) = diagnose(error)
+            (one,) = error.diagnostics
             self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
 
     def _check_data(
@@ -468,7 +466,7 @@ class _Verification:
                 "no manifest lists these files",
                 "the same command without --check-manifest",
             )
-            self.found.add(Diagnostic("manifest", text, hint, where=self.catalog.root))
+            self.found.add(Diagnostic("manifest", text, hint=hint, where=self.catalog.root))
 
     def _sample_unlisted(self) -> None:
         """Add the tensors without a layout that differ between two ranks, as a conversion does."""
@@ -486,7 +484,7 @@ class _Verification:
         if running:
             of_statistics = sorted({rank for name in running for rank in differing[name]})
             self.found.add(running_statistics_problem(sorted(running), of_statistics))
-        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, "`ckpttool help unlisted`")
+        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
         for name, ranks in differing.items():
             if name not in running:
                 facts = format_difference([[rank] for rank in ranks])
@@ -530,12 +528,12 @@ class _Verification:
                 text = "without a strategy every rank is verified by itself"
                 facts = "not known: whether slices fit together and replicas are equal"
                 hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-                self.found.add(Diagnostic("doubt", text, hint, facts=facts))
+                self.found.add(Diagnostic("doubt", text, hint=hint, facts=facts))
             for name in self.catalog.metas:
                 self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
             self.found.add(*find_truncated_files(self.catalog))
             return
-        owners = match_states_by_name(self.sharding.layouts, self.catalog.metas)
+        owners = self.catalog.match_states(self.sharding.layouts)
         for source in sources:
             held = self.catalog.metas_of(source.meta.name)
             if not source.has_layout:

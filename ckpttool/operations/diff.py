@@ -30,7 +30,6 @@ from ckpttool.problems import (
     StrategyError,
     join_clauses,
     raise_all,
-    with_side,
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
@@ -46,7 +45,7 @@ Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 BORROWED = Diagnostic(
     "borrowed_strategy",
     "the strategy of A is used, which may not be that of B",
-    "--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
+    hint="--b-strategy STRATEGY, or --replicated if every rank of B holds the whole model",
 )
 
 
@@ -170,7 +169,7 @@ def diff(
                     open_progress=open_progress,
                 )
             except (PlanError, StrategyError) as error:
-                errors += [with_side(one, side) for one in (*catalog.damaged.values(), error)]
+                errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
                 continue
             found.add(*resolved.content_diagnostics)
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
@@ -183,8 +182,8 @@ def diff(
             if borrowed:
                 others = [_explain_by_borrowing(one, catalog) for one in others]
             problems = [*catalog.errors(), *others]
-            errors += [with_side(one, side) for one in (*found.failures, *checksum_errors)]
-            errors += [with_side(PlanError(problems), side)] if problems else []
+            errors += [one.on_side(side) for one in (*found.failures, *checksum_errors)]
+            errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
             sides.append(resolved.sources)

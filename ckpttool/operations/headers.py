@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import ParameterOfState
 from ckpttool.model.strategy import Replicated, Sharding
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import ParameterOfState, odd_state_shapes
+from ckpttool.planning.optimizer_state import odd_state_shapes
 from ckpttool.planning.sources import disagreement, group_ranks
 from ckpttool.planning.unlisted import find_partly_held, odd_state_problems
-from ckpttool.problems import Diagnostic, diagnose
+from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_ranks, shorten
 
 
@@ -20,7 +21,7 @@ def find_damage(catalog: Catalog, found: Iterable[Diagnostic]) -> Iterator[Diagn
     replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
     for error in catalog.damaged.values():
         if error.rank not in replaced:
-            yield from diagnose(error)
+            yield from error.diagnostics
 
 
 def check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
@@ -86,7 +87,7 @@ def find_truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "lacking",
                 f"{format_ranks(ranks)}: {text}",
-                "-s STRATEGY, which shows whether replicas hold the others",
+                hint="-s STRATEGY, which shows whether replicas hold the others",
                 facts=facts,
                 ranks=ranks,
                 path=files[0].path if len(files) == 1 else None,

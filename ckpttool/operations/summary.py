@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Literal
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
+from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
 from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
 from ckpttool.planning.missing import ranks_without_file
-from ckpttool.planning.optimizer_state import parameter_by_prefix
-from ckpttool.problems import Diagnostics, StrategyError, diagnose
+from ckpttool.problems import Diagnostics, StrategyError
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ def summarize(
     other: list[Entry] = []
     for entry in entries:
         is_listed = entry.placement.is_listed
-        has_prefix = not is_listed and parameter_by_prefix(entry.name) is not None
+        has_prefix = not is_listed and parse_name(entry.name).parameter is not None
         if entry.name in parameter_of_state or has_prefix:
             states.append(entry)
         else:
@@ -577,7 +577,7 @@ def assess(
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
     named = {entry.name for entry in entries}
-    problems = chain(found.errors, *map(diagnose, found.failures))
+    problems = chain(found.errors, *(error.diagnostics for error in found.failures))
     lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
     expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
     missing = tuple(name for name in expected if name not in named)

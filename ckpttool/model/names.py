@@ -1,0 +1,238 @@
+"""Names of tensors: optimizer state, statistics with one axis less, and map parameters.
+
+AdaFactor and CAME store means of a parameter's second moments: over its last axis (rows) and over
+the axis before it (columns).  A rank computes them from its own slice.  So the remaining axes give
+the position of its slice of a statistic.  Ranks that differ only along the reduced axis hold equal
+slices.  The optimizer shard of the parameter also shards the statistics that have axis 0, and
+MindSpore's strategy files do not record that.
+
+A map parameter (a hash table) ``emb`` is three tensors of equal size along axis 0:
+``emb.__map_keys__``, ``emb.__map_values__`` and ``emb.__map_statuses__``.  So every format can hold
+one.
+
+Source
+------
+MindSpore 2.10 ``nn/optim/adafactor.py`` (names and shapes), and strategies and slices of compiled
+networks; MindFormers ``core/optim/came.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ckpttool.model.tensors import TensorMeta
+
+ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
+
+GRADIENTS = "accu_grads."  # sums over micro batches, which each rank or stage computes for itself
+
+# Prefixes of optimizer state in MindSpore 2.10 (nn, mint and experimental.optim) and MindFormers.
+# Names and shapes identify most state (`match_states`).
+# The list serves other cases: a tensor whose shape is not that of its parameter's slices is
+# suspicious, a statistic has one axis less, and gradients have rules of their own.  Prefixes that
+# are also names of modules are left out (``linear.`` of FTRL, ``prev.`` of Rprop).
+STATE_PREFIXES = (
+    "moments.",  # Momentum, FTRL, THOR
+    "moment1.",  # Adam, LazyAdam, AdaMax
+    "moment2.",
+    "vhat.",  # Adam with use_amsgrad
+    "adam_m.",  # AdamWeightDecay
+    "adam_v.",
+    "lamb_m.",  # Lamb
+    "lamb_v.",
+    "accum.",  # SGD, Adagrad, ProximalAdagrad, Adadelta
+    "stat.",  # SGD
+    "momentum_buf.",  # SGD of mint
+    "accum_update.",  # Adadelta
+    "mean_square.",  # RMSProp
+    "mean_grad.",
+    "moment.",
+    "step_size.",  # Rprop
+    "ax_.",  # ASGD
+    "ax.",  # ASGD of experimental
+    "exp_avg.",  # Adam, AdamW of mint and experimental; AdaMax, NAdam, RAdam there; AdaFactor
+    "exp_avg_sq.",  # Adam, AdamW of mint and experimental; NAdam, RAdam there
+    "max_exp_avg_sq.",  # AdamW, Adam with amsgrad
+    "exp_inf.",  # AdaMax of experimental
+    "exp_avg_sq_",  # AdaFactor; for its statistics of rows and columns see `_REDUCED_AXES`
+    "muon_m.",  # Muon of MindFormers
+    GRADIENTS,
+)
+# Prefix -> the axis of the parameter that is reduced.
+_REDUCED_AXES = {
+    "exp_avg_sq_row_": -1,
+    "exp_avg_sq_col_": -2,
+    "exp_avg_insta_row_": -1,
+    "exp_avg_insta_col_": -2,
+}
+_SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot; longer ones first
+_DOTTED_PREFIXES = frozenset(STATE_PREFIXES).difference(_SECOND_MOMENTS)
+
+_MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What the name of a tensor alone tells.
+
+    Attributes
+    ----------
+    text
+        The name.
+    prefix
+        The prefix of MindSpore's optimizers that it begins with; "" if it has none.
+    parameter
+        The rest: the parameter whose state or statistic it would be; None without a prefix.
+    reduced_axis
+        The axis of the parameter that a statistic lacks; None for all other names.
+    map
+        The map parameter that it is a component of; None if it is not one.
+    """
+
+    text: str
+    prefix: str = ""
+    parameter: str | None = None
+    reduced_axis: int | None = None
+    map: str | None = None
+
+    @property
+    def same_shape_parameter(self) -> str | None:
+        """The parameter whose state it would be; None for a statistic, which has another shape."""
+        return self.parameter if self.reduced_axis is None else None
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is an accumulated gradient."""
+        return self.prefix == GRADIENTS
+
+    @property
+    def is_second_moment(self) -> bool:
+        """Whether it is state of AdaFactor or CAME that is computed from second moments."""
+        return self.prefix in _SECOND_MOMENTS
+
+    @property
+    def layer(self) -> str:
+        """All components but the last one."""
+        return self.text.rpartition(".")[0]
+
+    @property
+    def last(self) -> str:
+        """The last component."""
+        return self.text.rpartition(".")[2]
+
+    def splits(self) -> Iterator[tuple[str, str]]:
+        """Yield the ways to split it behind a dot, the shortest start first.
+
+        Examples
+        --------
+        >>> list(parse_name("net.dense.weight").splits())
+        [('net.', 'dense.weight'), ('net.dense.', 'weight')]
+        """
+        parts = self.text.split(".")
+        for number in range(1, len(parts)):
+            yield ".".join(parts[:number]) + ".", ".".join(parts[number:])
+
+
+@lru_cache(maxsize=2**17)  # many ranks and many checks share the names; large models have 100,000
+def parse_name(text: str) -> Name:
+    """Parse the name of a tensor.
+
+    Examples
+    --------
+    >>> parse_name("adam_m.layer.weight").parameter
+    'layer.weight'
+    >>> name = parse_name("exp_avg_sq_col_dense.weight")
+    >>> name.parameter, name.reduced_axis
+    ('dense.weight', -2)
+    >>> parse_name("emb.__map_keys__").map
+    'emb'
+    """
+    prefix = text[: text.find(".") + 1]
+    if prefix not in _DOTTED_PREFIXES:
+        prefix = next((one for one in _SECOND_MOMENTS if text.startswith(one)), "")
+    suffix = next((one for one in _MAP_SUFFIXES if text.endswith(one)), None)
+    tag = None if suffix is None else text.removesuffix(suffix)
+    if prefix in ("", text):
+        return Name(text, map=tag)
+    return Name(text, prefix, text.removeprefix(prefix), _REDUCED_AXES.get(prefix), tag)
+
+
+def map_component_names(tag: str) -> tuple[str, ...]:
+    """Return the names of the keys, values and statuses of a map parameter."""
+    return tuple(tag + suffix for suffix in _MAP_SUFFIXES)
+
+
+def match_states(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> ParameterOfState:
+    """Match optimizer states with their parameters by their names.
+
+    A state's name is a prefix of one word, a dot, and the name of another parameter.  The prefix
+    must belong to an optimizer, not to a module.  It belongs to a module if it also begins a name
+    that is not a state's.  With ``decoder.norm``, for example, ``decoder.embedding`` is not a state
+    of ``embedding``, unless ``decoder.decoder.norm`` exists.  Tensors with one element do not
+    count, since an optimizer may store some.
+
+    Only the strategy can show that a prefix of MindSpore's optimizers belongs to a module.  Any
+    other name with such a prefix may be a state whose parameter is missing.
+
+    Parameters
+    ----------
+    listed
+        Names that the strategy lists.
+    metas
+        Tensors of the checkpoint by name.
+
+    Examples
+    --------
+    >>> w = TensorMeta("w", "Float32", (4, 3))
+    >>> match_states(["w", "b"], {"w": w, "b": w, "mine.w": w, "mine.b": w})
+    {'mine.w': 'w', 'mine.b': 'b'}
+    """
+    names = dict.fromkeys((*listed, *metas))
+    found: dict[str, str] = {}
+    modules: set[str] = set()
+    listed_modules: set[str] = set()
+    for name in names:
+        prefix, _, parameter = name.partition(".")
+        by_prefix = parse_name(name).parameter
+        if by_prefix in names:
+            found[name] = by_prefix
+        elif parameter in names and parameter and prefix.isidentifier():
+            found[name] = parameter
+        elif f"{prefix}.{name}" in names:
+            continue  # a parameter of a module whose name is also the prefix of its state
+        elif name in listed:
+            listed_modules.add(prefix)
+        elif math.prod(metas[name].shape) != 1:
+            modules.add(prefix)
+    modules |= listed_modules
+    parameter_of_state = {}
+    for name, parameter in found.items():
+        prefix = name.removesuffix(parameter).removesuffix(".")
+        if prefix not in (modules if parse_name(name).parameter is None else listed_modules):
+            parameter_of_state[name] = parameter
+    for name, parameter in parameter_of_state.items():
+        # The parameter of an unlisted state may be an unlisted state itself.
+        while parameter not in listed and parameter in parameter_of_state:
+            parameter = parameter_of_state[parameter]
+        parameter_of_state[name] = parameter
+    return parameter_of_state
+
+
+def drop_unlike_shapes(
+    parameter_of_state: ParameterOfState, metas: Mapping[str, TensorMeta]
+) -> ParameterOfState:
+    """Drop the states that have another full shape than their parameter, if both are known.
+
+    States with a prefix of MindSpore's optimizers stay.
+    """
+    return {
+        name: parameter
+        for name, parameter in parameter_of_state.items()
+        if parse_name(name).parameter is not None
+        or name not in metas
+        or parameter not in metas
+        or metas[name].shape == metas[parameter].shape
+    }

@@ -1,0 +1,202 @@
+"""Inspect a checkpoint: find the facts that its description is made of.
+
+Modules that read contents are imported late, so that inspecting a single file needs no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.discovery.mindformers_output import find_devices
+from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.operations.describe import (
+    Facts,
+    Inspection,
+    Json,
+    describe_facts,
+    describe_inspection,
+    summarize_facts,
+)
+from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
+from ckpttool.planning.missing import (
+    find_nothing,
+    limit_to_written_ranks,
+    quarantine_damaged,
+    redundancy_note,
+    scan_notes,
+)
+from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
+from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
+
+MAX_SAMPLED_RANKS = 64
+MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
+MAX_FILE_SAMPLES = 4  # of a file, if a strategy lists the other tensors: as quick as its header
+
+
+def describe(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    *,
+    crc: bool = False,
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Json:
+    """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
+
+    Parameters
+    ----------
+    catalog
+        The files on disk, from `scan`.
+    strategy
+        The layouts.  With them, or if the checkpoint describes itself, the document has full
+        shapes, and samples of the tensors are checked against them.
+    crc
+        Verify checksums.
+    executor
+        Reads contents; by default the caller's own thread.
+    diagnostics
+        Collects problems, and the notes of the document.
+
+    Raises
+    ------
+    PlanError
+        The checkpoint takes no strategy.
+
+    Examples
+    --------
+    See "Python" in the guides (docs/guides/from-python.md).
+    """
+    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
+    return describe_inspection(examined)
+
+
+def examine(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    *,
+    crc: bool = False,
+    every_tensor: bool = False,
+    ignore_manifest: bool = False,
+    executor: Executor | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Inspection:
+    """Inspect a checkpoint like `describe`, without the document.
+
+    Pages of the tensors without a layout tell which ranks hold the same: of all of them, or of the
+    first of each row if there are many.  With ``every_tensor`` there is no limit.  It is not known
+    whether a checkpoint is complete if tensors that a strategy omits differ between ranks.
+    """
+    executor = executor or InlineExecutor()
+    found = Diagnostics("inspect") if diagnostics is None else diagnostics
+    found.failures[:0] = catalog.damaged.values()
+    if crc:
+        from ckpttool.storage.checksums import check_files
+
+        errors, of_checksums = check_files(catalog, executor, crc=True)
+        found.failures += errors
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
+    found.add(*find_nothing(catalog))
+    if not ignore_manifest and find_manifests(catalog):
+        from ckpttool.planning.manifest_check import check_source
+
+        check_source(catalog, executor, found)
+    if catalog.is_merged and strategy is None:
+        found.add(*_notes_of_files(catalog))
+        if catalog.copies:
+            from ckpttool.planning.replicas import compare_copies
+
+            found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
+        facts = Facts(catalog, catalog, found, Merged())
+        return describe_facts(facts, summarize_facts(facts))
+    catalog, of_part = limit_to_written_ranks(catalog, strategy)
+    table = Diagnostics("inspect")
+    devices = {} if catalog.is_merged else find_devices(catalog.root, table)
+    catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
+    found.add(*of_part, *catalog.errors())
+    if strategy is not None or catalog.description is not None:
+        facts = _resolve_full_tensors(catalog, strategy, executor, found)
+    else:
+        facts = _find_slices(catalog, found)
+    facts = replace(facts, devices=devices)
+    summary = summarize_facts(facts)
+    equal_ranks = _sample_equal_ranks(facts, summary, every_tensor, executor)
+    return describe_facts(facts, summary, equal_ranks)
+
+
+def _notes_of_files(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the notes of a single file, or of several files with an index."""
+    yield from one_of_several_notes(catalog)
+    yield from catalog.diagnostics
+    if slices := suspected_rank_slices(catalog).values():
+        text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
+        yield Diagnostic("doubt", text)
+
+
+def _find_slices(catalog: Catalog, found: Diagnostics) -> Facts:
+    """Return the facts of the files of ranks without layouts."""
+    readable = quarantine_damaged(catalog, Merged())
+    damaged = (rank for rank in catalog.files if rank not in readable.files)
+    found.failures += [readable.damaged[rank] for rank in damaged]
+    found.add(*scan_notes(catalog, Merged()))
+    found.add(*filter(None, [redundancy_note(readable, is_deduplicated=None)]))
+    return Facts(catalog, readable, found, None)
+
+
+def _resolve_full_tensors(
+    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
+) -> Facts:
+    """Resolve the files of ranks to full tensors, and return the facts of these."""
+    from ckpttool.planning.fit import fit_to_slices
+    from ckpttool.planning.resolve import ResolveOptions, resolve
+
+    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
+    of_headers = Diagnostics("inspect")
+    options = ResolveOptions(unlisted="first")
+    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
+    damaged = resolved.catalog.damaged.values()
+    found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
+    found.failures += (error for error in of_headers.failures if error not in damaged)
+    found.add(*of_headers, *resolved.content_diagnostics)
+    is_wrong = any(one.code == "strategy" for one in found)
+    found.add(*of_rules)
+    if is_wrong or (of_rules and not resolved.sharding.layouts):
+        return Facts(catalog, resolved.catalog, found, None)
+    return Facts(catalog, resolved.catalog, found, resolved.sharding, resolved)
+
+
+def _sample_equal_ranks(
+    facts: Facts, summary: Summary, every_tensor: bool, executor: Executor
+) -> Mapping[str, EqualRanks]:
+    """Return which ranks hold the same of tensors without a layout, as some pages tell.
+
+    Of too many tensors only the first of each row is sampled, and without layouts none of too many
+    ranks, unless every tensor is requested.  So it takes no longer than reading the headers.
+    """
+    catalog, ranks = facts.catalog, len(facts.catalog.files)
+    limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
+    if facts.resolved is not None:
+        limit = max(MAX_SAMPLES, MAX_FILE_SAMPLES * ranks)
+    names = names_to_sample(summary.entries)
+    if ranks * len(names) > limit and not every_tensor:
+        names = names_to_sample(row.first for row in summary.rows)
+    if not names or (ranks * len(names) > limit and not every_tensor):
+        return {}
+    from ckpttool.checkpoint.evidence import Evidence, answer
+    from ckpttool.planning.resolve import sample_ranks
+    from ckpttool.storage.sampling import SAMPLE_BYTES
+
+    evidence = Evidence() if facts.resolved is None else facts.resolved.evidence
+    try:
+        sampled = answer(sample_ranks(catalog, names), executor, evidence)
+    except CkptToolError as error:
+        facts.found.failures.append(error)
+        return {}
+    return {
+        name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
+        for name, (groups, is_constant) in sampled.items()
+    }

@@ -1,1 +1,0 @@
-"""Verify a checkpoint, describe it, and compare two of them."""

@@ -1,0 +1,1 @@
+"""Tests of ``ckpttool.operations``: what is wrong, what differs."""

@@ -1,1 +1,0 @@
-"""Tests of ``ckpttool.verification``: what is wrong, what differs."""
