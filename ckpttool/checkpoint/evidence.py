@@ -52,24 +52,22 @@ class Evidence:
 
     def add(self, question: Question, executor: Executor) -> None:
         """Read the subjects of a question that were not read before."""
+        from ckpttool.storage.sampling import sample
+
         known = self.answers.setdefault(question.read, {})
-        tasks: dict[Hashable, list[Hashable]] = {}
+        tasks: dict[str | int, list[Hashable]] = {}
         for one in dict.fromkeys(question.of):
             if one not in known:
-                tasks.setdefault(_task_of(question.read, one), []).append(one)
-        futures = [(task, executor.submit(_read, question.read, task)) for task in tasks.values()]
-        for task, future in futures:
+                task: str | int = len(tasks)
+                if question.read is sample and isinstance(one, StoredTensor):
+                    task = one.file.path  # all samples of a file are one task, which opens it once
+                tasks.setdefault(task, []).append(one)
+        futures = [
+            (group, executor.submit(_read, question.read, group)) for group in tasks.values()
+        ]
+        for group, future in futures:
             answers = wait_result(future)
-            known.update(zip(task, answers, strict=True))
-
-
-def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
-    """Return the key of the task that reads a subject; all samples of a file are one task."""
-    from ckpttool.storage.sampling import sample
-
-    if read is sample and isinstance(subject, StoredTensor):
-        return subject.file.path
-    return subject
+            known.update(zip(group, answers, strict=True))
 
 
 def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
