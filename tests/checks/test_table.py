@@ -1,4 +1,4 @@
-"""The table of checks: for each line a checkpoint where it fires, and the nearest where it rests."""
+"""The table of checks: where each line fires, and the nearest checkpoint where it rests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ranks(strategy=ONE_STAGE, **held):
 
 
 def merged(name="x", is_named=False, **more):
-    """A merged checkpoint with a tensor that goes to every rank, perhaps one that an index names."""
+    """A merged checkpoint with a tensor that goes to every rank, and whether an index names it."""
     catalog = replace(catalog_of({0: {name: SLICE}}), is_merged=True, **more)
     return resolved(replace(catalog, common_tensors={name: is_named}), None)
 
