@@ -53,7 +53,7 @@ def describe_run(
         "dst_bytes": sum(out.nbytes for out in written),
         "seconds": round(seconds, 6),
         **({"largest_sharded": sharded} if sharded else {}),
-        **({"not_in_target": _describe_not_listed(plan)} if not plan.target.is_merged else {}),
+        **({} if plan.target.is_merged else _describe_not_listed(plan, assignment)),
         "notes": describe_diagnostics((*plan.notes, *assignment.notes), severities("convert")),
         **({"indexes": indexes} if indexes else {}),
         **({"strategy": strategies[0]} if strategies else {}),
@@ -99,15 +99,13 @@ def describe_manifest(folder: str, manifest: Manifest) -> Json:
     }
 
 
-def _describe_not_listed(plan: Plan) -> Json:
+def _describe_not_listed(plan: Plan, assignment: Assignment) -> Json:
     """Describe the parameters that the target strategy does not list."""
-    return {
-        "choice": plan.target.not_in_target,
-        **{
-            kind: {"tensors": tensors, "nbytes": nbytes}
-            for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
-        },
+    kinds = {
+        kind: {"tensors": tensors, "nbytes": nbytes}
+        for kind, (tensors, nbytes) in plan.not_listed.sizes.items()
     }
+    return {"not_in_target": {"choice": assignment.options.not_in_target, **kinds}}
 
 
 def _describe_written(output: Written) -> Json:

@@ -44,8 +44,8 @@ from ckpttool.wording import nearest, shorten
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -417,7 +417,7 @@ def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, o
 
 
 def _build_output(**values: Any) -> Mapping[str, object]:
-    from ckpttool.planning.plans import OutputOptions
+    from ckpttool.transaction.resume import OutputOptions
 
     return {"output": OutputOptions(**values)}
 

@@ -111,22 +111,22 @@ class Claim:
         if problems:
             raise PlanError(problems)
         found = destination.plan
-        if not assignment.overwrites:
+        if not assignment.options.overwrite:
             for error in destination.damaged:
                 if error.path == str(record.plan):
                     raise error
         changes = [] if found is None else list(differences(outputs.provenance, found.provenance))
         is_new = found != assignment.destination.plan
-        if found is not None and changes and is_new and not assignment.overwrites:
+        if found is not None and changes and is_new and not assignment.options.overwrite:
             raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
         self.plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if changes and found is not None else ()
         if changes or found is None or not self._has_locks:
             remove_half_written(record, left)
-            is_new = found is None and not assignment.overwrites
+            is_new = found is None and not assignment.options.overwrite
             self._write_plan(text, is_new)
-        if assignment.overwrites and outputs.part is None:
+        if assignment.options.overwrite and outputs.part is None:
             for error in destination.damaged:
                 if Path(error.path) in record.logs():
                     Path(error.path).unlink(missing_ok=True)
@@ -154,7 +154,7 @@ class Claim:
         try:
             kept = Log.read(lock.path).nbytes
         except FormatError:
-            if not self._assignment.overwrites:
+            if not self._assignment.options.overwrite:
                 raise
             kept = 0
         log = LogWriter(lock.path, lock.fd, kept, self._outputs.provenance.digest)

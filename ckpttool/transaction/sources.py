@@ -22,7 +22,7 @@ from ckpttool.wording import count, format_ranks
 AGAIN = "the same command, when the source is complete"  # hint
 
 
-def provenance_of(plan: Plan) -> Provenance:
+def provenance_of(plan: Plan, not_in_target: str) -> Provenance:
     """Return the provenance of a plan, which all its parts have in common.
 
     Raises
@@ -51,7 +51,7 @@ def provenance_of(plan: Plan) -> Provenance:
             for document in plan.documents
             if document.kind == "strategy"
         ),
-        _options_of(plan),
+        _options_of(plan, not_in_target),
     )
 
 
@@ -126,7 +126,7 @@ def _how_sliced(slicing: Slicing) -> object:
     return slicing.slice_counts if isinstance(slicing, BoxSlicing) else slicing.distribution_key
 
 
-def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+def _options_of(plan: Plan, choice: str) -> tuple[tuple[str, str], ...]:
     """Return the options of a plan, which explain why digests differ; see `Provenance`."""
     target, folder = plan.target, plan.target.output_folder
     outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
@@ -145,7 +145,6 @@ def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
         f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
     )
     if not target.is_merged:
-        choice = target.not_in_target
         is_default = choice == "follow"
         options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
     return tuple(options.items())
