@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,18 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, tables, workflow
+from ckpttool.cli import options, tables, workflow
 from ckpttool.cli.params import NUMBER, PATTERN, Choice
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import CkptToolError, raise_all
+from ckpttool.operations import documents
+from ckpttool.problems import CkptToolError, raise_all, severities
+from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import TensorMeta
+    from ckpttool.operations.diff import Difference, TensorDifference
     from ckpttool.planning.resolve import ResolveOptions
 
 
@@ -126,10 +131,9 @@ def diff(
             open_progress=open_progress("comparing", report.hides_progress),
         )
     if report.as_json:
-        document = documents.describe_comparison(a.path, b.path, found, tolerance, report.limit)
-        tables.print_json(document)
+        tables.print_json(documents.diff(a.path, b.path, found, report.limit))
     else:
-        tables.print_comparison(a.path, b.path, found, tolerance, report)
+        _print(f"A {a.path} and B {b.path}", found, report)
     if not found.is_equal:
         click.get_current_context().exit(1)
 
@@ -160,3 +164,57 @@ def _load(
         catalogs.append(catalog)
     raise_all(errors)
     return catalogs[0], catalogs[1], strategies[0], strategies[1]
+
+
+_WORDS = {  # by kind of difference
+    "only in A": "only in A",
+    "only in B": "only in B",
+    "dtype": "of another type",
+    "shape": "of another shape",
+    "text": "with another text",
+    "values": "with other values",
+}
+
+
+def _print(sides: str, found: Difference, report: ReportOptions) -> None:
+    """Print a verdict, the differences, the findings and the notes."""
+    tolerance, label = found.tolerance, "equal" if found.is_equal else "different"
+    how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
+    verdict = ", ".join(f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items())
+    if any(one.code == "replica" for one in found.findings):
+        replicas = "replicas differ (the lowest rank's are compared)"
+        verdict = f"{verdict}; {replicas}" if verdict else f"{replicas}, nothing else does"
+    if not found.tensors:
+        verdict, label = "nothing was compared", ""
+    if verdict or not report.quiet:
+        size = f"{count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how}"
+        tables.print_text(f"{sides}{verdict and f': {verdict}'} ({size})", label)
+    columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
+
+    def show(shown: Sequence[TensorDifference]) -> None:
+        tables.print_table("differences", columns, map(_cells, shown))
+
+    tables.print_first(found.differences, report.limit, show)
+    tables.print_findings(found.findings, found.notes, severities("diff"), report)
+
+
+def _cells(tensor: TensorDifference) -> Sequence[str]:
+    """Return the cells of a tensor; A and B say what else differs than values."""
+    name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
+    if tensor.values is None or tensor.a is None:
+        a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
+        return (name, tensor.kind, a, b, "", "", "", "")
+    values = tensor.values
+    differ = f"{values.count} of {math.prod(tensor.a.shape)}"
+    details = {"the same number": values.same_number, "NaN on one side": values.nans}
+    if any(details.values()):
+        differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
+    largest = "" if values.max_abs is None else f"{values.max_abs:.4g}"
+    first = "" if values.first is None else format_shape(values.first)
+    return (name, "", "", "", format_sizes(tensor.a.shape), differ, largest, first)
+
+
+def _show(meta: TensorMeta) -> str:
+    if meta.text is not None:
+        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
+    return f"{meta.dtype} {format_shape(meta.header_shape)}"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, tables
+from ckpttool.cli import options, tables
 from ckpttool.cli.params import Existing
+from ckpttool.operations import documents
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
@@ -34,7 +35,7 @@ def finalize(folder: str, report: ReportOptions) -> None:
     manifest = ckpttool.finalize(folder)
     tables.print_notes(manifest.notes, severities("convert"), report.quiet)
     if report.as_json:
-        tables.print_json(documents.describe_manifest(folder, manifest))
+        tables.print_json(documents.finalize(folder, manifest))
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))
     step = f", step {manifest.step}" if manifest.step else ""

@@ -13,31 +13,21 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 
 from ckpttool.cli.options import ANSWERED
 from ckpttool.formats.local import describe_os_error
-from ckpttool.problems import ExecutionError, join_alike, severities
-from ckpttool.wording import (
-    count,
-    format_bytes,
-    format_shape,
-    format_sizes,
-    printable,
-)
+from ckpttool.problems import ExecutionError, join_alike
+from ckpttool.wording import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.model.tensors import TensorMeta
     from ckpttool.operations.describe import Json
-    from ckpttool.operations.diff import Comparison, TensorDifference
-    from ckpttool.operations.verify import Report
     from ckpttool.problems import Diagnostic, SeverityOf
-    from ckpttool.storage.compare import Tolerance
 
 
 COLORS = {
@@ -47,6 +37,9 @@ COLORS = {
     "different": "red",
     "error": "red",
 }
+T = TypeVar("T")
+
+MAX_FOUND = 50  # findings or differences that are shown without --limit
 MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # columns before the rest of a paragraph, or of a row
 
@@ -107,6 +100,30 @@ def print_diagnostic(one: Diagnostic, severity: str, *, err: bool = False) -> No
     print_text(what, severity, code, err=err)
     for line in more:
         print_text(" " * INDENT + line, indent=INDENT, err=err)
+
+
+def print_findings(
+    findings: Iterable[Diagnostic],
+    notes: Iterable[Diagnostic],
+    severity_of: SeverityOf,
+    options: ReportOptions,
+) -> None:
+    """Print what a command found wrong, as many as ``--limit`` says, and the notes."""
+
+    def show(shown: Iterable[Diagnostic]) -> None:
+        for found in shown:
+            print_diagnostic(found, str(severity_of[found.code]))
+
+    print_first(join_alike(findings), options.limit, show)
+    print_notes(notes, severity_of, options.quiet)
+
+
+def print_first(found: Sequence[T], limit: int | None, show: Callable[[Sequence[T]], None]) -> None:
+    """Print the first ``limit`` with ``show``, and how many others there are."""
+    if shown := found[: MAX_FOUND if limit is None else limit]:
+        show(shown)
+    if more := len(found) - len(shown):
+        print_text(f"and {more} more (--limit N shows N, --json all)")
 
 
 def print_notes(notes: Iterable[Diagnostic], severity_of: SeverityOf, quiet: bool) -> None:
@@ -314,106 +331,3 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-MAX_ROWS = 50  # findings or differences that are shown without --limit
-
-
-def print_report(found: Report, deep: bool, checked: Sequence[str], options: ReportOptions) -> None:
-    """Print the result of verify: a verdict, the findings and the notes.
-
-    ``checked`` is what was checked beside headers and samples.
-    """
-    depth = "all data read" if deep else "--deep reads all data"
-    of_step = f", step {found.step}" if found.step else ""
-    files = count(found.files, "file" if found.ranks is None else "rank")
-    read = f"{files}{of_step}, {count(found.tensors, 'tensor')}, "
-    read += f"{format_bytes(found.nbytes)}; {depth}"
-    counts = found.count_severities()
-    present = [severity for severity in ("error", "warning") if counts[severity]]
-    verdict = ", ".join(count(counts[severity], severity) for severity in present)
-    parts = ["headers", *["samples"] * found.is_sampled, *checked]
-    read_right = " and ".join(", ".join(parts).rsplit(", ", 1))
-    clean = "nothing is wrong" if deep else f"the {read_right} are right"
-    clean += "" if found.is_whole else " in each rank by itself"
-    if present or not options.quiet:
-        print_text(f"{found.path}: {verdict or clean} ({read})", (*present, "OK")[0])
-    _print_findings(join_alike(found.findings), found.severity_of, options.limit)
-    print_notes(found.notes, found.severity_of, options.quiet)
-
-
-def print_comparison(
-    a: str, b: str, found: Comparison, tolerance: Tolerance | None, options: ReportOptions
-) -> None:
-    """Print the result of diff: a verdict, the differences, the findings and the notes."""
-    how = "bytes" if tolerance is None else f"atol {tolerance.atol:g}, rtol {tolerance.rtol:g}"
-    size = f"({count(found.tensors, 'tensor')}, {format_bytes(found.nbytes)} compared, {how})"
-    facts = [f"{number} {_WORDS[kind]}" for kind, number in found.count_kinds().items()]
-    verdict = f": {', '.join(facts)}" if facts else ""
-    if any(one.code == "replica" for one in found.findings):
-        replicas = "replicas differ (the lowest rank's are compared)"
-        verdict = f"{verdict}; {replicas}" if facts else f": {replicas}, nothing else does"
-    if not found.tensors:
-        verdict = ": nothing was compared"
-    if verdict or not options.quiet:
-        label = "" if not found.tensors else "equal" if found.is_equal else "different"
-        print_text(f"A {a} and B {b}{verdict} {size}", label)
-    if found.differences:
-        columns = ("tensor", "what", "A", "B", "shape", "differ>", "max abs>", "first")
-        shown = found.differences[: _max_shown(options.limit)]
-        if shown:
-            print_table("differences", columns, map(_difference_row, shown))
-        _print_number_of_others(len(found.differences) - len(shown))
-    severity_of = severities("diff")
-    _print_findings(join_alike(found.findings), severity_of, options.limit)
-    print_notes(found.notes, severity_of, options.quiet)
-
-
-def _print_findings(
-    findings: Sequence[Diagnostic], severity_of: SeverityOf, limit: int | None
-) -> None:
-    shown = findings[: _max_shown(limit)]
-    for found in shown:
-        print_diagnostic(found, str(severity_of[found.code]))
-    _print_number_of_others(len(findings) - len(shown))
-
-
-def _max_shown(limit: int | None) -> int:
-    return MAX_ROWS if limit is None else limit
-
-
-def _print_number_of_others(number: int) -> None:
-    if number:
-        print_text(f"and {number} more (--limit N shows N, --json all)")
-
-
-_WORDS = {  # by kind of difference
-    "only in A": "only in A",
-    "only in B": "only in B",
-    "dtype": "of another type",
-    "shape": "of another shape",
-    "text": "with another text",
-    "values": "with other values",
-}
-
-
-def _difference_row(tensor: TensorDifference) -> Sequence[str]:
-    """Return the cells of a tensor; A and B say what else differs than values."""
-    name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
-    if tensor.values is None or tensor.a is None:
-        a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
-        return (name, tensor.kind, a, b, "", "", "", "")
-    values = tensor.values
-    differ = f"{values.count} of {math.prod(tensor.a.shape)}"
-    details = {"the same number": values.same_number, "NaN on one side": values.nans}
-    if any(details.values()):
-        differ += f" ({', '.join(f'{n} {what}' for what, n in details.items() if n)})"
-    largest = "" if values.max_abs is None else f"{values.max_abs:.4g}"
-    first = "" if values.first is None else format_shape(values.first)
-    return (name, "", "", "", format_sizes(tensor.a.shape), differ, largest, first)
-
-
-def _show(meta: TensorMeta) -> str:
-    if meta.text is not None:
-        return repr(meta.text if len(meta.text) <= 40 else meta.text[:37] + "...")
-    return f"{meta.dtype} {format_shape(meta.header_shape)}"

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import documents, options, tables, workflow
+from ckpttool.cli import options, tables, workflow
 from ckpttool.cli.params import Choice
 from ckpttool.cli.progress import open_progress
+from ckpttool.operations import documents
 from ckpttool.problems import severities
+from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
+    from ckpttool.operations.verify import Verification
     from ckpttool.planning.resolve import ResolveOptions
 
 
@@ -82,11 +85,30 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
-        tables.print_json(documents.describe_report(found, deep, report.limit))
+        tables.print_json(documents.verify(found, report.limit))
     else:
-        checked = {"checksums": crc, "hashes": resolve.manifest == "all"}
-        tables.print_report(
-            found, deep, [what for what, is_read in checked.items() if is_read], report
-        )
+        _print(found, report)
     if found.findings:
         click.get_current_context().exit(1)
+
+
+def _print(found: Verification, report: ReportOptions) -> None:
+    """Print a verdict, the findings and the notes."""
+    counts = found.count_severities()
+    present = [severity for severity in ("error", "warning") if counts[severity]]
+    parts = ["headers", *["samples"] * found.is_sampled, *found.compared]
+    compared = " and ".join(", ".join(parts).rsplit(", ", 1))
+    clean = "nothing is wrong" if found.deep else f"the {compared} are right"
+    clean += "" if found.is_whole else " in each rank by itself"
+    verdict = ", ".join(count(counts[severity], severity) for severity in present) or clean
+    read = [
+        count(found.files, "file" if found.ranks is None else "rank"),
+        *([f"step {found.step}"] if found.step else []),
+        count(found.tensors, "tensor"),
+        format_bytes(found.nbytes),
+    ]
+    depth = "all data read" if found.deep else "--deep reads all data"
+    if present or not report.quiet:
+        text = f"{found.path}: {verdict} ({', '.join(read)}; {depth})"
+        tables.print_text(text, (*present, "OK")[0])
+    tables.print_findings(found.findings, found.notes, found.severity_of, report)

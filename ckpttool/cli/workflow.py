@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 import ckpttool
-from ckpttool.cli import documents, tables
+from ckpttool.cli import tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
 from ckpttool.model.catalog import Catalog
+from ckpttool.operations import documents
+from ckpttool.operations.convert import Conversion
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
     from ckpttool.problems import Command
-    from ckpttool.transaction.manifest import Written
     from ckpttool.transaction.resume import Assignment
 
 
@@ -217,69 +218,57 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
                     check=guard.check,
                 )
             except Terminated as stopped:
-                done, outputs = assignment.count_complete(), len(assignment.ranks)
-                stopped.complete = f"{done} of {count(outputs, 'output')} complete"
-                stopped.hint = assignment.resume_hint if done else "the same command"
+                complete, outputs = assignment.count_complete(), len(assignment.ranks)
+                stopped.complete = f"{complete} of {count(outputs, 'output')} complete"
+                stopped.hint = assignment.resume_hint if complete else "the same command"
                 raise
-    seconds = time.perf_counter() - started
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))
-    document = documents.describe_run(plan, assignment, written, seconds)
+    done = Conversion(plan, assignment, written, time.perf_counter() - started)
     if report.as_json:
-        tables.print_json(document)
+        tables.print_json(documents.convert(done))
     elif not report.quiet:
-        _print_written(plan, assignment, written, seconds, report.verbose)
+        _print(done, report.verbose)
 
 
 FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
 
 
-def _print_written(
-    plan: Plan, assignment: Assignment, written: Sequence[Written], seconds: float, verbose: bool
-) -> None:
+def _print(done: Conversion, verbose: bool) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
-    added = [
-        (document.kind, document.path, len(document.data))
-        for document in documents.documents_of(plan, assignment)
-    ]
+    catalog, documents = done.source, done.documents
     if verbose:
-        rows = [(one.path, one.format, str(one.tensors), one.nbytes) for one in written]
-        rows += [(path, kind, "", nbytes) for kind, path, nbytes in added]
-        tables.print_table(
-            "outputs",
-            ("path", "format", "tensors>", "size>"),
-            ((*row, format_bytes(nbytes)) for *row, nbytes in rows),
-        )
-    metas = [source.meta for source in documents.find_largest(plan)]
+        outputs = [(one.path, one.format, str(one.tensors), one.nbytes) for one in done.outputs]
+        others = [(one.path, one.kind, "", len(one.data)) for one in documents]
+        rows = ((*row, format_bytes(nbytes)) for *row, nbytes in (*outputs, *others))
+        tables.print_table("outputs", ("path", "format", "tensors>", "size>"), rows)
+    metas = [source.meta for source in done.largest_sharded]
     if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
-    catalog = plan.catalog
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
-    text = f"{_describe_outputs(plan, assignment, written)} in {seconds:.2f} s, from {files}"
+    text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""
-    is_set = plan.target.is_numbered or not plan.target.is_merged
-    if is_set and assignment.part is None:
-        manifest = str(Path(plan.target.manifest_path))
-        named = ", ".join(f"{kind} {path}" for kind, path, _ in [("manifest", manifest, 0), *added])
-        text += f"; {named}"
+    if done.manifest and not done.is_one_file:
+        named = [f"manifest {done.manifest}", *(f"{one.kind} {one.path}" for one in documents)]
+        text += f"; {', '.join(named)}"
     tables.print_text(text)
 
 
-def _describe_outputs(plan: Plan, assignment: Assignment, written: Sequence[Written]) -> str:
+def _outputs_text(done: Conversion) -> str:
     """Return which outputs there are, their format and size, and how many were kept."""
-    kept = sum(one.is_kept for one in written)
-    verb = "Kept" if 0 < kept == len(written) else "Wrote"
-    if assignment.part is not None:
-        verb += f" part {assignment.part}:"
-    if not written:
+    part, outputs = done.assignment.part, done.outputs
+    kept = sum(one.is_kept for one in outputs)
+    verb = "Kept" if 0 < kept == len(outputs) else "Wrote"
+    verb += "" if part is None else f" part {part}:"
+    if not outputs:
         return f"{verb} nothing"
-    facts = [FORMAT_WORDS[plan.target.format], format_bytes(sum(one.nbytes for one in written))]
-    paths = [Path(one.path) for one in written]
-    if plan.target.is_merged and not plan.target.is_numbered:
-        facts.insert(1, count(written[0].tensors, "tensor"))
+    facts = [FORMAT_WORDS[done.plan.target.format], format_bytes(done.dst_bytes)]
+    paths = [Path(one.path) for one in outputs]
+    if done.is_one_file:
+        facts.insert(1, count(outputs[0].tensors, "tensor"))
         return f"{verb} {paths[0]} ({', '.join(facts)})"
-    if not plan.target.is_merged:
+    if not done.plan.target.is_merged:
         paths = [path.parent for path in paths]
     shown = [str(paths[0]), *(path.name for path in paths[1:])]
     names = ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} ... {shown[-1]}"
-    of_kept = [f"{kept} kept, {len(written) - kept} written"] if kept else []
+    of_kept = [f"{kept} kept, {len(outputs) - kept} written"] if kept else []
     return f"{verb} {names} ({', '.join([count(len(paths), 'file'), *of_kept, *facts])})"

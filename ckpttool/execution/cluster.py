@@ -33,7 +33,7 @@ from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
 from ckpttool.execution.copy import CopyOptions, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import claimed_file, describe_os_error, identify_file
+from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
@@ -42,6 +42,7 @@ from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
     claim,
+    create,
     is_open_as,
     is_there,
     make_folder,
@@ -49,7 +50,6 @@ from ckpttool.storage.files import (
     remove_attempts,
     rename_durably,
     require_name,
-    reserve,
     verify_header,
 )
 from ckpttool.wording import count, shorten
@@ -200,7 +200,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     EngineError
         Workers do not answer.
     """
-    inputs = [path for file in plan.catalog.files.values() for path in file.paths]
+    inputs = [path for one in plan.inputs for file in one.files.values() for path in file.paths]
     folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
@@ -386,12 +386,10 @@ def write_file(task: FileTask) -> Attempt:
 
 def _write(task: FileTask, path: str) -> Attempt:
     output = task.output
-    format = get_format(output.format)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
-        index = format.create(fd, claimed_file(path, fd), output.metas, output.attrs)
-        reserve(fd, index.nbytes)
+        index = create(path, fd, output)
         nbytes = 0
         hashes: list[UnitHash] = []
         crcs: list[CrcExtent] = []
@@ -404,7 +402,7 @@ def _write(task: FileTask, path: str) -> Attempt:
             crcs += filled.crcs
             read += filled.read
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
-        format.seal(fd, crc)
+        get_format(output.format).seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Attempt(path, Filled(nbytes, tuple(hashes), (), tuple(read)))
     finally:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ckpttool.model.manifest import units
-from ckpttool.model.plan import OutputFile, OutputTensor, Piece
+from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
+from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there

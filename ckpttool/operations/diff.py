@@ -76,7 +76,7 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Difference:
     """The result of `diff`.
 
     Attributes
@@ -92,6 +92,8 @@ class Comparison:
     findings
         Replicas of a side that differ.  Only those of the lowest ranks were compared, so others may
         differ even if these are equal.  Or neither side has a tensor.
+    tolerance
+        The tolerance for equal values; None if bytes were compared.
     """
 
     tensors: int
@@ -99,6 +101,7 @@ class Comparison:
     differences: tuple[TensorDifference, ...]
     notes: tuple[Diagnostic, ...]
     findings: tuple[Diagnostic, ...] = ()
+    tolerance: Tolerance | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -120,7 +123,7 @@ def diff(
     tolerance: Tolerance | None = None,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> Comparison:
+) -> Difference:
     """Find the differences between two checkpoints.
 
     Parameters
@@ -197,7 +200,7 @@ def diff(
             contradictions += [
                 one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
             ]
-        return Comparison(len(pairs), nbytes, differences, sided, tuple(contradictions))
+        return Difference(len(pairs), nbytes, differences, sided, tuple(contradictions), tolerance)
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

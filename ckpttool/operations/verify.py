@@ -66,7 +66,7 @@ STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Verification:
     """What `ckpttool.verify` found.
 
     Attributes
@@ -91,6 +91,10 @@ class Report:
         Whether it is known how the slices of the ranks fit together, or there is only one rank.
     is_sampled
         Whether samples of the contents were compared with the layouts.
+    deep
+        Whether all data was read.
+    compared
+        What was compared beside headers and samples: ``"checksums"``, ``"hashes"``.
     """
 
     path: str
@@ -104,6 +108,8 @@ class Report:
     notes: tuple[Diagnostic, ...] = ()
     is_whole: bool = True
     is_sampled: bool = False
+    deep: bool = False
+    compared: tuple[str, ...] = ()
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""
@@ -264,7 +270,7 @@ def verify(
     ignore: Collection[str] = (),
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
-) -> Report:
+) -> Verification:
     """Find what is wrong with a checkpoint.
 
     Parameters
@@ -299,11 +305,13 @@ def verify(
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
+    more = {"checksums": crc, "hashes": options.manifest == "all"}
+    depth = deep, tuple(what for what, is_compared in more.items() if is_compared)
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
-        return _report(catalog, found)
+        return _report(catalog, found, *depth)
     if strategy is not None and catalog.needs_strategy:
         strategy, reasons = fit_to_slices(catalog, strategy)
         if reasons:
@@ -330,15 +338,20 @@ def verify(
         verification.run(deep, crc, options.manifest == "all", open_progress)
     found.add(*notes)
     is_sampled = any(source.has_layout for source in resolved.sources)
-    return _report(resolved.catalog, found, verification.is_whole, is_sampled)
+    return _report(resolved.catalog, found, *depth, verification.is_whole, is_sampled)
 
 
 def _report(
-    catalog: Catalog, found: Diagnostics, is_whole: bool = True, is_sampled: bool = False
-) -> Report:
+    catalog: Catalog,
+    found: Diagnostics,
+    deep: bool,
+    compared: tuple[str, ...],
+    is_whole: bool = True,
+    is_sampled: bool = False,
+) -> Verification:
     """Sum up what was found."""
     found.add(*find_nothing(catalog))
-    return Report(
+    return Verification(
         catalog.root,
         found.severity_of,
         catalog.step,
@@ -350,6 +363,8 @@ def _report(
         found.of("note"),
         is_whole,
         is_sampled,
+        deep,
+        compared,
     )
 
 
@@ -387,7 +402,7 @@ class _Verification:
 
     @property
     def is_whole(self) -> bool:
-        """The value of `Report.is_whole`."""
+        """The value of `Verification.is_whole`."""
         is_merged = self.catalog.is_merged and not self.catalog.one_of_several
         return not isinstance(self.sharding, Merged) or is_merged
 

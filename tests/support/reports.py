@@ -11,7 +11,7 @@ import numpy as np
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.verify import Report
+from ckpttool.operations.verify import Verification
 from ckpttool.problems import Diagnostic
 from tests.support.checkpoints import ROWS, cut, strategy_of, write_ranks
 from tests.support.diagnostics import graded
@@ -38,7 +38,7 @@ def ranks_of(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]]:
     return cut(entries, STATES)
 
 
-def verify(path: Path | str, strategy: Strategy | None = None, **options: object) -> Report:
+def verify(path: Path | str, strategy: Strategy | None = None, **options: object) -> Verification:
     """Return the report on what is there."""
     return ckpttool.verify(ckpttool.scan(str(path), command="verify"), strategy, **options)
 
@@ -49,18 +49,18 @@ def check(
     strategy: Strategy | None = STATES,
     format: str = "ckpt",
     **options: object,
-) -> Report:
+) -> Verification:
     """Return the report on a checkpoint that is written first."""
     write_ranks(folder, ranks, format)
     return verify(folder, strategy, **options)
 
 
-def kinds(report: Report) -> list[tuple[str | None, str]]:
+def kinds(report: Verification) -> list[tuple[str | None, str]]:
     """Return severity and code of each finding."""
     return [graded(finding) for finding in report.findings]
 
 
-def the_finding(report: Report, kind: str, severity: str = "error") -> Diagnostic:
+def the_finding(report: Verification, kind: str, severity: str = "error") -> Diagnostic:
     """Return the only finding after checking its severity and code."""
     (finding,) = report.findings
     assert graded(finding) == (severity, kind), finding

@@ -1,0 +1,97 @@
+"""What merge, split and reshard answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import LayoutSlicing, Source
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.plan import Document, Plan
+    from ckpttool.problems import Diagnostic
+    from ckpttool.transaction.manifest import Written
+    from ckpttool.transaction.resume import Assignment
+
+MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a run has made: its outputs, and the files beside them.
+
+    Attributes
+    ----------
+    plan, assignment
+        What was to be made, and what this run had to write of it.
+    outputs
+        The complete outputs of this run.
+    seconds
+        How long it took.
+    """
+
+    plan: Plan
+    assignment: Assignment
+    outputs: Sequence[Written]
+    seconds: float
+
+    @property
+    def source(self) -> Catalog:
+        """The checkpoint that was read."""
+        (catalog,) = self.plan.inputs
+        return catalog
+
+    @property
+    def src_bytes(self) -> int:
+        """The size of the files that were read."""
+        return sum(file.nbytes for file in self.source.files.values())
+
+    @property
+    def dst_bytes(self) -> int:
+        """The size of the outputs."""
+        return sum(output.nbytes for output in self.outputs)
+
+    @property
+    def notes(self) -> tuple[Diagnostic, ...]:
+        """All notes of the run."""
+        return (*self.plan.notes, *self.assignment.notes)
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether one file is written, and not a folder of several."""
+        return self.plan.target.is_merged and not self.plan.target.is_numbered
+
+    @property
+    def manifest(self) -> str | None:
+        """The path of the manifest; None for a set in parts."""
+        return None if self.assignment.part else str(Path(self.plan.target.manifest_path))
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """The documents that were written; for a set in parts, `ckpttool.finalize` writes them."""
+        return self.plan.documents if self.assignment.part is None else ()
+
+    @property
+    def largest_sharded(self) -> Sequence[Source]:
+        """The largest sharded tensors, with the layouts with which they were read.
+
+        A strategy file contains no shapes, and a file from a different run may fit.  A person can
+        see that in the shapes.  Parameters come before their states; equal shapes and layouts are
+        shown once.
+        """
+        sources = (transfer.source for transfer in self.plan.transfers)
+        sharded = {
+            source.slicing.key: source
+            for source in sorted(sources, key=_size)
+            if isinstance(source.slicing, LayoutSlicing) and source.is_sharded
+        }
+        return [*reversed(sharded.values())][:MAX_SHARDED]
+
+
+def _size(source: Source) -> tuple[bool, int]:
+    is_parameter = parse_name(source.meta.name).same_shape_parameter is None
+    return is_parameter, source.meta.nbytes
