@@ -7,7 +7,7 @@ Without rank folders, files with ``rank_3`` in their names count, as MindFormers
 Rank folders and such files may also be in folders of hosts or processes, ``10.0.0.2/rank_8`` and
 ``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  At last,
 folders and files count whose names differ in one number, from 0 without a gap, ``card0`` and
-``card1``.
+``card1``, also in folders of hosts, ``host0/card0`` and ``host1/card1``.
 
 A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
 of the rank, the same wherever it occurs; ``*`` for anything.
@@ -34,7 +34,6 @@ from typing import NamedTuple
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
     RANK_IN_NAME,
-    STEP_IN_NAME,
     RankFile,
     Step,
     base_of,
@@ -46,15 +45,12 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
-    drop_backups,
     find_emergency_saves,
     find_unfinished_save,
     note_emergencies,
     note_leftovers,
     note_skipped,
 )
-from ckpttool.discovery.saves import read_saved_files
-from ckpttool.discovery.steps import choose_save
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import (
@@ -74,7 +70,6 @@ from ckpttool.problems import (
     Diagnostics,
     FormatError,
     PlanError,
-    StepError,
     UnfinishedError,
     raise_all,
 )
@@ -89,8 +84,8 @@ _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
-_MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
-_MAX_FILES = 10_000  # that are considered to suggest a pattern
+_MAX_DEPTH = 5  # of the folders whose files a message lists
+_MAX_FILES = 10_000  # that a message considers
 
 # Rank of a folder without a file to read -> the error if the folder is unreadable.
 EmptyRanks = dict[int, FormatError | None]
@@ -140,7 +135,7 @@ def list_rank_files(
         )
     if len(places) > 1:
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
-        _, hint = _suggest(root) or ("", "--pattern with the folder that is meant")
+        hint = "--pattern with the folder that is meant"
         facts = shorten((str(path.relative_to(root)) for path in places.values()), 3)
         problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     if not found:
@@ -148,7 +143,7 @@ def list_rank_files(
         raise_all(errors.values())
         ranks = tuple(empty_ranks)
         text = f"no checkpoint file in the folders of {format_ranks(ranks)}"
-        facts, hint = _suggest(root) or _suggest_links(root, folders.values())
+        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
         facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         problems.append(
@@ -157,7 +152,7 @@ def list_rank_files(
     elif ambiguous_files:
         text = "paths name two ranks, and nothing shows which one is right"
         facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
-        _, hint = _suggest(root) or _suggest_links(root, folders.values())
+        hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
         problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     problems += [one for one in noticed if one.code == "source"]
     diagnostics.add(*(one for one in noticed if one.code != "source"))
@@ -371,6 +366,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
         found = _find_in_nodes(found) or found
     elif not any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
         found = _find_in_hosts(inside) or _find_numbered_folders(inside)
+        found = found or _find_numbered_in_hosts(root)
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[Diagnostic] = []
@@ -389,8 +385,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
             Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
         ]
     if len(words) > 1:
-        patterns = [f"--pattern {shlex.quote(pattern)}" for pattern, _ in _suggest_patterns(root)]
-        hint = ", or ".join(patterns[:2]) or "--pattern with the form of one of them"
+        hint = "--pattern with the form of one of them"
         text = "rank folders of several kinds"
         facts = shorten(words.values(), 3)
         problems = [Diagnostic("source", text, hint=hint, facts=facts, where=str(root))]
@@ -455,9 +450,10 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
 
     Where the names of the files have the word, they must have the same number.
     """
-    folders = {p.name: p for p in inside if is_folder(p) and not EMERGENCY.fullmatch(p.name)}
+    paths = [p for p in inside if is_folder(p) and not EMERGENCY.fullmatch(p.name)]
+    folders, times = {p.name: p for p in paths}, Counter(p.name for p in paths)
     found = []
-    for names in find_numbered(folders, are_files=False):
+    for names in find_numbered((name for name in times if times[name] == 1), are_files=False):
         group = [_RankFolder("", rank, folders[name]) for rank, name in sorted(names.items())]
         files = [(rank, path) for _, rank, top in group for path in _find_files(top, rank)[1]]
         is_agreed = all(
@@ -468,6 +464,18 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
         if is_agreed and not _are_hosts(files) and not all(is_strategy(p) for _, p in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
+
+
+def _find_numbered_in_hosts(root: Path) -> list[_RankFolder]:
+    """Return such folders in several folders of hosts, if no number is in two of them."""
+    for below in ("*/*", "*/*/*"):
+        try:
+            found = _find_numbered_folders(find_paths(root, below))
+        except OSError:
+            continue  # other folders beside those of hosts need not be readable
+        if len({one.path.parent for one in found}) > 1:
+            return found
+    return []
 
 
 def _are_hosts(files: Sequence[tuple[int, Path]]) -> bool:
@@ -720,12 +728,32 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         text = "files of one rank by their names in several folders: copies, or numbers of devices"
         hint = "move copies away, or link each file to a name with its rank (net_rank_0.ckpt)"
         return problem(text, hint, shorten(repeated, 3))
+    if below := _find_checkpoints_below(root):
+        text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
+        facts = shorten((str(path.relative_to(root)) for path in below), 3)
+        return problem(text, f"{shlex.quote(str(below[0]))} as SRC", facts)
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    if suggested := _suggest(root):
-        return problem(text, suggested[1], suggested[0])
-    inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
+    if packed := _find_packed(root):
+        return problem(text, packed[1], packed[0])
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
+    if listed := _list_files_below(root):
+        return problem(text, f"--pattern, or {hint}", listed)
+    inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
     return problem(text, hint, f"it holds {shorten(inside, 3)}" if inside else "it is empty")
+
+
+def _find_checkpoints_below(root: Path) -> list[Path]:
+    """Return the outermost folders below a folder that hold folders of ranks, or an index."""
+    files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
+    folders = {home for path in files for home in path.parents if home.is_relative_to(root)}
+    found = {folder for folder in folders - {root} if _holds_ranks(folder)}
+    return sorted(folder for folder in found if found.isdisjoint(folder.parents))
+
+
+def _holds_ranks(folder: Path) -> bool:
+    """Return whether a folder holds folders of ranks, or an index."""
+    inside = list_folder(folder)
+    return any(map(_marks_checkpoint, inside)) or bool(_find_numbered_folders(inside))
 
 
 def _find_merged(root: Path) -> list[Path]:
@@ -802,7 +830,7 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
     if not found:
         raise_all(filter(None, empty_ranks.values()))
         text = f"no file matches --pattern {shlex.quote(pattern)}"
-        facts, hint = _suggest(root) or ("", "")
+        facts, hint = _find_packed(root) or (_list_files_below(root), "")
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     return found
 
@@ -836,10 +864,10 @@ def _match_pattern(
             yield RankFile(found_rank, path, name)
 
 
-# -------------------------------------------------------------------------------- hints in messages
+# -------------------------------------------------------------------------------- files in messages
 
 
-def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
+def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     """Return files in nested rank folders, as of several hosts, and a hint; else ("", "")."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
@@ -847,16 +875,12 @@ def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
         for path in nested
         if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
     ]
-    if not found:
-        return "", ""
-    facts = f"found {shorten(found, 3)}; no pattern shows their ranks"
-    return facts, "a folder with a link rank_N to each of these folders (ln -s)"
+    hint = "a folder with a link rank_N to each of these folders (ln -s)"
+    return (f"found {shorten(found, 3)}", hint) if found else ("", "")
 
 
-def _suggest(root: Path) -> tuple[str, str] | None:
-    """Return a file below a folder and a hint, to find or to unpack it; None if there is none."""
-    for pattern, first in _suggest_patterns(root):
-        return f"found {first}", f"--pattern {shlex.quote(pattern)}"
+def _find_packed(root: Path) -> tuple[str, str] | None:
+    """Return packed files in a folder, and the command that unpacks them; None without any."""
     for end, tool in _UNPACK.items():
         for pattern in (f"*{end}", f"*/*{end}"):
             if packed := sorted(find_paths(root, pattern)):
@@ -865,24 +889,11 @@ def _suggest(root: Path) -> tuple[str, str] | None:
     return None
 
 
-def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield patterns made from the names of the checkpoint files below a folder.
-
-    Each matches one file of every rank, or one of every rank and step.
-
-    Yields
-    ------
-    pattern, first
-        A pattern, that of most files first, and the path of its first file below ``root``.
-    """
-    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for path in islice(_files_below(root, _MAX_DEPTH), _MAX_FILES):
-        inside = path.relative_to(root)
-        groups[_DIGITS.sub("#", str(inside.parent)), path.suffix].append(inside)
-    for files in sorted(groups.values(), key=len, reverse=True):
-        pattern = next((one for one in _possible_patterns(files) if _finds_ranks(root, one)), None)
-        if pattern is not None:
-            yield pattern, str(files[0])
+def _list_files_below(root: Path) -> str:
+    """Return the checkpoint files below a folder as facts; "" if there are none."""
+    files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
+    found = shorten((str(path.relative_to(root)) for path in files), 3)
+    return f"found {found}" if found else ""
 
 
 def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
@@ -890,72 +901,13 @@ def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Pat
     try:
         inside = list_folder(folder)
     except OSError:
-        return  # a suggestion needs no folder that cannot be read
+        return  # a list in a message needs no folder that cannot be read
     for path in inside:
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1, is_any)
         elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
             yield path
-
-
-def _possible_patterns(files: Sequence[Path]) -> Iterator[str]:
-    """Yield possible patterns of files whose folders differ only in numbers."""
-    suffix = files[0].suffix
-    folders = [str(path.parent) for path in files]
-    for folder in _with_rank_placeholders(folders):
-        yield f"{folder}/*{suffix}"
-    heads: dict[str, list[str]] = defaultdict(list)
-    for path in files:
-        head = STEP_IN_NAME.sub("-*", str(path.with_suffix("")))
-        heads[_DIGITS.sub("#", head)].append(head)
-    for head in _with_rank_placeholders(max(heads.values(), key=len)):
-        yield head + suffix
-
-
-def _with_rank_placeholders(names: Sequence[str]) -> Iterator[str]:
-    """Yield one pattern of names that differ only in numbers, for each choice of the rank.
-
-    ``{rank}`` replaces all numbers that vary like the rank; other numbers that vary become ``*``.
-    """
-    parts_of_names = [_DIGITS.split(name) for name in names]
-    columns = {
-        i: tuple(int(parts[i]) for parts in parts_of_names)
-        for i in range(1, len(parts_of_names[0]), 2)
-    }
-    varying = {i: numbers for i, numbers in columns.items() if len(set(numbers)) > 1}
-    if columns and not varying:
-        varying = {max(columns): columns[max(columns)]}
-    for ranks in sorted(dict.fromkeys(varying.values()), key=lambda one: -len(set(one))):
-        yield "".join(
-            "{rank}" if columns.get(i) == ranks else "*" if i in varying else part
-            for i, part in enumerate(parts_of_names[0])
-        )
-
-
-def _finds_ranks(root: Path, pattern: str) -> bool:
-    """Return whether a pattern finds the files of ranks, one for each rank and step."""
-    try:
-        found = list(_match_pattern(root, Path(pattern).parts, None, {}))
-        files = drop_backups(found, Diagnostics())
-        runs: dict[tuple[int, Step | None], set[str]] = defaultdict(set)
-        for one in files:
-            runs[one.rank, step_of(one.name)].add(run_of(one.name))
-        if any(step is not None and _are_several(names) for (_, step), names in runs.items()):
-            return False
-        choose_save(read_saved_files(str(root), files, Diagnostics()), None, Diagnostics())
-    except StepError:
-        return True  # the pattern is right; no step is on every rank
-    except (PlanError, OSError):
-        return False
-    return bool(found)
-
-
-def _are_several(runs: Collection[str]) -> bool:
-    """Return whether names before a step differ in more than a counter."""
-    return (
-        sum(base_of(f"{run}-0_0") == run or base_of(f"{run}-0_0") not in runs for run in runs) > 1
-    )
 
 
 def find_manifests(catalog: Catalog) -> list[Path]:
