@@ -87,79 +87,104 @@ _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
 _MAX_DEPTH = 5  # of the folders whose files a message lists
 _MAX_FILES = 10_000  # that a message considers
 
-# Rank of a folder without a file to read -> the error if the folder is unreadable.
-EmptyRanks = dict[int, FormatError | None]
 
+class FoundFiles(NamedTuple):
+    """The files of ranks, of every step, and the ranks whose folder has none.
 
-def list_rank_files(
-    root: Path, diagnostics: Diagnostics, empty_ranks: EmptyRanks
-) -> list[RankFile]:
-    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
-
-    ``empty_ranks`` gets the ranks whose folder has none, or cannot be read.
+    ``empty`` has the error of a folder that is unreadable, None for one without a file.
     """
+
+    files: list[RankFile]
+    empty: Mapping[int, FormatError | None]
+
+
+def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
+    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
     folders, others, problems = _find_folders(root)
     if not folders:
         note_leftovers(root, (), diagnostics)
-        return _list_flat_files(root, diagnostics)
-    found = []
-    places: dict[str, Path] = {}
-    indexed = []
-    ambiguous_files: list[str] = []
+        return FoundFiles(_list_flat_files(root, diagnostics), {})
+    listed: list[RankFile] = []
+    homes: dict[int, Path] = {}
+    empty: dict[int, FormatError | None] = {}
     for rank, folder in sorted(folders.items()):
         try:
-            folders[rank], inside = _find_files(folder, rank)
-            if len(inside) > 1 and any(is_index_name(p.name) for p in list_folder(folders[rank])):
-                indexed.append(folders[rank])
+            homes[rank], files = _find_files(folder, rank)
         except OSError as error:
-            empty_ranks[rank] = unreadable(str(folder), error)
+            empty[rank] = unreadable(str(folder), error)
             continue
-        if folders[rank] != folder:
-            places.setdefault(_place(folders[rank].relative_to(folder), rank), folders[rank])
-        if not inside:
-            empty_ranks[rank] = None
-            ambiguous_files += _files_of_other_ranks(folder, rank)
-            homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
-            places |= {_place(home.relative_to(folder), rank): home for home in homes}
-        found += [RankFile(rank, path, path.name) for path in inside]
-    found, noticed = _by_names(root, _without_strategies(found) or found, folders)
-    errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
-    readable = (folder for rank, folder in folders.items() if rank not in errors)
-    note_leftovers(root, readable, diagnostics)
-    if indexed:
-        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
-        text = "a rank has several files and an index; expected one file for each rank"
-        facts = shorten(map(str, indexed), 3)
-        problems.append(
-            Diagnostic("source", text, hint=f"{hint}, for each", facts=facts, where=str(root))
-        )
-    if len(places) > 1:
-        text = "the files of ranks lie in folders of different names, perhaps of different steps"
-        hint = "--pattern with the folder that is meant"
-        facts = shorten((str(path.relative_to(root)) for path in places.values()), 3)
-        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    if not found:
+        listed += [RankFile(rank, path, path.name) for path in files]
+        if not files:
+            empty[rank] = None
+    found, notes, misplaced = _by_names(
+        root, _without_strategies(listed) or listed, {**folders, **homes}
+    )
+    note_leftovers(root, homes.values(), diagnostics)
+    if not listed:
         _refuse_unfinished(root)
-        raise_all(errors.values())
-        ranks = tuple(empty_ranks)
-        text = f"no checkpoint file in the folders of {format_ranks(ranks)}"
-        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
-        facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
-        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
-        problems.append(
-            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
-        )
-    elif ambiguous_files:
-        text = "paths name two ranks, and nothing shows which one is right"
-        facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
-        hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
-        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    problems += [one for one in noticed if one.code == "source"]
-    diagnostics.add(*(one for one in noticed if one.code != "source"))
+        raise_all(filter(None, empty.values()))
+    problems += [*_folder_problems(root, folders, homes, listed), *misplaced]
+    diagnostics.add(*notes)
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
-    return found
+    return FoundFiles(found, empty)
+
+
+def _folder_problems(
+    root: Path, folders: Mapping[int, Path], homes: Mapping[int, Path], listed: Sequence[RankFile]
+) -> Iterator[Diagnostic]:
+    """Yield why the files of ranks cannot be told from others.
+
+    Parameters
+    ----------
+    root, folders
+        The folder of all ranks, and those of the ranks.
+    homes
+        The folder of each rank that has its files, or is without any.
+    listed
+        All of these files.
+    """
+
+    def problem(text: str, hint: str, facts: str, ranks: tuple[int, ...] = ()) -> Diagnostic:
+        return Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
+
+    def names(paths: Iterable[Path]) -> str:
+        return shorten((str(path.relative_to(root)) for path in paths), 3)
+
+    times = Counter(one.rank for one in listed)
+    indexed = [
+        home
+        for rank, home in homes.items()
+        if times[rank] > 1 and any(is_index_name(path.name) for path in list_folder(home))
+    ]
+    if indexed:
+        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
+        text = "a rank has several files and an index; expected one file for each rank"
+        yield problem(text, f"{hint}, for each", shorten(map(str, indexed), 3))
+    places: dict[str, Path] = {}
+    of_others: list[Path] = []
+    for rank, home in homes.items():
+        inside = [home]
+        if not times[rank]:
+            of_others += _files_of_other_ranks(home, rank)
+            inside = [other for other, _ in _other_homes(list_folder(home), rank)]
+        for path in inside:
+            if path != folders[rank]:
+                places.setdefault(_place(path.relative_to(folders[rank]), rank), path)
+    if len(places) > 1:
+        text = "the files of ranks lie in folders of different names, perhaps of different steps"
+        yield problem(text, "--pattern with the folder that is meant", names(places.values()))
+    if not listed:
+        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
+        facts = facts or names(folders[rank] for rank in homes)
+        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
+        text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
+        yield problem(text, hint, facts, tuple(homes))
+    elif of_others:
+        hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
+        text = "paths name two ranks, and nothing shows which one is right"
+        yield problem(text, hint, names(of_others))
 
 
 def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
@@ -519,13 +544,13 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
-def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
     """Return the checkpoint files in a folder of another rank inside a rank folder.
 
     A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
     """
     return [
-        str(file)
+        file
         for path in list_folder(folder)
         if (match := RANK_FOLDER.fullmatch(path.name)) is not None
         if int(match[2]) != rank and is_folder(path)
@@ -555,8 +580,8 @@ def _place(inside: Path, rank: int) -> str:
 
 def _by_names(
     root: Path, found: Sequence[RankFile], folders: Mapping[int, Path]
-) -> tuple[list[RankFile], list[Diagnostic]]:
-    """Return the files without copies of other ranks' files, a note on these, and the problem.
+) -> tuple[list[RankFile], list[Diagnostic], list[Diagnostic]]:
+    """Return the files without copies of other ranks' files, the notes on these, the problems.
 
     Names say the rank if most of them say that of their folder.  They do so too if a folder has
     files of one save of several ranks, or if those of one save say the ranks in another order.
@@ -572,7 +597,7 @@ def _by_names(
     is_exchanged = any(_are_exchanged(pairs, folders) for pairs in saves.values())
     is_shared = any(len({rank for rank, _ in pairs}) < len(pairs) for pairs in saves.values())
     if not (is_exchanged or is_shared or len(misplaced) < len(named) - len(misplaced)):
-        return list(found), []
+        return list(found), [], []
     names = {(one.rank, one.path.name) for one in found}
     copies = {
         one.path: None
@@ -580,11 +605,11 @@ def _by_names(
         if (one.rank, one.rank) in saves[form_around(one.path.name, match)]
         and (int(match[1]), one.path.name) in names
     }
-    noticed = []
+    notes, problems = [], []
     if copies:
         text = f"{count(len(copies), 'file')} of other ranks than their folders: ignored"
         facts = shorten((str(path.relative_to(root)) for path in copies), 3)
-        noticed.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
+        notes.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
     rest = [(one, match) for one, match in misplaced if one.path not in copies]
     if rest:
         one, match = rest[0]
@@ -599,8 +624,8 @@ def _by_names(
             hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
         text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
         facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
-        noticed.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    return [one for one in found if one.path not in copies], noticed
+        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
+    return [one for one in found if one.path not in copies], notes, problems
 
 
 def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Match[str]]]:
@@ -811,11 +836,8 @@ def _is_pytorch_file(path: Path) -> bool:
 # ----------------------------------------------------------------------------------------- patterns
 
 
-def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[RankFile]:
-    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
-
-    ``empty_ranks`` gets the ranks whose folder cannot be read.
-    """
+def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
+    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
         raise PlanError(
             [
@@ -826,19 +848,24 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
                 )
             ]
         )
-    found = list(_match_pattern(root, Path(pattern).parts, None, empty_ranks))
+    matches = list(_match_pattern(root, Path(pattern).parts, None))
+    found = [one for one in matches if isinstance(one, RankFile)]
+    unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))
     if not found:
-        raise_all(filter(None, empty_ranks.values()))
+        raise_all(unreadable_ranks.values())
         text = f"no file matches --pattern {shlex.quote(pattern)}"
         facts, hint = _find_packed(root) or (_list_files_below(root), "")
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
-    return found
+    return FoundFiles(found, unreadable_ranks)
 
 
 def _match_pattern(
-    folder: Path, parts: tuple[str, ...], rank: int | None, empty_ranks: EmptyRanks
-) -> Iterator[RankFile]:
-    """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
+    folder: Path, parts: tuple[str, ...], rank: int | None
+) -> Iterator[RankFile | tuple[int, FormatError]]:
+    """Yield the files below ``folder`` that match the rest of a pattern with one rank.
+
+    For a folder of a rank that cannot be read, its error is yielded.
+    """
     if not parts:
         return
     expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
@@ -852,11 +879,11 @@ def _match_pattern(
         is_matched = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and is_folder(path):
             try:
-                yield from tuple(_match_pattern(path, parts[1:], found_rank, empty_ranks))
+                yield from tuple(_match_pattern(path, parts[1:], found_rank))
             except OSError as error:
                 if found_rank is None:
                     raise
-                empty_ranks[found_rank] = unreadable(str(path), error)
+                yield found_rank, unreadable(str(path), error)
         elif len(parts) == 1 and is_file(path) and found_rank is not None and is_matched:
             name = path.name
             for i in range(match.re.groups, 0, -1):
