@@ -18,7 +18,7 @@ from typing import get_args
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
@@ -40,7 +40,7 @@ from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, DestinationPolicy
 from ckpttool.transaction.sources import changed_sources
-from ckpttool.wording import format_ranks
+from ckpttool.wording import any_of, format_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class OutputOptions:
     no_locks: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
+        for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
             given = getattr(self, name)
             if given not in (None, *choices):
                 raise ValueError(f"{name}={given!r}, expected one of {choices}")
@@ -148,7 +148,7 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"
-        hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
+        hint = f"a name that ends in {any_of(map(suffix_of, FORMATS))}, or --format"
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     return format or by_name or "hdf5"
 
