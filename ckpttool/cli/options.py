@@ -36,10 +36,11 @@ from ckpttool.cli.params import (
     refuse_repeated,
     whole_number,
 )
+from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
 from ckpttool.secret import Secret, forbid_core_dumps
-from ckpttool.wording import nearest, shorten
+from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
@@ -123,7 +124,7 @@ EVERYDAY = (
     *("--overwrite", "--resume", "-j", "--json", "-h"),
 )
 
-FORMAT_CHOICE = Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
+FORMAT_CHOICE, ANY_FORMAT = Choice([*FORMATS]), f"{any_of(FORMATS)}."
 EXISTING = Existing("a file or folder")
 
 
@@ -544,7 +545,7 @@ output_options = OptionGroup(
             metavar="FORMAT",
             default="hdf5",
             show_default=True,
-            help="hdf5, ckpt or safetensors.",
+            help=ANY_FORMAT,
         ),
         "prefix": option(
             "--prefix",
@@ -685,12 +686,12 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 
-def refuse_hdf5_checksum(output: OutputOptions, file: str = "") -> None:
-    """Refuse --crc for HDF5, which cannot store a checksum; ``file`` is the output of merge."""
+def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
+    """Refuse --crc for a format that cannot store a checksum; ``file`` is the output of merge."""
     from ckpttool.planning.preflight import format_option
 
-    if output.crc and output.format == "hdf5":
+    if output.crc and not (format := get_format(output.format or "hdf5")).has_checksum:
         facts = "--crc stores MindSpore's checksum in every output."
-        others = ("ckpt", "safetensors")
+        others = [name for name in FORMATS if get_format(name).has_checksum]
         hint = ", or ".join(format_option(file, name) for name in others)
-        raise UsageProblem("HDF5 has no place for a checksum", hint, facts)
+        raise UsageProblem(f"{format.word} has no place for a checksum", hint, facts)

@@ -46,7 +46,7 @@ def reshard(
     report: ReportOptions,
 ) -> None:
     """Shard a checkpoint for another strategy."""
-    options.refuse_hdf5_checksum(output)
+    options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
     assert target is not None, "click requires -d"

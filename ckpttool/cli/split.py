@@ -48,7 +48,7 @@ def split(
     report: ReportOptions,
 ) -> None:
     """Shard a merged checkpoint for the ranks of a strategy."""
-    options.refuse_hdf5_checksum(output)
+    options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, _, target = workflow.load(
         source.for_engine(run), report, dst_strategy, find_strategy=False

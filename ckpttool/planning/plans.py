@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.formats import format_of_suffix, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
@@ -38,7 +38,7 @@ from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
-from ckpttool.wording import format_ranks
+from ckpttool.wording import any_of, format_ranks
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -70,7 +70,7 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"
-        hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
+        hint = f"a name that ends in {any_of(map(suffix_of, FORMATS))}, or --format"
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     return format or by_name or "hdf5"
 

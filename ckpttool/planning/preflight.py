@@ -15,10 +15,9 @@ from ckpttool.concurrency import OpenProgress
 from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
@@ -63,14 +62,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
     found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
-    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
-        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        text = f"MindSpore 2.10 does not load {words} from safetensors"
-        found.add(Diagnostic("format", text))
-    has_checksum = "crc_num" in attrs
-    if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
-        text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
-        found.add(Diagnostic("format", text, hint="load these without crc_check"))
+    found.add(*format.notes(dtypes, attrs))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -102,7 +94,7 @@ def format_option(path: str, format: str) -> str:
 def _other_outputs(plan: Plan) -> str:
     """Return the options that write the same tensors otherwise; "" if no format holds them."""
     target = plan.target
-    others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
+    others = [name for name in FORMATS if name != target.format and _can_hold(name, plan)]
     if target.is_numbered or not target.is_merged:
         return ", or ".join(f"--format {name}" for name in others)
     path = next(iter(target.paths.values()))

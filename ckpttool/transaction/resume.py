@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import get_args
 
 from ckpttool.concurrency import OpenProgress
-from ckpttool.formats import FORMAT_NAMES
+from ckpttool.formats import FORMATS
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, NotInTarget, Plan
@@ -111,7 +111,7 @@ class OutputOptions:
     command: str = "python"
 
     def __post_init__(self) -> None:
-        for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
+        for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
             given = getattr(self, name)
             if given not in (None, *choices):
                 raise ValueError(f"{name}={given!r}, expected one of {choices}")
