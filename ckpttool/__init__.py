@@ -19,7 +19,8 @@ from ckpttool._version import __version__
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions, scan
-    from ckpttool.execution.execute import CopyOptions, execute
+    from ckpttool.execution.copy import CopyOptions
+    from ckpttool.execution.execute import execute
     from ckpttool.execution.executors import RunOptions, open_engine
     from ckpttool.execution.memory import fit_memory
     from ckpttool.formats import read_index
@@ -55,7 +56,7 @@ _MODULES = {
     "CombinedError": "ckpttool.problems",
     "Diagnostic": "ckpttool.problems",
     "Diagnostics": "ckpttool.problems",
-    "CopyOptions": "ckpttool.execution.execute",
+    "CopyOptions": "ckpttool.execution.copy",
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",

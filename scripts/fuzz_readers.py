@@ -37,6 +37,7 @@ with atheris.instrument_imports(include=["ckpttool"]):
     from ckpttool.formats.weight_index import read_index_file
     from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
     from ckpttool.problems import CkptToolError, Diagnostics, FormatError
+    from ckpttool.storage.files import write_header
     from ckpttool.strategy_files.handwritten import read_handwritten
     from ckpttool.strategy_files.reader import read_strategy
     from ckpttool.transaction.log import Log
@@ -229,7 +230,7 @@ def main() -> None:
     folder = tempfile.mkdtemp()  # libFuzzer ends the process; scripts/fuzz removes what is left
     path = Path(folder, "input")
     with Path(folder, "good.h5").open("w+b") as file:
-        Hdf5().create(file.fileno(), StoredFile(file.name), SMALL, {})
+        write_header(file.fileno(), Hdf5().index(SMALL))
     good = Path(folder, "good.h5").read_bytes()
 
     def once(data: bytes) -> None:

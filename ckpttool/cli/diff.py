@@ -11,7 +11,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.cli.params import Choice, Number, Pattern
+from ckpttool.cli.params import NUMBER, PATTERN, Choice
 from ckpttool.cli.progress import open_progress
 from ckpttool.operations import documents
 from ckpttool.problems import CkptToolError, raise_all, severities
@@ -54,8 +54,7 @@ sides = options.OptionGroup(
         "pattern": options.source_options.parameters["pattern"],
         "b_pattern": options.option(
             "--b-pattern",
-            type=Pattern(),
-            metavar="PATTERN",
+            type=PATTERN,
             help="Pattern of B, if it is not that of A.",
         ),
         "key": options.source_options.parameters["key"],
@@ -96,16 +95,14 @@ sides = options.OptionGroup(
     options.SAFETY,
     "atol",
     "--atol",
-    type=Number(),
-    metavar="X",
+    type=NUMBER,
     help="Compare numbers: |a - b| <= ATOL + RTOL * |b| is equal.  [default: bytes]",
 )
 @options.listed_under(
     options.SAFETY,
     "rtol",
     "--rtol",
-    type=Number(),
-    metavar="X",
+    type=NUMBER,
     help="RTOL of this formula.  [default: 0]",
 )
 @options.run_options("jobs", "engine")

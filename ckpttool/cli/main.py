@@ -22,7 +22,6 @@ from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
     ExecutionError,
-    UnreadableError,
     join_alike,
     join_clauses,
     notes_of,
@@ -105,28 +104,25 @@ class CommandGroup(click.Group):
         option, text = "\0--color[=\0]([^\0]*)", "".join(f"\0{word}" for word in args)
         when = re.findall(option, text) or ["auto"]
         words = re.sub(option, "", text).split("\0")[1:]
-        with _output_errors():
-            try:
-                is_wrong = when[1:] or when[0] not in WHEN
-                if is_wrong and not extra.get("resilient_parsing"):
-                    from ckpttool.cli.params import Choice, refuse_repeated
+        with _output_errors(), _usage_errors(as_json):
+            is_wrong = when[1:] or when[0] not in WHEN
+            if is_wrong and not extra.get("resilient_parsing"):
+                from ckpttool.cli.params import Choice, refuse_repeated
 
-                    with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
-                        refuse_repeated(COLOR, when)
-                        Choice(WHEN).convert(when[0], None, None)
-                # Versions of click differ in what they do without arguments.
-                words, color = words or ["--help"], _has_color(when[0])
-                ctx = super().make_context(info_name, words, parent, color=color, **extra)
-            except click.ClickException as error:
-                if as_json:
-                    _print_document(*_diagnose(error))
-                raise
-        ctx.meta[AS_JSON] = as_json
+                with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
+                    refuse_repeated(COLOR, when)
+                    Choice(WHEN).convert(when[0], None, None)
+            # Versions of click differ in what they do without arguments.
+            words, color = words or ["--help"], _has_color(when[0])
+            ctx = super().make_context(info_name, words, parent, color=color, **extra)
+        from ckpttool.cli.options import WORDS
+
+        ctx.meta[AS_JSON], ctx.meta[WORDS] = as_json, tuple(args)
         return ctx
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; docs/reference/exit-codes.md lists the exit codes."""
-        with _output_errors():
+        with _output_errors(), _usage_errors(ctx.meta[AS_JSON]):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
@@ -141,11 +137,7 @@ class CommandGroup(click.Group):
         try:
             with guard.installed():
                 return super().invoke(ctx)
-        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise
-        except click.ClickException as error:  # click prints its text
-            if ctx.meta[AS_JSON]:
-                _print_document(*_diagnose(error))
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except (Exception, Terminated) as error:
             cause = guard.ended or error  # a library may turn a signal into an error of its own
@@ -153,11 +145,8 @@ class CommandGroup(click.Group):
                 import traceback
 
                 traceback.print_exc()
-            problems, exit_code = _diagnose(cause)
-            _print_problems(problems)
-            if ctx.meta[AS_JSON] and not ctx.meta.get(ANSWERED):
-                _print_document(problems, exit_code)
-            ctx.exit(exit_code)
+            as_json = ctx.meta[AS_JSON] and not ctx.meta.get(ANSWERED)
+            ctx.exit(_report(cause, as_json))
 
 
 def _has_color(when: str) -> bool | None:
@@ -171,25 +160,30 @@ def _has_color(when: str) -> bool | None:
 
 
 @contextmanager
+def _usage_errors(as_json: bool) -> Iterator[None]:
+    """End the program if the command line is wrong."""
+    try:
+        yield
+    except click.ClickException as error:
+        with getattr(error, "ctx", None) or nullcontext():  # its colours
+            raise SystemExit(_report(error, as_json)) from error
+
+
+@contextmanager
 def _output_errors() -> Iterator[None]:
-    """End the program if the command line is wrong or standard output cannot be written.
+    """End the program if standard output cannot be written.
 
     If its reader has closed the pipe (``| head``), end without a line, as SIGPIPE would.
     """
     try:
         yield
-    except click.ClickException as error:
-        with getattr(error, "ctx", None) or nullcontext():  # its colours
-            _print_problems(_diagnose(error)[0])
-        raise SystemExit(error.exit_code) from error
     except BrokenPipeError as error:
         raise SystemExit(PIPE_CLOSED) from error
     except OSError as error:
         from ckpttool.formats.local import describe_os_error
 
         failure = ExecutionError("standard output", describe_os_error(error))
-        _print_problems(_diagnose(failure)[0])
-        raise SystemExit(failure.exit_code) from error
+        raise SystemExit(_report(failure, as_json=False)) from error
     finally:
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -211,8 +205,8 @@ def _diagnose(error: BaseException) -> tuple[Sequence[Diagnostic], int]:
         case CkptToolError():
             problems, exit_code = error.diagnostics, error.exit_code
         case OSError(filename=path):
-            problems = unreadable(str(path or ""), error).diagnostics
-            exit_code = UnreadableError.exit_code
+            found = unreadable(str(path or ""), error)
+            problems, exit_code = found.diagnostics, found.exit_code
         case _:
             text, facts = f"{type(error).__name__}: {error}", "This is a mistake in ckpttool."
             hint = "the same command with --debug, and report what it prints"
@@ -236,7 +230,8 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             if error.param is not None:
                 where, hint = _names_of(error.param), error.hint  # --help would add nothing
         case click.MissingParameter(param=click.Option() as option):
-            message = f"{name} needs {option.opts[0]} {option.metavar}"
+            metavar = option.metavar or option.type.name.upper()
+            message = f"{name} needs {option.opts[0]} {metavar}"
             facts = option.help or ""
         case click.MissingParameter(param=click.Argument() as argument):
             word = argument.human_readable_name
@@ -260,21 +255,20 @@ def _names_of(param: click.Parameter) -> str:
     return ", ".join(name for name in shown if name not in getattr(param, "aliases", ()))
 
 
-def _print_problems(problems: Sequence[Diagnostic]) -> None:
-    """Print on stderr what ended a command."""
+def _report(error: BaseException, as_json: bool) -> int:
+    """Print on stderr what ended a command, and a JSON document if wanted; return the exit code."""
     from ckpttool.cli.tables import print_diagnostic
 
+    problems, exit_code = _diagnose(error)
     for problem in join_alike(problems):
         print_diagnostic(problem, "error", err=True)
+    if as_json:
+        import json
 
+        from ckpttool.operations.documents import failure
 
-def _print_document(problems: Sequence[Diagnostic], exit_code: int) -> None:
-    """Print what ended a command as a JSON document."""
-    import json
-
-    from ckpttool.operations.documents import failure
-
-    click.echo(json.dumps(failure(exit_code, problems)))
+        click.echo(json.dumps(failure(exit_code, problems)))
+    return exit_code
 
 
 @click.group(

@@ -15,26 +15,26 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ckpttool.cli.params import (
+    ENGINE,
+    PART,
+    PATTERN,
+    RANKS,
+    SIZE,
     Choice,
-    EngineName,
     Existing,
     OutputPath,
-    PartOf,
-    Pattern,
-    RankList,
-    Size,
     StrategyFile,
     StrategyName,
     UsageProblem,
-    WholeNumber,
     refuse_repeated,
+    whole_number,
 )
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
@@ -105,6 +105,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 
 
 # Keys of click's ``Context.meta``.
+WORDS = "ckpttool.words"  # the command line behind the name of the program
 DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
@@ -291,6 +292,11 @@ def option(*flags: str, **settings: Any) -> Parameter:
     )
 
 
+def flag(*flags: str, **settings: Any) -> Parameter:
+    """Return an option without a value for a group; see `option`."""
+    return option(*flags, is_flag=True, **settings)
+
+
 def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decorator:
     """Return a decorator that adds a single option, whose value is an argument of the command."""
     return option(*flags, **settings)(name, heading)
@@ -414,7 +420,8 @@ def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, o
 def _build_output(**values: Any) -> Mapping[str, object]:
     from ckpttool.planning.plans import OutputOptions
 
-    return {"output": OutputOptions(**values)}
+    command = join(("ckpttool", *click.get_current_context().meta[WORDS]))
+    return {"output": OutputOptions(**values, command=command)}
 
 
 def _build_run(
@@ -470,8 +477,7 @@ source_options = OptionGroup(
         ),
         "pattern": option(
             "--pattern",
-            type=Pattern(),
-            metavar="PATTERN",
+            type=PATTERN,
             help="Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.",
         ),
         "key": option(
@@ -494,10 +500,8 @@ resolve_options = OptionGroup(
     STRATEGY,
     _build_resolve,
     {
-        "replicated": option(
-            "--replicated",
-            is_flag=True,
-            help="Every rank holds all tensors in full, so there is no strategy.",
+        "replicated": flag(
+            "--replicated", help="Every rank holds all tensors in full, so there is no strategy."
         ),
         "unlisted": option(
             "--unlisted",
@@ -506,27 +510,18 @@ resolve_options = OptionGroup(
             help="Unlisted parameters that differ between ranks: rank, first or drop.  "
             "[default: an error]",
         ),
-        "trust_strategy": option(
-            "--trust-strategy",
-            is_flag=True,
-            help="Do not compare the strategy with samples of the contents.",
+        "trust_strategy": flag(
+            "--trust-strategy", help="Do not compare the strategy with samples of the contents."
         ),
         "optimizer_shard": option(
             "--optimizer-shard",
-            type=WholeNumber(min=1),
-            metavar="N",
+            type=whole_number(1),
             help="Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
         ),
-        "strict": option(
-            "--strict",
-            heading=SAFETY,
-            is_flag=True,
-            help="Refuse to go on after any warning.",
-        ),
-        "check_replicas": option(
+        "strict": flag("--strict", heading=SAFETY, help="Refuse to go on after any warning."),
+        "check_replicas": flag(
             "--check-replicas",
             heading=SAFETY,
-            is_flag=True,
             help="Compare all replicas byte for byte before anything is written.",
         ),
         "manifest": ignore_manifest,
@@ -561,12 +556,7 @@ output_options = OptionGroup(
             callback=_check_prefix,
             help="Name the output files PREFIX<rank>.",
         ),
-        "ranks": option(
-            "--rank",
-            type=RankList(),
-            metavar="RANKS",
-            help="Write only these target ranks, such as 0,3-7.",
-        ),
+        "ranks": option("--rank", type=RANKS, help="Write only these target ranks, such as 0,3-7."),
         "not_in_target": option(
             "--not-in-target",
             type=Choice(["follow", "full", "drop"]),
@@ -583,39 +573,28 @@ output_options = OptionGroup(
         ),
         "max_shard_bytes": option(
             "--max-shard-size",
-            type=Size(),
-            metavar="SIZE",
+            type=SIZE,
             help="Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
         ),
-        "crc": option(
+        "crc": flag(
             "--crc",
             heading=SAFETY,
-            is_flag=True,
             help="Verify the checksums of SRC before writing, and store one in every output.",
         ),
         "part": option(
-            "--part",
-            type=PartOf(),
-            metavar="K/N",
-            help="Write only the K-th of N parts; finalize completes the set.",
+            "--part", type=PART, help="Write only the K-th of N parts; finalize completes the set."
         ),
-        "overwrite": option(
-            "--overwrite",
-            aliases=("--force",),
-            heading=SAFETY,
-            is_flag=True,
-            help="Replace outputs that exist.",
+        "overwrite": flag(
+            "--overwrite", aliases=("--force",), heading=SAFETY, help="Replace outputs that exist."
         ),
-        "resume": option(
+        "resume": flag(
             "--resume",
             heading=SAFETY,
-            is_flag=True,
             help="Keep the outputs that this command has completed before; write the rest.",
         ),
-        "no_locks": option(
+        "no_locks": flag(
             "--no-locks",
             heading=SAFETY,
-            is_flag=True,
             help="On a file system without locks: the run that left its plan has ended.",
         ),
     },
@@ -646,46 +625,34 @@ run_options = OptionGroup(
         "jobs": option(
             "-j",
             "--jobs",
-            type=WholeNumber(min=1, max=999_999),
-            metavar="N",
+            type=whole_number(1, 999_999),
             help="Number of threads: short for --engine threads:N.",
         ),
         "engine": option(
             "--engine",
-            type=EngineName(),
-            metavar="ENGINE",
+            type=ENGINE,
             help="threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
         ),
         "max_memory_bytes": option(
             "--max-memory",
-            type=Size(),
-            metavar="SIZE",
+            type=SIZE,
             help="Most memory to use, such as 200MiB; on a cluster, of each worker.",
         ),
     },
 )
 
 LIMIT = option(
-    "--limit",
-    type=WholeNumber(min=0),
-    metavar="N",
-    help="List at most N findings.  [default: 50; with --json all]",
+    "--limit", type=whole_number(0), help="List at most N findings.  [default: 50; with --json all]"
 )
-VERBOSE = option("-v", "--verbose", is_flag=True, help="List the files that were written.")
+VERBOSE = flag("-v", "--verbose", help="List the files that were written.")
 report_options = OptionGroup(
     DISPLAY,
     _build_report,
     {
-        "as_json": option("--json", is_flag=True, help="Print one JSON document."),
-        "quiet": option(
-            "-q", "--quiet", is_flag=True, help="Print nothing but warnings and errors."
-        ),
-        "debug": option(
-            "--debug",
-            is_flag=True,
-            is_eager=True,
-            callback=_set_debug,
-            help="Print a traceback with an error.",
+        "as_json": flag("--json", help="Print one JSON document."),
+        "quiet": flag("-q", "--quiet", help="Print nothing but warnings and errors."),
+        "debug": flag(
+            "--debug", is_eager=True, callback=_set_debug, help="Print a traceback with an error."
         ),
     },
 )

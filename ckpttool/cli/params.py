@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -19,15 +19,9 @@ from ckpttool.wording import nearest, parse_numbers, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
-    NumberType = click.ParamType[float]
-    PartType = click.ParamType[tuple[int, int]]
-    RanksType = click.ParamType[tuple[int, ...]]
-    SizeType = click.ParamType[int]
-    TextType = click.ParamType[str]
-    WholeType = click.ParamType[int]
+    ParsedType = click.ParamType[object]
 else:  # generic from click 8.4 on only
-    ChoiceType = click.Choice
-    NumberType = PartType = RanksType = SizeType = TextType = WholeType = click.ParamType
+    ChoiceType, ParsedType = click.Choice, click.ParamType
 
 
 class UsageProblem(click.BadParameter):
@@ -155,8 +149,6 @@ class OutputPath(PathName):
 class StrategyName(OutputPath):
     """An output strategy file on the command line."""
 
-    name = "file"
-
     def __init__(self) -> None:
         super().__init__("new_strategy.ckpt")
 
@@ -248,125 +240,106 @@ class StrategyFile(Existing):
         return True
 
 
-class Pattern(TextType):
-    """A pattern for the paths of rank files on the command line."""
+class Parsed(ParsedType):
+    """A value that a function makes of a text on the command line, or refuses.
 
-    name = "pattern"
+    Parameters
+    ----------
+    name
+        What the option takes, for ``--help``.
+    parse
+        Returns the value of a text; raises `UsageProblem`.
+    """
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the pattern; refuse one without ``{rank}``."""
-        refuse_url(value)
-        if "{rank}" not in value:
-            raise UsageProblem(
-                f"{value!r} does not have {{rank}} in it", instead="node{rank}/*.ckpt"
-            )
-        return value
-
-
-class EngineName(TextType):
-    """The name of an engine on the command line."""
-
-    name = "engine"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name."""
-        from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
-
-        try:
-            split_engine_name(value)
-        except ValueError as error:
-            near = nearest(value.partition(":")[0], ENGINES)
-            facts = f"Engines: {describe_engines()}."
-            raise UsageProblem(
-                f"{value!r} is not an engine", facts=facts, instead=ENGINES[near][1] if near else ""
-            ) from error
-        return value
-
-
-class Number(NumberType):
-    """A number from 0 on, on the command line."""
-
-    name = "number"
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self.parse = parse
 
     def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number; refuse infinity and NaN."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise UsageProblem(f"{value!r} is not a finite number of at least 0", instead="1e-3")
-        return number
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Return the value."""
+        return self.parse(str(value))
 
 
-class WholeNumber(WholeType):
-    """A whole number on the command line, from ``min`` to ``max``, if there is one."""
+def parse_pattern(text: str) -> str:
+    """Return a pattern for the paths of rank files; refuse one without ``{rank}``."""
+    refuse_url(text)
+    if "{rank}" not in text:
+        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead="node{rank}/*.ckpt")
+    return text
 
-    name = "whole number"
 
-    def __init__(self, min: int, max: int | None = None) -> None:
-        self.min = min
-        self.max = max
+def parse_engine(text: str) -> str:
+    """Return the name of an engine."""
+    from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
 
-    def convert(
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the number."""
-        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", str(value), re.ASCII)
-        if match is None or not self.min <= int(match[1]) <= (self.max or math.inf):
-            limits = f"from {self.min} on" if self.max is None else f"from {self.min} to {self.max}"
-            message = f"{str(value)!r} is not a whole number {limits}"
-            raise UsageProblem(message, instead="4")
+    try:
+        split_engine_name(text)
+    except ValueError as error:
+        near = nearest(text.partition(":")[0], ENGINES)
+        facts, instead = f"Engines: {describe_engines()}.", ENGINES[near][1] if near else ""
+        raise UsageProblem(f"{text!r} is not an engine", facts=facts, instead=instead) from error
+    return text
+
+
+def parse_number(text: str) -> float:
+    """Return a number from 0 on; refuse infinity and NaN."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageProblem(f"{text!r} is not a finite number of at least 0", instead="1e-3")
+    return number
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Return ranks such as ``0,3-7``, ascending and unique."""
+    try:
+        return parse_numbers(text)
+    except ValueError as error:
+        message = f"{error} is not a rank or a range of ranks"
+        raise UsageProblem(message, instead="0,3-7") from error
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``5GB`` (of 10^9) or ``2GiB`` (of 2^30), as Hugging Face's options."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", text, re.ASCII)
+    prefix = match[2].upper() if match is not None else ""
+    unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
+    nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
+    if match is None or not match[3] or not nbytes:
+        facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
+        instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
+        raise UsageProblem(f"{text!r} is not a size", facts=facts, instead=instead)
+    return nbytes
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageProblem(f"{text!r} is not a part K/N with K from 1 to N", instead="2/8")
+    return int(match[1]), int(match[2])
+
+
+def whole_number(least: int, most: int | None = None) -> Parsed:
+    """Return the type of a whole number from ``least`` to ``most``, if there is one."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"\s*\+?(\d{1,18})\s*", text, re.ASCII)
+        if match is None or not least <= int(match[1]) <= (most or math.inf):
+            limits = f"from {least} on" if most is None else f"from {least} to {most}"
+            raise UsageProblem(f"{text!r} is not a whole number {limits}", instead="4")
         return int(match[1])
 
-
-class RankList(RanksType):
-    """Ranks on the command line, such as ``0,3-7``."""
-
-    name = "ranks"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return the ranks, ascending and unique."""
-        try:
-            return parse_numbers(value)
-        except ValueError as error:
-            message = f"{error} is not a rank or a range of ranks"
-            raise UsageProblem(message, instead="0,3-7") from error
+    return Parsed("n", parse)
 
 
-class Size(SizeType):
-    """A number of bytes on the command line, such as ``5GB`` or ``2GiB``."""
-
-    name = "size"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes; a GB has 10^9 and a GiB 2^30, as in Hugging Face's options."""
-        match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", value, re.ASCII)
-        prefix = match[2].upper() if match is not None else ""
-        unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
-        nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
-        if match is None or not match[3] or not nbytes:
-            facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
-            instead = f"{value.strip()}B" if nbytes and prefix else "2GiB"
-            raise UsageProblem(f"{value!r} is not a size", facts=facts, instead=instead)
-        return nbytes
-
-
-class PartOf(PartType):
-    """One part of several on the command line, such as ``2/8``."""
-
-    name = "part"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """Return the number of the part, from 1 on, and the number of parts."""
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            message = f"{value!r} is not a part K/N with K from 1 to N"
-            raise UsageProblem(message, instead="2/8")
-        return int(match[1]), int(match[2])
+PATTERN = Parsed("pattern", parse_pattern)
+ENGINE = Parsed("engine", parse_engine)
+NUMBER = Parsed("x", parse_number)
+RANKS = Parsed("ranks", parse_ranks)
+SIZE = Parsed("size", parse_size)
+PART = Parsed("k/n", parse_part)

@@ -31,9 +31,9 @@ from typing import TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.execution.copy import TASK_PIECES, Filled, UnitHash, cut_into_tasks, fill
+from ckpttool.execution.copy import CopyOptions, Filled, UnitHash, cut_into_tasks, fill
 from ckpttool.formats import get_format
-from ckpttool.formats.local import claimed_file, describe_os_error, identify_file
+from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
@@ -42,6 +42,7 @@ from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
     PARTIAL,
     claim,
+    create,
     is_open_as,
     is_there,
     make_folder,
@@ -49,7 +50,6 @@ from ckpttool.storage.files import (
     remove_attempts,
     rename_durably,
     require_name,
-    reserve,
     verify_header,
 )
 from ckpttool.wording import count, shorten
@@ -200,7 +200,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     EngineError
         Workers do not answer.
     """
-    inputs = [path for file in plan.catalog.files.values() for path in file.paths]
+    inputs = [path for one in plan.inputs for file in one.files.values() for path in file.paths]
     folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:
@@ -269,17 +269,15 @@ class FileTask:
         Path of the claim; the worker stops when this file is gone.
     output
         What to write, with only the slices that it needs.  The worker computes the pieces.
-    band_bytes, task_bytes, task_pieces
-        See `CopyOptions`.
+    options
+        How much is done at a time.
     wants_read
         See `FillTask`.
     """
 
     claim: str
     output: OutputFile
-    band_bytes: int
-    task_bytes: int
-    task_pieces: int
+    options: CopyOptions
     wants_read: bool = False
 
 
@@ -320,20 +318,13 @@ class RemoteFile:
         self._fd = claim(self._path)
         self.attempt: Attempt | None = None
 
-    def task(
-        self,
-        band_bytes: int,
-        task_bytes: int,
-        task_pieces: int = TASK_PIECES,
-        wants_read: bool = False,
-    ) -> FileTask:
+    def task(self, options: CopyOptions, wants_read: bool = False) -> FileTask:
         """Return the task of a worker; see `FileTask`."""
         tensors = (
             tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
         )
         output = replace(self._output, tensors=tuple(tensors))
-        sizes = band_bytes, task_bytes, task_pieces
-        return FileTask(str(self._path), output, *sizes, wants_read)
+        return FileTask(str(self._path), output, options, wants_read)
 
     def seal(self, crc: int | None = None) -> int:
         """Read the header of the attempt back, and return its size in bytes.
@@ -395,18 +386,15 @@ def write_file(task: FileTask) -> Attempt:
 
 def _write(task: FileTask, path: str) -> Attempt:
     output = task.output
-    format = get_format(output.format)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
-        index = format.create(fd, claimed_file(path, fd), output.metas, output.attrs)
-        reserve(fd, index.nbytes)
+        index = create(path, fd, output)
         nbytes = 0
         hashes: list[UnitHash] = []
         crcs: list[CrcExtent] = []
         read: list[ReadUnit] = []
-        sizes = task.band_bytes, task.task_bytes, task.task_pieces
-        for fill_task in cut_into_tasks([(output, index)], *sizes, task.wants_read):
+        for fill_task in cut_into_tasks([(output, index)], task.options, task.wants_read):
             _require_claim(task.claim)
             filled = fill(fill_task)
             nbytes += filled.nbytes
@@ -414,7 +402,7 @@ def _write(task: FileTask, path: str) -> Attempt:
             crcs += filled.crcs
             read += filled.read
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
-        format.seal(fd, crc)
+        get_format(output.format).seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
         return Attempt(path, Filled(nbytes, tuple(hashes), (), tuple(read)))
     finally:

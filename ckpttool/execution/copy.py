@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ckpttool.model.manifest import units
-from ckpttool.model.plan import OutputFile, OutputTensor, Piece
+from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
+from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import FileIndex, StoredTensor
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, RunningCrc, RunningHashes
 from ckpttool.storage.files import is_there
@@ -29,7 +30,32 @@ if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 
-TASK_PIECES = 1 << 16  # default of ``task_pieces``; see `CopyOptions`
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """How much is done at a time.
+
+    Attributes
+    ----------
+    band_bytes
+        Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
+        for models of any size.  The default is slightly more than half of a unit of 8 MiB, which
+        then has two bands.  These fit into a processor's cache, so fewer bands gain nothing.
+    task_bytes
+        Approximate number of bytes of an output that one task fills.
+    max_in_flight
+        Largest number of tasks that exist at a time; the plan advances as they complete.
+    task_pieces
+        A task with this many pieces gets no further unit.
+    group_tensors
+        Largest number of tensors in a group of outputs that are written together, because they
+        read the same rows.  Each takes about 600 bytes of memory.
+    """
+
+    band_bytes: int = 17 << 18
+    task_bytes: int = 64 << 20
+    max_in_flight: int = 32
+    task_pieces: int = 1 << 16
+    group_tensors: int = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +144,7 @@ class FillTask:
 
 def cut_into_tasks(
     outputs: Sequence[tuple[OutputFile, FileIndex]],
-    band_bytes: int,
-    task_bytes: int,
-    task_pieces: int = TASK_PIECES,
+    options: CopyOptions,
     wants_read: bool = False,
 ) -> Iterator[FillTask]:
     """Split the filling of output files into tasks: large tensors are divided, small ones grouped.
@@ -132,17 +156,14 @@ def cut_into_tasks(
     outputs
         Each output file, and the header of its file under the temporary name.  A task contains
         units of several files if they read the same source rows.
-    band_bytes
-        See `FillTask`.
-    task_bytes
-        Approximate number of bytes of a task.  A task may exceed it by one unit of each output
-        that reads the same rows.
-    task_pieces
-        A task with this many pieces gets no further unit, even if it reads the same rows.
+    options
+        How much is done at a time.  A task may exceed ``task_bytes`` by one unit of each output
+        that reads the same rows, but not ``task_pieces``.
     wants_read
         See `FillTask`.
     """
     tensors: dict[str, list[tuple[OutputTensor, StoredTensor]]] = {}
+    task_bytes = options.task_bytes
     wants_crc = any("crc_num" in index.attrs for _, index in outputs)
     for output, index in outputs:
         for tensor in output.tensors:
@@ -158,8 +179,8 @@ def cut_into_tasks(
             size = unit.region.size * unit.tensor.meta.itemsize
             shares_rows = last is not None and within.start <= last
             most_bytes = task_bytes + len(slices) * size if shares_rows else task_bytes
-            if batch and (nbytes >= most_bytes or pieces >= task_pieces):
-                yield FillTask(tuple(batch), band_bytes, wants_crc, wants_read)
+            if batch and (nbytes >= most_bytes or pieces >= options.task_pieces):
+                yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
                 batch, nbytes, pieces, last = [], 0, 0, None
             batch.append(unit)
             nbytes += size
@@ -167,7 +188,7 @@ def cut_into_tasks(
             end = tuple(stop - 1 for stop in within.stop)
             last = end if last is None else max(last, end)
     if batch:
-        yield FillTask(tuple(batch), band_bytes, wants_crc, wants_read)
+        yield FillTask(tuple(batch), options.band_bytes, wants_crc, wants_read)
 
 
 def _units_in_source_order(

@@ -23,7 +23,7 @@ from ckpttool.execution.cluster import (
     check_workers,
     write_file,
 )
-from ckpttool.execution.copy import TASK_PIECES, Filled, cut_into_tasks, fill
+from ckpttool.execution.copy import CopyOptions, Filled, cut_into_tasks, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
 from ckpttool.execution.grouping import group_outputs
 from ckpttool.formats.local import describe_os_error, more_files_hint
@@ -120,34 +120,6 @@ FAILURES = (CkptToolError, OSError, BrokenExecutor)
 MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file descriptor here
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOptions:
-    """How much is done at a time.
-
-    Attributes
-    ----------
-    band_bytes
-        Bytes that a worker assembles at a time.  Memory is about workers x 2 x ``band_bytes``,
-        for models of any size.  The default is slightly more than half of a unit of 8 MiB, which
-        then has two bands.  These fit into a processor's cache, so fewer bands gain nothing.
-    task_bytes
-        Approximate number of bytes of an output that one task fills.
-    max_in_flight
-        Largest number of tasks that exist at a time; the plan advances as they complete.
-    task_pieces
-        A task with this many pieces gets no further unit.
-    group_tensors
-        Largest number of tensors in a group of outputs that are written together, because they
-        read the same rows.  Each takes about 600 bytes of memory.
-    """
-
-    band_bytes: int = 17 << 18
-    task_bytes: int = 64 << 20
-    max_in_flight: int = 32
-    task_pieces: int = TASK_PIECES
-    group_tensors: int = 1 << 16
-
-
 def _calls(
     jobs: Sequence[Job], options: CopyOptions, wants_read: bool
 ) -> Iterator[tuple[Callable[[], CallResult], tuple[Job, ...]]]:
@@ -155,14 +127,14 @@ def _calls(
 
     A call fills units on this host, or writes a whole file on another host.
     """
-    sizes = options.band_bytes, options.task_bytes, options.task_pieces, wants_read
     local: dict[str, tuple[Job, FileIndex]] = {}
     for job in jobs:
         if isinstance(job.file, RemoteFile):
-            yield partial(write_file, job.file.task(*sizes)), (job,)
+            yield partial(write_file, job.file.task(options, wants_read)), (job,)
         else:
             local[job.file.index.path] = job, job.file.index
-    for task in cut_into_tasks([(job.output, index) for job, index in local.values()], *sizes):
+    outputs = [(job.output, index) for job, index in local.values()]
+    for task in cut_into_tasks(outputs, options, wants_read):
         paths = sorted({unit.tensor.file.path for unit in task.units})
         yield partial(fill, task), tuple(local[path][0] for path in paths)
 

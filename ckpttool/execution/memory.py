@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from ckpttool.execution.cluster import Cluster
-from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError

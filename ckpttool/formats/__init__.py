@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import lru_cache
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum
+from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, refuse_shared_extents
+from ckpttool.model.tensors import (
+    FileIndex,
+    SharedHeader,
+    StoredFile,
+    TensorMeta,
+    refuse_shared_extents,
+)
 from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
 if TYPE_CHECKING:
     from ckpttool.formats.header_cache import HeaderCache
+    from ckpttool.model.plan import OutputFile
 
 # Module, class and suffixes.  Modules are imported when they are needed, as h5py takes longer to
 # load than all the rest.  Files are written with the first suffix.
@@ -49,6 +57,18 @@ def get_format(name: str) -> Format:
     """Return the format of that name, one of `FORMAT_NAMES`."""
     module, cls, _ = _FORMATS[name]
     return cast(Format, getattr(import_module(module), cls)())
+
+
+def header_of(output: OutputFile) -> Header:
+    """Return the header of an output file, which is not written yet."""
+    return _header(output.format, output.metas, tuple(output.attrs.items()))
+
+
+@lru_cache(maxsize=1)  # the outputs of a stage follow each other, and have equal headers
+def _header(
+    format: str, metas: tuple[TensorMeta, ...], attrs: tuple[tuple[str, str], ...]
+) -> Header:
+    return get_format(format).index(metas, dict(attrs))
 
 
 def checksum_inputs(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from ckpttool.model.tensors import Extent, FileIndex, StoredFile, TensorMeta
+from ckpttool.model.tensors import (
+    Extent,
+    FileIndex,
+    SharedHeader,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.problems import Diagnostic
 
 # A reader holds a string in memory and refuses a longer one by name: the length is a number in the
@@ -14,8 +23,68 @@ MAX_TEXT_BYTES = 64 << 20
 
 PROVENANCE = "ckpttool."  # begins the name of each attribute that says how a file was made
 
+UNNAMED = StoredFile("")  # of tensors in the header of a new file
+
 # Bytes, an extent of the file, or a number of zero bytes.
 ChecksumInput: TypeAlias = bytes | Extent | int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All of a file but the contents of its tensors; several files may have equal headers.
+
+    Attributes
+    ----------
+    index
+        Where the contents lie.  The files that it and its tensors name do not count.
+    starts, gaps
+        The bytes that are not contents of tensors, in parts, and the offset of each part.
+    """
+
+    index: FileIndex
+    starts: array[int]
+    gaps: tuple[bytes, ...]
+
+    def of_file(self, file: StoredFile) -> FileIndex:
+        """Return the index of a file that has this header."""
+        return replace(self.index, files=(file,), tensors=SharedHeader(self.index.tensors, file))
+
+
+def read_header(index: FileIndex, read: Callable[[int, int], bytes]) -> Header:
+    """Return the header of a file; ``read`` returns its bytes from a start to a stop."""
+    starts, gaps, at = array("q"), [], 0
+    extents = [extent for tensor in index.tensors.values() for extent in tensor.extents]
+    for extent in (*sorted(extents, key=lambda one: one.offset), Extent(index.nbytes, 0)):
+        if at < extent.offset:
+            starts.append(at)
+            gaps.append(read(at, extent.offset))
+        at = max(at, extent.offset + extent.nbytes)
+    return Header(index, starts, tuple(gaps))
+
+
+def lay_out(
+    format: str,
+    tensors: Sequence[TensorMeta],
+    attrs: Mapping[str, str],
+    parts: Iterable[tuple[bytes, str, int]],
+) -> Header:
+    """Return the header of a new file.
+
+    Each part is bytes of the header and, behind them, the content of a tensor: its name and the
+    number of bytes.
+    """
+    extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
+    starts, gaps, at = array("q"), [], 0
+    for gap, name, nbytes in parts:
+        if gap:
+            starts.append(at)
+            gaps.append(gap)
+        at += len(gap)
+        if nbytes:
+            extents[name].append(Extent(at, nbytes))
+        at += nbytes
+    stored = {m.name: StoredTensor(m, UNNAMED, tuple(extents[m.name])) for m in tensors}
+    return Header(FileIndex((UNNAMED,), format, at, stored, attrs), starts, tuple(gaps))
 
 
 class Format(Protocol):
@@ -65,33 +134,24 @@ class Format(Protocol):
         ...
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size in bytes of the file that `create` makes, or somewhat less."""
+        """Return the size in bytes of the file with the `index`, or somewhat less."""
         ...
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the most bytes of a header: a sum over the tensors, and what every file has."""
         ...
 
-    def create(
-        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """Write a new file with a complete header, strings included, and no contents yet.
+    def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
+        """Return the complete header of a new file, strings included; needs no file.
 
         `refusals` must have yielded nothing.  A ``"crc_num"`` in ``attrs``, of any value, reserves
-        space for a checksum; `seal` fills it.  The index then has the attribute, too.  A format
+        space for a checksum; `seal` fills it.  The header then has the attribute, too.  A format
         omits the other attributes that it has no room for.
-
-        Parameters
-        ----------
-        fd, file
-            An empty file that is open for reading and writing; the index names it.
-        tensors, attrs
-            What it is to hold.
         """
         ...
 
     def seal(self, fd: int, crc: int | None = None) -> None:
-        """Write the checksum into an open file, if `create` reserved a place for it."""
+        """Write the checksum into an open file, if its `index` reserved a place for it."""
         ...
 
 

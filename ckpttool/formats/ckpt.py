@@ -76,7 +76,7 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput
+from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Header, lay_out
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -164,14 +164,14 @@ class Ckpt:
         """Call the function `_read_tensors` unless the cache has an equal header."""
         known = None if self._cache is None else self._cache.lookup(self.name, reader, end)
         if known is not None:
-            return known, end
+            return known.tensors, end
         tensors, stop = _read_tensors(reader, end, reader.file)
         if self._cache is not None and stop == end:
-            self._cache.store(self.name, reader, end, tensors, {})
+            self._cache.store(FileIndex((reader.file,), self.name, end, tensors), reader)
         return tensors, stop
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size of the file that `create` makes of these tensors."""
+        """Return the size of the file with the `index`."""
         records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
         return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
 
@@ -179,29 +179,15 @@ class Ckpt:
         """Return the bytes of all records without their contents, and of a trailer."""
         return self.file_bytes(tensors, attrs) - sum(step.nbytes for step in _steps(tensors))
 
-    def create(
-        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """Write a file with every record's header in place; contents are filled in later."""
-        extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
-        offset = 0
-        with os.fdopen(fd, "wb", closefd=False) as opened:
-            for step in _steps(tensors):
-                opened.seek(offset)
-                opened.write(step.header)
-                offset += len(step.header)
-                if step.text:
-                    opened.write(step.text)
-                elif step.nbytes:
-                    extents[step.name].append(Extent(offset, step.nbytes))
-                offset += step.nbytes
-            opened.truncate(offset)
-            if "crc_num" in attrs:
-                opened.seek(offset)
-                offset += opened.write(_trailer(0))
-        stored = {m.name: StoredTensor(m, file, tuple(extents[m.name])) for m in tensors}
-        written = {"crc_num": "0"} if "crc_num" in attrs else {}
-        return FileIndex((file,), self.name, offset, stored, written)
+    def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
+        """Return the headers of all records, strings included, and the place of a trailer."""
+        parts = [
+            (step.header + step.text, step.name, 0 if step.text else step.nbytes)
+            for step in _steps(tensors)
+        ]
+        if "crc_num" not in attrs:
+            return lay_out(self.name, tensors, {}, parts)
+        return lay_out(self.name, tensors, {"crc_num": "0"}, [*parts, (_trailer(0), "", 0)])
 
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield all bytes before the trailer.
@@ -220,7 +206,7 @@ class Ckpt:
         yield Extent(start, end - start)
 
     def seal(self, fd: int, crc: int | None = None) -> None:
-        """Write the checksum into the trailer that `create` reserved."""
+        """Write the checksum into the trailer, for which the header has room."""
         if crc is not None:
             with os.fdopen(fd, "r+b", closefd=False) as file:
                 file.seek(-_TRAILER_BYTES, 2)

@@ -3,7 +3,7 @@
 Bytes
 -----
 An ordinary HDF5 file.  Every tensor is a dataset with contiguous layout: its bytes are one extent
-of the file, C order, little endian.  `create` allocates them and writes none.  The file does not
+of the file, C order, little endian.  `index` allocates them and writes none.  The file does not
 depend on the time or the machine.  Groups record the order of their links.  So parameters are read
 back in the order of writing, members of a group together.
 
@@ -41,6 +41,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from shlex import quote
 from sys import intern
 
@@ -48,7 +49,7 @@ import h5py
 import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE
+from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, UNNAMED, Header, read_header
 from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -112,7 +113,7 @@ class Hdf5:
         return _read_file(file, self._on_object)
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the least size of the file that `create` makes, in bytes."""
+        """Return the least size of the file with the `index`, in bytes; libhdf5 need not run."""
         return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
@@ -124,24 +125,31 @@ class Hdf5:
         )
         return _MOST_FILE_BYTES + 2 * texts + links
 
-    def create(
-        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """Write a file with every dataset allocated; only strings are written."""
+    def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
+        """Return the header as libhdf5 writes it, with every dataset allocated.
+
+        libhdf5 writes a file of holes in memory, which takes the memory of its header.
+        """
         stored: dict[str, StoredTensor] = {}
         groups: set[str] = set()
-        with _as_os_error(file.path), h5py.File(_new_file(fd)) as opened:
-            root = h5g.open(opened.id, b"/")
-            for name, text in sorted(attrs.items()):
-                if name.startswith(PROVENANCE):
-                    _write_attribute(root, name, text)
-            for meta in tensors:
-                _create_groups(opened.id, meta.name, groups)
-                dataset = _create_dataset(opened.id, meta)
-                has_bytes = meta.text is None and meta.nbytes > 0
-                extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
-                stored[meta.name] = StoredTensor(meta, file, tuple(extents))
-        return FileIndex((file,), self.name, os.fstat(fd).st_size, stored)
+        with FileIO(os.memfd_create("ckpttool"), "r+") as file:
+            fd = file.fileno()
+            # libhdf5 does not say that a file exceeds the limit on sizes (``ulimit -f``).
+            most = sum(meta.nbytes for meta in tensors) + self.header_bytes(tensors, attrs)
+            os.ftruncate(fd, most)
+            with h5py.File(_new_file(fd)) as opened:
+                root = h5g.open(opened.id, b"/")
+                for name, text in sorted(attrs.items()):
+                    if name.startswith(PROVENANCE):
+                        _write_attribute(root, name, text)
+                for meta in tensors:
+                    _create_groups(opened.id, meta.name, groups)
+                    dataset = _create_dataset(opened.id, meta)
+                    has_bytes = meta.text is None and meta.nbytes > 0
+                    extents = [Extent(dataset.get_offset(), meta.nbytes)] if has_bytes else []
+                    stored[meta.name] = StoredTensor(meta, UNNAMED, tuple(extents))
+            index = FileIndex((UNNAMED,), self.name, os.fstat(fd).st_size, stored)
+            return read_header(index, lambda start, stop: os.pread(fd, stop - start, start))
 
     def seal(self, fd: int, crc: int | None = None) -> None:
         """Do nothing: the file is complete when its contents are."""
@@ -436,7 +444,8 @@ def _new_file(fd: int) -> h5f.FileID:
     """Begin an HDF5 file as `h5py.File` does, but without a time in its root group.
 
     The driver of h5py for open files places datasets differently, so libhdf5 opens the descriptor
-    by the name that Linux gives it.
+    by the name that Linux gives it.  That is a link; the driver ``stdio``, which places datasets as
+    the usual one does, does not ask where it leads.
     """
     options = h5p.create(h5p.FILE_CREATE)
     options.set_link_creation_order(_IN_ORDER)
@@ -444,7 +453,7 @@ def _new_file(fd: int) -> h5f.FileID:
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
-    access.set_file_locking(False, ignore_when_disabled=True)
+    access.set_fapl_stdio()
     return h5f.create(b"/proc/self/fd/%d" % fd, h5f.ACC_TRUNC, options, access)
 
 
@@ -523,18 +532,6 @@ def _is_open_for_write(path: str) -> bool:
         head = file.read(_FLAGS_AT + 1)
     is_new = head[:_SIGNATURE_BYTES] == _SIGNATURE and head[_SIGNATURE_BYTES:][:1] == b"\x03"
     return is_new and len(head) > _FLAGS_AT and bool(head[_FLAGS_AT] & _WRITE_FLAGS)
-
-
-@contextmanager
-def _as_os_error(path: str) -> Iterator[None]:
-    """Turn the errors of libhdf5 that the system caused, such as a full disk, into OSError."""
-    try:
-        yield
-    except RuntimeError as error:
-        number = _find_errno(error)
-        if number is None:
-            raise
-        raise OSError(number, os.strerror(number), path) from error
 
 
 def _find_errno(error: Exception) -> int | None:

@@ -9,35 +9,24 @@ HDF5.
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from ckpttool.formats.base import Header, read_header
 from ckpttool.formats.local import open_descriptor
 from ckpttool.formats.wire import WireReader
-from ckpttool.model.tensors import FileIndex, SharedHeader, StoredFile, StoredTensor
+from ckpttool.model.tensors import FileIndex, StoredFile
 
 MAX_HEADERS = 64  # a large model has a different header for each stage
 MAX_BYTES = 8 << 20  # of all headers; a usual header has 100 to 400 bytes for each tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """The tensors of a file, and the starts and bytes of the gaps between their contents."""
-
-    tensors: Mapping[str, StoredTensor]
-    starts: array[int]
-    gaps: tuple[bytes, ...]
-    attrs: Mapping[str, str]
 
 
 class HeaderCache:
     """A cache of the headers of files.  Threads may share it."""
 
     def __init__(self) -> None:
-        self._by_end: dict[tuple[str, int], _Header] = {}  # by format and end of the header
-        self._by_size: dict[int, _Header] = {}  # by size of the file
+        self._by_end: dict[tuple[str, int], Header] = {}  # by format and end of the header
+        self._by_size: dict[int, Header] = {}  # by size of the file
         self._free_bytes = MAX_BYTES
         self._prefetched: set[str] = set()
 
@@ -49,38 +38,32 @@ class HeaderCache:
         This method serves formats whose header accounts for every byte of a file.
         """
         with WireReader(file) as reader:
-            header = self._find(format, reader, reader.size)
-            if header is not None:
-                tensors = SharedHeader(header.tensors, file)
-                return FileIndex((file,), format, reader.size, tensors, header.attrs)
-            index = read(file)
-            self.store(format, reader, reader.size, index.tensors, index.attrs)
+            index = self.lookup(format, reader, reader.size)
+            if index is None:
+                index = read(file)
+                self.store(index, reader)
         return index
 
-    def lookup(self, format: str, reader: WireReader, end: int) -> SharedHeader | None:
-        """Return the tensors of a file whose header, up to byte ``end``, equals a cached one."""
-        header = self._find(format, reader, end)
-        return None if header is None else SharedHeader(header.tensors, reader.file)
+    def lookup(self, format: str, reader: WireReader, end: int) -> FileIndex | None:
+        """Return the header of a file, up to byte ``end``, if it equals a cached one, else None."""
+        header = self._by_end.get((format, end))
+        if header is None:
+            return None
+        if reader.path not in self._prefetched:
+            self.prefetch(reader.path)
+        return header.of_file(reader.file) if reader.has(header.starts, header.gaps) else None
 
-    def store(
-        self,
-        format: str,
-        reader: WireReader,
-        end: int,
-        tensors: Mapping[str, StoredTensor],
-        attrs: Mapping[str, str],
-    ) -> None:
-        """Cache the header of a file up to byte ``end``, if there is room for it."""
-        gaps = list(_gaps(tensors, end))
-        nbytes = sum(stop - start for start, stop in gaps)
-        replaced = self._by_end.get((format, end))
+    def store(self, index: FileIndex, reader: WireReader) -> None:
+        """Cache the header of a file, if there is room for it."""
+        if len(self._by_end) >= MAX_HEADERS:
+            return
+        header, key = read_header(index, reader.read), (index.format, index.nbytes)
+        replaced = self._by_end.get(key)
         free = self._free_bytes + (0 if replaced is None else sum(map(len, replaced.gaps)))
-        if len(self._by_end) < MAX_HEADERS and nbytes <= free:
+        nbytes = sum(map(len, header.gaps))
+        if nbytes <= free:
             self._free_bytes = free - nbytes
-            starts = array("q", (start for start, _ in gaps))
-            parts = tuple(reader.read(start, stop) for start, stop in gaps)
-            header = _Header(tensors, starts, parts, attrs)
-            self._by_end[format, end] = self._by_size[reader.size] = header
+            self._by_end[key] = self._by_size[reader.size] = header
 
     def prefetch(self, path: str) -> None:
         """Ask the disk for the bytes of a file that will be compared.
@@ -97,24 +80,3 @@ class HeaderCache:
                         os.posix_fadvise(fd, start, len(gap), os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(fd)
-
-    def _find(self, format: str, reader: WireReader, end: int) -> _Header | None:
-        """Return the cached header that the header of a file equals, or None."""
-        header = self._by_end.get((format, end))
-        if header is None:
-            return None
-        if reader.path not in self._prefetched:
-            self.prefetch(reader.path)
-        return header if reader.has(header.starts, header.gaps) else None
-
-
-def _gaps(tensors: Mapping[str, StoredTensor], end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of all bytes up to ``end`` that are not contents of tensors."""
-    at = 0
-    extents = (extent for tensor in tensors.values() for extent in tensor.extents)
-    for extent in sorted(extents, key=lambda extent: extent.offset):
-        if at < extent.offset:
-            yield at, extent.offset
-        at = max(at, extent.offset + extent.nbytes)
-    if at < end:
-        yield at, end

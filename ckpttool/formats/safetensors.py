@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.formats.base import ChecksumInput
+from ckpttool.formats.base import ChecksumInput, Header, lay_out
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, TEXT
@@ -123,7 +123,7 @@ class Safetensors:
         return FileIndex((file,), self.name, size, tensors, attrs)
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size in bytes of the file that `create` makes, with its checksum if any."""
+        """Return the size in bytes of the file with the `index`."""
         return (
             8 + len(_make_header(_ordered(tensors), attrs)) + sum(meta.nbytes for meta in tensors)
         )
@@ -132,24 +132,15 @@ class Safetensors:
         """Return the bytes of the length and of the JSON, for offsets of any number of digits."""
         return 15 + len(_make_header((), attrs)) + sum(map(_entry_bytes, tensors))
 
-    def create(
-        self, fd: int, file: StoredFile, tensors: Sequence[TensorMeta], attrs: Mapping[str, str]
-    ) -> FileIndex:
-        """Write a file with its header and its full size; contents are filled in later."""
+    def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
+        """Return the length and the JSON, with the place of a checksum."""
         ordered = _ordered(tensors)
         text = _make_header(ordered, attrs)
         assert len(text) <= MAX_HEADER_BYTES, "the caller has called refusals()"
-        with os.fdopen(fd, "wb", closefd=False) as opened:
-            opened.write(len(text).to_bytes(8, "little") + text)
-            opened.truncate(8 + len(text) + sum(meta.nbytes for meta in tensors))
-        offset = 8 + len(text)
-        stored = {}
-        for meta in ordered:
-            extents = (Extent(offset, meta.nbytes),) if meta.nbytes else ()
-            stored[meta.name] = StoredTensor(meta, file, extents)
-            offset += meta.nbytes
+        head = len(text).to_bytes(8, "little") + text
+        parts = [(head, "", 0), *((b"", meta.name, meta.nbytes) for meta in ordered)]
         written = {"crc_num": _MAX_CRC} if "crc_num" in attrs else {}
-        return FileIndex((file,), self.name, offset, stored, written)
+        return lay_out(self.name, ordered, written, parts)
 
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield the names in sorted order, and behind each the bytes of its tensor."""
@@ -163,7 +154,7 @@ class Safetensors:
                     yield number
 
     def seal(self, fd: int, crc: int | None = None) -> None:
-        """Write the checksum into the place in the header that `create` reserved."""
+        """Write the checksum into the header, which has room for it."""
         if crc is None:
             return
         with os.fdopen(fd, "r+b", closefd=False) as file:

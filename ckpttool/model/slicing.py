@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise, product
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region, count_overlaps, grid_overlaps
@@ -22,6 +22,27 @@ from ckpttool.problems import Diagnostic
 from ckpttool.wording import shorten
 
 MAX_CELLS = 1_000_000  # of one tensor; even the boxes of all ranks of a cluster make fewer
+
+
+class Piece(NamedTuple):
+    """The overlap of a stored slice with a region of the full tensor.
+
+    Attributes
+    ----------
+    rank
+        The rank whose slice is read; of a merged checkpoint, the number of the file.
+    tensor
+        The stored slice.
+    src
+        The region of the slice to read.
+    dst
+        The same elements, counted from the origin of the region; it has the shape of ``src``.
+    """
+
+    rank: int
+    tensor: StoredTensor
+    src: Region
+    dst: Region
 
 
 class Slicing(Protocol):
@@ -39,10 +60,8 @@ class Slicing(Protocol):
     def distribution_key(self) -> Hashable:
         """The key without the shape: equal for tensors with the same distribution over ranks."""
 
-    def overlaps(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
-        """Yield the stored slices that hold ``within``, in C order.
+    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
+        """Yield the pieces that fill ``within``, in C order of the slices.
 
         The lowest rank provides the slice if it has replicas, so that all outputs get the same
         bytes even if replicas differ.
@@ -53,12 +72,6 @@ class Slicing(Protocol):
             Elements of the full tensor, counted from ``origin``.
         origin
             Index in the full tensor.
-
-        Yields
-        ------
-        tensor, in_slice, shared
-            A stored slice, and its overlap with ``within``: counted in the slice, and from
-            ``origin``.
         """
 
     def count_overlaps(self, region: Region) -> int:
@@ -109,12 +122,10 @@ class LayoutSlicing:
         """See `Slicing`."""
         return self.layout
 
-    def overlaps(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
+    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
         """See `Slicing`."""
-        for index, in_slice, shared in self.layout.overlaps(within, origin, self.shape):
-            yield self.find_slice(index), in_slice, shared
+        for index, src, dst in self.layout.overlaps(within, origin, self.shape):
+            yield Piece(*self.find_slice(index), src, dst)
 
     def count_overlaps(self, region: Region) -> int:
         """See `Slicing`."""
@@ -123,7 +134,7 @@ class LayoutSlicing:
     def excerpt(self, region: Region) -> LayoutSlicing:
         """See `Slicing`."""
         indices = self.layout.touched(region, self.shape)
-        return replace(self, tensors=dict(self._find_owner(index) for index in indices))
+        return replace(self, tensors=dict(self.find_slice(index) for index in indices))
 
     def replicas(self) -> Iterator[dict[int, StoredTensor]]:
         """See `Slicing`."""
@@ -140,11 +151,8 @@ class LayoutSlicing:
             return self.layout.region(rank, self.shape)
         return Region.whole(self.shape)
 
-    def find_slice(self, index: tuple[int, ...]) -> StoredTensor:
-        """Return the stored slice at ``index`` of the layout, from the lowest owner that has it."""
-        return self._find_owner(index)[1]
-
-    def _find_owner(self, index: tuple[int, ...]) -> tuple[int, StoredTensor]:
+    def find_slice(self, index: tuple[int, ...]) -> tuple[int, StoredTensor]:
+        """Return the lowest owner that has the slice at ``index`` of the layout, and the slice."""
         for rank in self.layout.owners(index):
             tensor = self.tensors.get(rank)
             if tensor is not None:
@@ -290,14 +298,13 @@ class BoxSlicing:
         """See `Slicing`: the number of cells, and the owners of slices."""
         return self.slice_counts, tuple(self.owners())
 
-    def overlaps(
-        self, within: Region, origin: tuple[int, ...]
-    ) -> Iterator[tuple[StoredTensor, Region, Region]]:
+    def overlaps(self, within: Region, origin: tuple[int, ...]) -> Iterator[Piece]:
         """See `Slicing`."""
         counts = self.slice_counts
         for index, _, in_full in grid_overlaps(self.cuts, counts, within.moved_by(origin)):
             box = self.slices[self.cells[_cell_number(index, counts)]][0]
-            yield box.tensor, in_full.relative_to(box.region.start), in_full.relative_to(origin)
+            src, dst = in_full.relative_to(box.region.start), in_full.relative_to(origin)
+            yield Piece(box.rank, box.tensor, src, dst)
 
     def count_overlaps(self, region: Region) -> int:
         """See `Slicing`."""

@@ -30,7 +30,7 @@ class TensorMeta:
         Elements along each axis; ``()`` for a scalar and for a string.
     text
         The value, if and only if ``dtype`` is ``"str"``.  Strings are header material: they are
-        read with the index, compared as values and written by `Format.create`.
+        read with the index, compared as values and written with its header.
     whole_shape
         The shape in the header of a tensor that is only copied whole; None for all others.  Several
         of its elements share a byte, or it has more than `MAX_AXES` axes.  Its ``shape`` has one

@@ -77,6 +77,8 @@ class OutputOptions:
         run are replaced with and without this option.
     no_locks
         On a file system without locks, go on where a plan is left: its run has ended.
+    command
+        The command line, which the record of the run tells to users.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class OutputOptions:
     overwrite: bool = False
     resume: bool = False
     no_locks: bool = False
+    command: str = "python"
 
     def __post_init__(self) -> None:
         for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
@@ -115,7 +118,7 @@ class OutputOptions:
 
     def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
         """Return the policy for existing files."""
-        choices = self.overwrite, self.resume, self.part, self.no_locks
+        choices = self.overwrite, self.resume, self.part, self.no_locks, self.command
         return DestinationPolicy(*choices, open_progress)
 
 

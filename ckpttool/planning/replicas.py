@@ -67,7 +67,7 @@ class Slice:
             return None
         slicing, origin = self.source.slicing, (0,) * len(self.source.meta.shape)
         bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
-        for tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
+        for _, tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
             if tensor == self.tensors[0] and in_slice.contains(element):
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)

@@ -85,7 +85,7 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
     if diagnostics.has_errors:
         return None
     files = (*resolved.sharding.files, *target.sharding.files)
-    return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
+    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
 
 
 def _resolve_names(
@@ -373,8 +373,9 @@ class StrategySidecar:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not plan.catalog.is_merged:
-            ranks += [path for file in plan.catalog.files.values() for path in file.paths]
+        for catalog in plan.inputs:
+            if not catalog.is_merged:
+                ranks += [path for file in catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
                 "destination",
@@ -549,7 +550,7 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not source.has_layout for source in sources]
-    common = plan.catalog.common_tensors
+    common = {name for catalog in plan.inputs for name in catalog.common_tensors}
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1

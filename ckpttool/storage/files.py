@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ckpttool.formats import get_format
+from ckpttool.formats import get_format, header_of
+from ckpttool.formats.base import Header
 from ckpttool.formats.local import ABSENT, as_stamp, claimed_file, describe_os_error
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import OutputFile
@@ -131,9 +132,7 @@ class PartialFile:
         make_folder(self._path.parent)
         self._fd = claim(self._path)
         try:
-            file = claimed_file(str(self._path), self._fd)
-            self.index: FileIndex = self._format.create(self._fd, file, output.metas, output.attrs)
-            reserve(self._fd, self.index.nbytes)
+            self.index = create(str(self._path), self._fd, output)
         except BaseException as error:
             clean_up(error, self.discard)
             raise
@@ -357,15 +356,29 @@ def is_finished(path: Path) -> bool:
     return is_there(path.with_name(f"{path.name}.{MANIFEST}"))
 
 
-def reserve(fd: int, nbytes: int) -> None:
-    """Reserve disk space, so that a full disk is reported before the copy starts."""
-    if not nbytes:
-        return
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
+def create(path: str, fd: int, output: OutputFile) -> FileIndex:
+    """Write the header of an output into a new file, and reserve the space of the whole.
+
+    A full disk is thus reported before the copy starts.
+    """
+    header = header_of(output)
+    write_header(fd, header)
+    if header.index.nbytes:
+        try:
+            os.posix_fallocate(fd, 0, header.index.nbytes)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+    return header.of_file(claimed_file(path, fd))
+
+
+def write_header(fd: int, header: Header) -> None:
+    """Write the header of a new file, with holes in the place of contents."""
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        for start, gap in zip(header.starts, header.gaps, strict=True):
+            file.seek(start)
+            file.write(gap)
+        file.truncate(header.index.nbytes)
 
 
 def stamp_at(path: Path) -> FileStamp | None:

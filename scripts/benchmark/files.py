@@ -12,7 +12,8 @@ import numpy.typing as npt
 from benchmark.model import Mesh, Model, Tensor
 from ckpttool.formats import get_format
 from ckpttool.formats.wire import encode_bytes, encode_number
-from ckpttool.model.tensors import StoredFile, StoredTensor, TensorMeta
+from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.storage.files import write_header
 
 POOL_BYTES = 64 << 20
 
@@ -34,11 +35,12 @@ def write_checkpoint(folder: Path, model: Model, mesh: Mesh, *, sparse: bool = F
         path.parent.mkdir(parents=True)
         metas = [_slice(tensor, mesh, rank % per_stage) for tensor in mine]
         with path.open("w+b") as file:
-            index = get_format("ckpt").create(file.fileno(), StoredFile(str(path)), metas, {})
+            header = get_format("ckpt").index(metas)
+            write_header(file.fileno(), header)
             for tensor in () if sparse else mine:
                 place = mesh.layout(tensor).slice_index(rank % per_stage)
                 start = zlib.crc32(f"{tensor.name}{place}".encode()) % POOL_BYTES // 16 * 16
-                stored = index.tensors[tensor.name]
+                stored = header.index.tensors[tensor.name]
                 _write(file.fileno(), stored, pools[tensor.dtype], start)
 
 

@@ -17,7 +17,8 @@ import pytest
 
 import ckpttool
 from ckpttool.cli.signals import Terminated
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, more_files_hint, open_file

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.discovery.checkpoint2 import parse_key
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.wording import count
 from tests.oracle import OracleLayout
 from tests.strategies import examples, moves

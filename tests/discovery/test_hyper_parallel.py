@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.discovery import hyper_parallel
 from ckpttool.discovery.hyper_parallel import read_metadata
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CombinedError, FormatError, PlanError, UnsupportedError

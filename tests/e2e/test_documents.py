@@ -33,7 +33,7 @@ YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 def snapshots() -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the documents of the snapshots, with their command."""
-    for path in SNAPSHOTS.glob("*.txt"):
+    for path in SNAPSHOTS.rglob("*.txt"):
         for block in path.read_text(encoding="utf-8").split("\n\n"):
             line, _, printed = block.partition("\n")
             if line.startswith("$ ckpttool") and "--json" in line and printed.startswith("{"):

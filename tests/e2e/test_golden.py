@@ -1,4 +1,7 @@
-"""Every conversion of the golden corpus, in every output format, byte for byte.
+"""Every case of the golden corpus in one pass: the bytes that come out, and what is printed.
+
+The bytes are compared with those of MindSpore and of the oracle, what is printed with a snapshot
+for each case, ``snapshots/golden/CASE.txt``; see `tests.e2e.test_snapshots`.
 
 The source of ``split_unified`` are the several files of MindSpore's ``unified_safetensors``.  What
 ``unified`` must hold is what ``merge`` must hold.
@@ -6,69 +9,90 @@ The source of ``split_unified`` are the several files of MindSpore's ``unified_s
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support import corpus
-from tests.support.commands import SUFFIXES, files_below, mentions, message, run, run_well
-from tests.support.corpus import WORDS
+from tests.support.commands import SUFFIXES, files_below
+from tests.support.corpus import GOLDEN, WORDS
 from tests.support.readers import ckpt_records, read, read_ranks, write_ckpt
+from tests.support.snapshots import check_snapshot
 
 MAX_CORPUS_BYTES = 10 * 2**20
+CASES = corpus.case_names()
+KINDS = ("merge", "reshard", "split", "unified", "split_unified")
+UNIFIED = "golden/unified"
 
 # What safetensors has no dtype for. Int4 goes as I8 with a note, as MindSpore does it.
 NOT_IN_SAFETENSORS = {"str", "Complex128", "HiFloat8"}
 
+# In their snapshots is each document too; together they have most of what a document can have.
+IN_JSON = (
+    "append_dict_string",
+    "dst_without_optimizer",
+    "dtypes_saved_not_loaded",
+    "encrypted_gcm",
+    "optshard_size2_adam_8_to_4",
+    "params_outside_strategy",
+    "pipeline_shared_embedding_both",
+    "safetensors_crc",
+    "several_files_per_rank",
+    "uneven_manual_split",
+)
 
-def cases(*kinds, holdable=True):
-    """Return conversion and output format, for every pair the format can hold (or cannot).
 
-    What a plan makes of a conversion does not depend on the format of the output. The default run
-    has one format for each conversion, in turn; the other pairs are exhaustive.
+def merged_by_mindspore(conversion):
+    """The file that MindSpore wrote, if the corpus has it."""
+    return next((conversion.folder / "golden" / conversion.kind / "rank_0").glob("*.ckpt"), None)
+
+
+def formats_of(conversion):
+    """The formats that can hold a conversion; the first one is that of the pass.
+
+    What a plan makes of a conversion does not depend on the format of the output: the cases take
+    them in turn.  Records of ``.ckpt`` are compared with MindSpore's where they can be.
     """
-    found = []
-    for number, conversion in enumerate(corpus.conversions(*kinds)):
-        narrow = {"safetensors"} if conversion.dtypes & NOT_IN_SAFETENSORS else set()
-        formats = [one for one in SUFFIXES if (one in narrow) != holdable]
-        for place, output_format in enumerate(formats):
-            name = f"{conversion.case}-{conversion.kind}-{output_format}"
-            marks = () if place == number % len(formats) else pytest.mark.exhaustive
-            found.append(pytest.param(conversion, output_format, id=name, marks=marks))
-    return found
+    narrow = {"safetensors"} if conversion.dtypes & NOT_IN_SAFETENSORS else set()
+    formats = [one for one in SUFFIXES if one not in narrow]
+    turn = CASES.index(conversion.case) + KINDS.index(conversion.kind)
+    first = "ckpt" if merged_by_mindspore(conversion) else formats[turn % len(formats)]
+    return [first, *(one for one in formats if one != first)]
 
 
-@pytest.fixture(scope="session")
-def full_checkpoint(tmp_path_factory):
-    """The undivided checkpoint of a case: MindSpore's, or joined by the oracle where trimmed.
-
-    ``test_oracle.py`` holds the joined one against MindSpore's hashes.
-    """
-    made = {}
-
-    def find(conversion):
-        stored = conversion.folder / conversion.source
-        if stored.is_dir():
-            return stored
-        if conversion.case not in made:
-            path = tmp_path_factory.mktemp("full") / f"{conversion.case}.ckpt"
-            write_ckpt(path, corpus.merged_by_oracle(conversion.case))
-            made[conversion.case] = path
-        return made[conversion.case]
-
-    return find
+def key_of(case):
+    """Write the key of an encrypted case; the words that give it to a command."""
+    key = corpus.case_facts(case).get("enc_key")
+    if key is None:
+        return ""
+    Path("key.bin").write_text(key, encoding="ascii")
+    return " --dec-key-file key.bin"
 
 
-def arguments(conversion, output_format, out, source):
-    """The command line of a conversion."""
-    words = [conversion.kind.removesuffix("_unified"), source, "-o", out, "--format", output_format]
-    if conversion.src_strategy:
-        words += ["-s", conversion.folder / conversion.src_strategy]
+def source_of(case):
+    """The words that name the source of a case, its strategy, its step and its key."""
+    (strategy,) = (GOLDEN / case).glob("src_strategy.*")
+    step = " --step 2_10" if "--step" in WORDS.get(case, ()) else ""
+    return f"golden/{case}/src -s golden/{case}/{strategy.name}{step}{key_of(case)}"
+
+
+def command_of(conversion, output_format, src=(), dst=()):
+    """The command of a conversion into ``out``, with other strategies than those of the case."""
+    case, kind = conversion.case, conversion.kind
+    source = UNIFIED if kind == "unified" else conversion.source
+    words = [{"unified": "merge", "split_unified": "split"}.get(kind, kind)]
+    if (conversion.folder / source).is_dir():
+        words += [f"golden/{case}/{source}"]
+    else:  # not in the corpus; `test_oracle.py` compares what the oracle joins with MindSpore's
+        write_ckpt(Path(f"{case}.ckpt"), corpus.merged_by_oracle(case))
+        words += [f"{case}.ckpt"]  # else it is one of the ranks in the folders of all tests
+    own = () if kind == "unified" else (conversion.src_strategy,)
+    for option, strategies in (("-s", src or own), ("-d", dst or (conversion.dst_strategy,))):
+        words += [f"{option} golden/{case}/{one}" for one in strategies if one]
+    words += WORDS.get(case, []) if source == "src" else []
     if conversion.dst_strategy:
-        words += ["-d", conversion.folder / conversion.dst_strategy]
-    if conversion.undefined and conversion.kind != "merge":
-        words += ["--not-in-target", "full"]  # as nothing says what else; see `prescribed`
-    if conversion.source == "src":
-        words += WORDS.get(conversion.case, [])
-    return words
+        return " ".join([*words, "-o out --format", output_format])
+    return " ".join([*words, f"-o out/m{SUFFIXES[output_format]}"])
 
 
 def prescribed(conversion):
@@ -87,163 +111,128 @@ def prescribed(conversion):
     return {rank: names | undefined.get(rank, {}) for rank, names in conversion.ranks.items()}
 
 
+def check_output(conversion, output_format):
+    """Compare what a conversion has written with what must come out."""
+    suffix = SUFFIXES[output_format]
+    if conversion.dst_strategy:
+        files = {f"rank_{rank}/checkpoint_{rank}{suffix}" for rank in conversion.ranks}
+        assert {*files_below(Path("out"))} >= files
+        got = read_ranks(Path("out"))
+    else:
+        assert files_below(Path("out")) == [f"m{suffix}"]
+        got = {0: read(Path("out", f"m{suffix}"))}
+    assert not corpus.differences(prescribed(conversion), corpus.digests(got))
+    golden = merged_by_mindspore(conversion)
+    if golden and output_format == "ckpt":
+        assert sorted(ckpt_records(Path("out/m.ckpt"))) == sorted(ckpt_records(golden))
+
+
+def has_undefined(case):
+    """Whether MindSpore prescribes nothing for a part of what a target rank of the case gets."""
+    kinds = corpus.expected(case)["conversions"]
+    return any(any(corpus.conversion(case, kind).undefined.values()) for kind in kinds)
+
+
+def pass_conversion(conversion, output_format, run):
+    """Run a conversion in every form that the case has for it, and check what comes out."""
+    case, kind = conversion.case, conversion.kind
+    full = " --not-in-target full" if conversion.dst_strategy and has_undefined(case) else ""
+    if full:
+        run(command_of(conversion, output_format))
+    strategies = [{}]
+    for side in {"merge": ["src"], "reshard": ["dst"]}.get(kind, ()):
+        name = f"{side}_stage_strategies"
+        if files := sorted((GOLDEN / case / name).glob("*")):
+            strategies += [{side: [name]}, {side: [f"{name}/{path.name}" for path in files]}]
+    for given in strategies:
+        line = command_of(conversion, output_format, **given) + full  # full: see `prescribed`
+        run(line, lambda: check_output(conversion, output_format))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_comes_out_as_from_mindspore_and_is_shown_as_was_agreed(case, shell):
+    """Each fourth one also without its strategy, by its headers alone, and compared."""
+
+    def run(line, check=None):
+        for option in ("", " --json") if case in IN_JSON else ("",):
+            result = shell.run(line + option)
+            if check:
+                assert result.exit_code == 0, result.stderr
+                check()
+            shell.clear("out")
+
+    conversions = [corpus.conversion(case, kind) for kind in corpus.expected(case)["conversions"]]
+    source, folder = source_of(case), f"golden/{case}/src"
+    is_fourth = CASES.index(case) % 4 == 0
+    run(f"inspect {source}")
+    run(f"verify {source} --deep")
+    if is_fourth:
+        run(f"inspect {folder}{key_of(case)}")
+        run(f"verify {source}")
+        run(f"verify {folder} --crc{key_of(case)}")
+    if (GOLDEN / case / UNIFIED).is_dir():
+        run(f"inspect golden/{case}/{UNIFIED}")
+    for conversion in conversions:
+        formats = formats_of(conversion)
+        pass_conversion(conversion, formats[0], run)
+        if "safetensors" not in formats:
+            run(command_of(conversion, "safetensors"))
+            assert not Path("out").exists()
+        if is_fourth and conversion.kind == "merge" and "--step" not in source:
+            shell.quietly(command_of(conversion, "ckpt"))
+            first, _, rest = source.partition(" ")
+            run(f"diff {first} out/m.ckpt {rest}")
+    if "encrypted" in case:
+        strategy = f"golden/{case}/src_strategy.ckpt"
+        for output_format in SUFFIXES:
+            line = f"reshard {source} -d {strategy} -o out --format {output_format}"
+            run(line, lambda: check_decrypted(case))
+    check_snapshot(f"golden/{case}", shell.text())
+
+
+def check_decrypted(case):
+    """Compare what was written of an encrypted case with what MindSpore encrypted."""
+    want = corpus.unfold(corpus.expected(case)["after_decryption"], 2)
+    assert not corpus.differences(want, corpus.digests(read_ranks(Path("out"))))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_comes_out_the_same_in_the_other_formats(case, shell):
+    def run(line, check=None):
+        if check:
+            shell.quietly(f"{line} --json")
+            check()
+            shell.clear("out")
+
+    for kind in corpus.expected(case)["conversions"]:
+        conversion = corpus.conversion(case, kind)
+        for output_format in formats_of(conversion)[1:]:
+            pass_conversion(conversion, output_format, run)
+
+
 def test_corpus_holds_every_case_and_stays_small():
-    files = [path for path in corpus.GOLDEN.rglob("*") if path.is_file()]
-    assert len(corpus.case_names()) == 65
+    files = [path for path in GOLDEN.rglob("*") if path.is_file()]
+    assert len(CASES) == 65
     assert (corpus.BROKEN / "case.json").is_file()
     assert len(corpus.conversions("merge")) == 63
     assert sum(path.stat().st_size for path in files) < MAX_CORPUS_BYTES
+    assert {*IN_JSON} <= {*CASES}
 
 
-@pytest.mark.parametrize(("conversion", "output_format"), cases("merge"))
-def test_merge_gives_what_mindspore_gives(conversion, output_format, tmp_path):
-    out = tmp_path / f"full{SUFFIXES[output_format]}"
-    source = conversion.folder / conversion.source
-    run_well(*arguments(conversion, output_format, out, source))
-    assert files_below(tmp_path) == [out.name]
-    found = corpus.differences(prescribed(conversion), corpus.digests({0: read(out)}))
-    assert not found
-
-
-@pytest.mark.parametrize(
-    ("conversion", "output_format"), cases("split", "reshard", "split_unified")
-)
-def test_split_and_reshard_give_what_mindspore_gives(
-    conversion, output_format, tmp_path, full_checkpoint
-):
-    source = full_checkpoint(conversion)
-    run_well(*arguments(conversion, output_format, tmp_path / "out", source))
-    suffix = SUFFIXES[output_format]
-    assert set(files_below(tmp_path / "out")) >= {
-        f"rank_{rank}/checkpoint_{rank}{suffix}" for rank in conversion.ranks
-    }
-    got = corpus.digests(read_ranks(tmp_path / "out"))
-    assert not corpus.differences(prescribed(conversion), got)
-
-
-@pytest.mark.parametrize(("conversion", "output_format"), cases("unified"))
-def test_merge_of_a_unified_folder_gives_what_mindspore_gives(conversion, output_format, tmp_path):
-    out = tmp_path / f"full{SUFFIXES[output_format]}"
-    folder = conversion.folder / "golden" / "unified"
-    run_well("merge", folder, "-o", out)
-    assert not corpus.differences(prescribed(conversion), corpus.digests({0: read(out)}))
-
-
-@pytest.mark.parametrize(
-    ("conversion", "output_format"), cases("merge", "split", "reshard", holdable=False)
-)
-def test_safetensors_refuses_a_dtype_it_has_no_name_for(
-    conversion, output_format, tmp_path, full_checkpoint
-):
-    out = tmp_path / "out" if conversion.dst_strategy else tmp_path / "full.safetensors"
-    source = full_checkpoint(conversion)
-    result = run(*arguments(conversion, output_format, out, source))
-    assert result.exit_code == 5, result.output
-    lost = {
-        (name, dtype)
-        for tensors in conversion.ranks.values()
-        for name, (dtype, _, _) in tensors.items()
-        if dtype in NOT_IN_SAFETENSORS
-    }
-    for name, dtype in lost:
-        assert not mentions(message(result), rf"{name}.*{dtype}|{dtype}.*{name}")
-    assert not files_below(tmp_path)
-
-
-@pytest.mark.parametrize("output_format", SUFFIXES)
-@pytest.mark.parametrize("case", ["encrypted_cbc", "encrypted_gcm"])
-def test_encrypted_ranks_hold_what_mindspore_encrypted(case, output_format, tmp_path):
-    source = corpus.GOLDEN / case
-    (tmp_path / "key").write_text(corpus.case_facts(case)["enc_key"], encoding="ascii")
-    strategy = source / "src_strategy.ckpt"
-    words = ["-s", strategy, "--dec-key-file", tmp_path / "key", "--format", output_format]
-    run_well("reshard", source / "src", "-d", strategy, "-o", tmp_path / "out", *words)
-    want = corpus.unfold(corpus.expected(case)["after_decryption"], 2)
-    got = corpus.digests(read_ranks(tmp_path / "out"))
-    assert set(got) == {0, 1}
-    assert not corpus.differences(want, got)
-
-
-@pytest.mark.parametrize("case", ["encrypted_cbc", "encrypted_gcm"])
-def test_merge_says_that_the_checkpoint_is_encrypted(case, tmp_path):
-    source = corpus.GOLDEN / case
-    strategy = source / "src_strategy.ckpt"
-    result = run("merge", source / "src", "-o", tmp_path / "full.h5", "-s", strategy)
-    assert result.exit_code == 3, result.output
-    assert not mentions(message(result), "rank_0", "encrypted")
-    assert not files_below(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "conversion",
-    [
-        conversion
-        for conversion in corpus.conversions("merge")
-        if (conversion.folder / "src_stage_strategies").is_dir()
-    ],
-    ids=lambda conversion: conversion.case,
-)
-def test_merge_takes_the_strategies_of_the_single_stages(conversion, tmp_path):
-    stages = conversion.folder / "src_stage_strategies"
-    files = [word for path in sorted(stages.iterdir()) for word in ("-s", path)]
-    for name, strategy in {"folder": ["-s", stages], "files": files}.items():
-        out = tmp_path / f"{name}.ckpt"
-        run_well("merge", conversion.folder / "src", "-o", out, "--format", "ckpt", *strategy)
-        got = corpus.digests({0: read(out)})
-        assert not corpus.differences(prescribed(conversion), got)
-
-
-@pytest.mark.parametrize(
-    "conversion",
-    [
-        conversion
-        for conversion in corpus.conversions("reshard")
-        if (conversion.folder / "dst_stage_strategies").is_dir()
-    ],
-    ids=lambda conversion: conversion.case,
-)
-def test_reshard_takes_the_strategies_of_the_single_stages(conversion, tmp_path):
-    run_well(
-        *("reshard", conversion.folder / "src", "-o", tmp_path, "--format", "ckpt"),
-        *("-s", conversion.folder / conversion.src_strategy),
-        *("-d", conversion.folder / "dst_stage_strategies"),
-    )
-    got = corpus.digests(read_ranks(tmp_path))
-    assert not corpus.differences(prescribed(conversion), got)
-
-
-MERGED_BY_MINDSPORE = sorted(path for path in corpus.GOLDEN.glob("*/golden/merge/rank_0/*.ckpt"))
-
-
-@pytest.mark.parametrize(
-    "golden", MERGED_BY_MINDSPORE, ids=lambda path: path.relative_to(corpus.GOLDEN).parts[0]
-)
-def test_ckpt_records_are_byte_for_byte_mindspores(golden, tmp_path):
-    conversion = corpus.conversion(golden.relative_to(corpus.GOLDEN).parts[0], "merge")
-    out = tmp_path / "full.ckpt"
-    run_well(*arguments(conversion, "ckpt", out, conversion.folder / "src"))
-    assert sorted(ckpt_records(out)) == sorted(ckpt_records(golden))
-
-
-def test_rank_writes_only_the_ranks_asked_for(tmp_path):
+def test_rank_writes_only_the_ranks_asked_for(shell):
     conversion = corpus.conversion("pipeline_2x4_to_4x2", "reshard")
-    words = arguments(conversion, "ckpt", tmp_path, conversion.folder / "src")
-    run_well(*words, "--rank", "0,3-5", "--prefix", "part")
-    assert set(files_below(tmp_path)) >= {f"rank_{r}/part{r}.ckpt" for r in (0, 3, 4, 5)}
-    got = corpus.digests(read_ranks(tmp_path))
+    shell.quietly(f"{command_of(conversion, 'ckpt')} --rank 0,3-5 --prefix part")
+    assert files_below(Path("out")) == [f"rank_{r}/part{r}.ckpt" for r in (0, 3, 4, 5)]
+    got = corpus.digests(read_ranks(Path("out")))
     want = {rank: prescribed(conversion)[rank] for rank in (0, 3, 4, 5)}
     assert not corpus.differences(want, got)
 
 
-def test_newest_step_counts_if_none_is_named(tmp_path):
-    folder = corpus.GOLDEN / "several_files_per_rank"
-    words = ["merge", folder / "src", "-s", folder / "src_strategy.ckpt", "-o"]
-    run_well(*words, tmp_path / "newest.ckpt", "--format", "ckpt")
-    run_well(*words, tmp_path / "named.ckpt", "--format", "ckpt", "--step", "10_10")
-    assert read(tmp_path / "newest.ckpt") == read(tmp_path / "named.ckpt")
-    words = arguments(
-        corpus.conversion("several_files_per_rank", "merge"),
-        *("ckpt", tmp_path / "older.ckpt", folder / "src"),
-    )
-    run_well(*words)
-    assert read(tmp_path / "newest.ckpt")["weight"] != read(tmp_path / "older.ckpt")["weight"]
+def test_newest_step_counts_if_none_is_named(shell):
+    case = "golden/several_files_per_rank"
+    for name, step in (("newest", ""), ("named", "--step 10_10"), ("older", "--step 2_10")):
+        shell.quietly(f"merge {case}/src -s {case}/src_strategy.ckpt -o {name}.ckpt {step}")
+    newest, named, older = (read(Path(f"{name}.ckpt")) for name in ("newest", "named", "older"))
+    assert newest == named
+    assert newest["weight"] != older["weight"]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
 from ckpttool.problems import PlanError

@@ -24,8 +24,8 @@ from ckpttool.execution.cluster import (
     software,
     write_file,
 )
-from ckpttool.execution.copy import Filled, fill
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions, Filled, fill
+from ckpttool.execution.execute import execute
 from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
@@ -231,7 +231,7 @@ def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing
         return Filled(task.nbytes, ())
 
     monkeypatch.setattr(cluster, "fill", fill_and_give_up)
-    task = job.task(SMALL.band_bytes, SMALL.task_bytes)
+    task = job.task(SMALL)
     assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
     with pytest.raises(CkptToolError, match=r"is missing: the run has ended"):
         write_file(task)
@@ -246,14 +246,14 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
         catalog = slice_catalog(strategy_of(layouts), {"w": (rows, 4096)})
         (output,) = make(catalog, strategy_of(layouts), None)
         job = cluster.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
-        sizes.append(len(pickle.dumps(job.task(SMALL.band_bytes, SMALL.task_bytes))))
+        sizes.append(len(pickle.dumps(job.task(SMALL))))
         job.discard()
     assert sizes[1] < sizes[0] + 100
 
 
 def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
     (job, *_) = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]]
-    task = job.task(SMALL.band_bytes, SMALL.task_bytes)
+    task = job.task(SMALL)
     job.discard()
     with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is missing"):
         write_file(task)

@@ -18,13 +18,14 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
-from ckpttool.execution.copy import cut_into_tasks, fill
-from ckpttool.execution.execute import CopyOptions, _failure, execute
+from ckpttool.execution.copy import CopyOptions, cut_into_tasks, fill
+from ckpttool.execution.execute import _failure, execute
 from ckpttool.execution.executors import open_engine
-from ckpttool.formats import get_format, suffix_of
+from ckpttool.formats import get_format, header_of, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import CombinedError, FormatError
+from ckpttool.storage.files import PARTIAL, PartialFile, write_header
 from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
 from tests.support.corpus import GOLDEN
@@ -68,7 +69,7 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     output = next(iter(plan))
     path = tmp_path / "file.ckpt"
     index = create_file(get_format(output.format), str(path), output.metas, {})
-    for task in cut_into_tasks([(output, index)], band_bytes=100, task_bytes=300):
+    for task in cut_into_tasks([(output, index)], CopyOptions(100, 300)):
         again = pickle.loads(pickle.dumps(task))
         for one, unit in zip(again.units, task.units, strict=True):
             assert (one.tensor, one.region, one.number) == (unit.tensor, unit.region, unit.number)
@@ -79,6 +80,19 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
     assert {name: entry.shape for name, entry in read(path).items()} == {
         meta.name: meta.shape for meta in output.metas
     }
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_tasks_and_places_are_known_before_there_is_a_file(tmp_path, output_format):
+    plan, _ = make_plan(tmp_path, output_format)
+    for output in plan:
+        planned = header_of(output).of_file(StoredFile(output.path + PARTIAL))
+        tasks = [*cut_into_tasks([(output, planned)], band_bytes=100, task_bytes=300)]
+        assert files_below(tmp_path) == []
+        partial = PartialFile(output)
+        assert tasks == [*cut_into_tasks([(output, partial.index)], band_bytes=100, task_bytes=300)]
+        assert planned.nbytes == Path(planned.path).stat().st_size
+        partial.discard()
 
 
 def test_a_failed_copy_leaves_what_was_complete_and_nothing_else(tmp_path, monkeypatch):
@@ -219,10 +233,9 @@ def test_an_output_whose_header_is_not_as_planned_gets_no_name(tmp_path, monkeyp
     from ckpttool.formats.ckpt import Ckpt
 
     def seal(self, fd, crc=None):
-        file = StoredFile(f"/proc/self/fd/{fd}")
-        metas = [tensor.meta for tensor in self.read_index(file).tensors.values()]
-        os.lseek(fd, 0, os.SEEK_SET)
-        self.create(fd, file, metas[1:], {})
+        path = f"/proc/self/fd/{fd}"
+        metas = [tensor.meta for tensor in self.read_index(StoredFile(path)).tensors.values()]
+        write_header(fd, self.index(metas[1:]))
 
     monkeypatch.setattr(Ckpt, "seal", seal)
     with pytest.raises(ckpttool.VerifyError, match=r"expected Float32 .*, found nothing"):

@@ -16,13 +16,14 @@ import pytest
 import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution import grouping
-from ckpttool.execution.copy import cut_into_tasks, read_amplification
-from ckpttool.execution.execute import CopyOptions, execute
+from ckpttool.execution.copy import CopyOptions, cut_into_tasks, read_amplification
+from ckpttool.execution.execute import execute
 from ckpttool.execution.grouping import group_outputs
+from ckpttool.formats import header_of
 from ckpttool.model import manifest, region
 from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
-from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor
+from ckpttool.model.tensors import StoredFile
 from tests.support.checkpoints import cut, noise, slice_catalog, strategy_of, write_ranks
 from tests.support.commands import files_below
 from tests.support.in_memory import make
@@ -218,14 +219,8 @@ def test_a_task_ends_where_no_unit_is_open_so_that_each_is_hashed_whole(source, 
 
 def cut_up(outputs, **sizes):
     """The tasks of outputs that are not there yet."""
-    nowhere = []
-    for output in outputs:
-        stored = {
-            meta.name: StoredTensor(meta, StoredFile(output.path), (Extent(0, meta.nbytes),))
-            for meta in output.metas
-        }
-        nowhere.append((output, FileIndex((StoredFile(output.path),), output.format, 0, stored)))
-    return cut_into_tasks(nowhere, OPTIONS.band_bytes, OPTIONS.task_bytes, **sizes)
+    nowhere = [(output, header_of(output).of_file(StoredFile(output.path))) for output in outputs]
+    return cut_into_tasks(nowhere, replace(OPTIONS, **sizes))
 
 
 def outputs_of(rows, columns=4096, target=COLUMNS):

@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import memory
-from ckpttool.execution.execute import CopyOptions
+from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions
 from ckpttool.execution.memory import MIB, fit_memory, peak_bytes
 from ckpttool.formats import get_format

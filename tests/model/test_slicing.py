@@ -26,25 +26,19 @@ def test_replicas_are_one_slice_and_the_lowest_rank_is_read():
     described = fill_with_boxes(full(8, 2), boxes)
     assert [[one.rank for one in held] for held in described.slices] == [[3, 7], [5]]
     assert (described.slice_counts, described.is_grid) == ((2, 1), True)
-    ((tensor, src, dst),) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
-    assert (tensor.file.path, src, dst) == (
-        "rank_3.ckpt",
-        Region((1, 0), (3, 2)),
-        Region((0, 0), (2, 2)),
-    )
+    (piece,) = described.overlaps(Region((0, 0), (2, 2)), (1, 0))
+    assert (piece.rank, piece.tensor.file.path) == (3, "rank_3.ckpt")
+    assert (piece.src, piece.dst) == (Region((1, 0), (3, 2)), Region((0, 0), (2, 2)))
 
 
 def test_boxes_that_are_no_grid_are_found_where_they_lie():
     boxes = [box((0, 0), (1, 3), 0), box((1, 0), (2, 1), 1), box((1, 1), (2, 3), 2)]
     described = fill_with_boxes(full(2, 3), boxes)
     assert (described.slice_counts, described.is_grid) == ((2, 2), False)
-    pieces = [
-        (tensor.file.path, src, dst)
-        for tensor, src, dst in described.overlaps(Region((0, 1), (2, 3)), (0, 0))
-    ]
-    assert pieces == [
-        ("rank_0.ckpt", Region((0, 1), (1, 3)), Region((0, 1), (1, 3))),
-        ("rank_2.ckpt", Region((0, 0), (1, 2)), Region((1, 1), (2, 3))),
+    pieces = described.overlaps(Region((0, 1), (2, 3)), (0, 0))
+    assert [(rank, src, dst) for rank, _, src, dst in pieces] == [
+        (0, Region((0, 1), (1, 3)), Region((0, 1), (1, 3))),
+        (2, Region((0, 0), (1, 2)), Region((1, 1), (2, 3))),
     ]
 
 
@@ -60,7 +54,7 @@ def test_an_excerpt_has_the_boxes_that_are_touched_and_finds_the_same_in_them():
 
 def test_a_scalar_and_a_tensor_without_elements_are_described():
     scalar = fill_with_boxes(full(), [box((), ())])
-    assert [src for _, src, _ in scalar.overlaps(Region((), ()), ())] == [Region((), ())]
+    assert [one.src for one in scalar.overlaps(Region((), ()), ())] == [Region((), ())]
     for boxes in ([box((0, 0), (0, 4))], [box((0, 0), (0, 2)), box((0, 2), (0, 4), 1)]):
         empty = fill_with_boxes(full(0, 4), boxes)
         assert len(empty.slices) == len(boxes)

@@ -114,7 +114,7 @@ def test_state_follows_where_its_parameter_is_kept_by_other_ranks():
     found, problems, _ = find(catalog)
     assert not problems
     assert found["accum.w"][0].parameter == "w"
-    assert found["accum.w"][0].slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
+    assert found["accum.w"][0].slicing.find_slice((0, 0))[1].file.path == "run/rank_1/net.ckpt"
 
 
 def test_state_in_another_stage_than_its_parameter_does_not_follow():
@@ -329,7 +329,7 @@ def test_a_corrected_layout_needs_no_more_slices_than_there_are():
     del ranks[0]["accu_grads.w"], ranks[3]["accu_grads.w"]
     found, problems, _ = find(catalog_of(ranks), CLAIMED)
     assert not problems
-    assert found["accu_grads.w"][0].slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
+    assert found["accu_grads.w"][0].slicing.find_slice((0, 0))[1].file.path == "run/rank_1/net.ckpt"
 
 
 def test_a_state_that_fits_neither_with_nor_without_the_shard_is_left_as_it_is():

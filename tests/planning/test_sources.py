@@ -35,15 +35,15 @@ def test_a_listed_parameter_has_its_layout_and_its_full_shape():
 def test_a_slice_is_taken_from_the_lowest_owner_that_has_it():
     catalog = catalog_of({0: {}, 1: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     (source,) = find(catalog)[0]["w"]
-    assert source.slicing.find_slice((0, 0)).file.path == "run/rank_1/net.ckpt"
-    assert source.slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
+    assert source.slicing.find_slice((0, 0))[1].file.path == "run/rank_1/net.ckpt"
+    assert source.slicing.find_slice((1, 0))[1].file.path == "run/rank_3/net.ckpt"
 
 
 def test_a_missing_file_does_no_harm_if_replicas_are_there_and_a_note_says_so():
     catalog = catalog_of({0: {"w": (4, 3)}, 3: {"w": (4, 3)}})
     found, problems, notes = find(catalog)
     assert not problems
-    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_3/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0))[1].file.path == "run/rank_3/net.ckpt"
     the_one(notes["missing_replica"], "ranks 1, 2: no checkpoint file found in run")
 
 
@@ -117,7 +117,7 @@ def test_slices_of_a_manual_split_may_have_different_rows():
     assert not problems
     assert not notes
     assert found["w"][0].meta.shape == (10, 3)
-    assert found["w"][0].slicing.find_slice((1, 0)).file.path == "run/rank_2/net.ckpt"
+    assert found["w"][0].slicing.find_slice((1, 0))[1].file.path == "run/rank_2/net.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
     assert not problems
     assert not notes
     assert (source.meta.shape, source.rank_cycle, source.is_listed) == ((2,), None, False)
-    assert source.slicing.find_slice((0,)).file.path == "run/rank_0/net.ckpt"
+    assert source.slicing.find_slice((0,))[1].file.path == "run/rank_0/net.ckpt"
 
 
 DIFFERENT = with_names({"w": (4, 3), "rng": (2,)})
@@ -345,5 +345,5 @@ def test_many_groups_are_not_all_listed():
 def test_an_undivided_checkpoint_has_every_parameter_whole():
     sources = find_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}), Merged(), {}, None)
     assert [source.meta.name for source in sources.found] == ["w", "s"]
-    assert sources.found[0].slicing.find_slice((0, 0)).file.path == "run/rank_3/net.ckpt"
+    assert sources.found[0].slicing.find_slice((0, 0))[1].file.path == "run/rank_3/net.ckpt"
     assert not find_sources(Catalog("run", {}), Merged(), {}, None).found

@@ -188,5 +188,5 @@ def test_a_stage_that_has_no_use_for_a_statistic_is_not_asked_for_it():
     found, problems, notes = find(catalog_of(ranks), strategy)
     assert not problems
     assert found["exp_avg_sq_row_w"][0].meta.shape == (8,)
-    assert found["exp_avg_sq_row_w"][0].slicing.find_slice((1,)).file.path == "run/rank_1/net.ckpt"
+    assert found["exp_avg_sq_row_w"][0].slicing.find_slice((1,))[0] == 1
     the_one(notes["skipped"], "1 parameter is also on ranks", "\n  exp_avg_sq_row_w")

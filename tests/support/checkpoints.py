@@ -17,6 +17,7 @@ from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.planning.sources import find_sources
 from ckpttool.problems import join_alike
+from ckpttool.storage.files import write_header
 from tests.oracle import OracleLayout, take
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
@@ -114,7 +115,9 @@ def create_file(
 ) -> FileIndex:
     """Write a file with a header by the package, over what is there."""
     with Path(path).open("w+b") as file:
-        return format.create(file.fileno(), StoredFile(str(path)), metas, attrs)
+        header = format.index(metas, attrs)
+        write_header(file.fileno(), header)
+    return header.of_file(StoredFile(str(path)))
 
 
 def seal_file(format: Format, path: str | Path, crc: int | None = None) -> None:

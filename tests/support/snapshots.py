@@ -14,12 +14,16 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ckpttool
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
+
+if TYPE_CHECKING:
+    from click.testing import Result
 
 SNAPSHOTS = Path(__file__).parents[1] / "e2e" / "snapshots"
 UPDATE = "SNAPSHOT_UPDATE"  # this variable makes the tests write the files anew
@@ -52,7 +56,7 @@ class Transcript:
         """Add a line that says what the next command is about."""
         self.lines += ["", f"# {text}"]
 
-    def run(self, line: str) -> None:
+    def run(self, line: str) -> Result:
         """Run a command line in this process, and add what it prints."""
         result = run(*shlex.split(line))
         stdout = result.stdout
@@ -62,6 +66,7 @@ class Transcript:
         elif is_of_hdf5:
             stdout = SIZE.sub(" SIZE", stdout)
         self.add(line, stdout, result.stderr, result.exit_code)
+        return result
 
     def add(self, line: str, stdout: str, stderr: str, exit_code: int) -> None:
         """Add what a command has printed."""

@@ -1,0 +1,18 @@
+"""Fixtures of the tests of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.corpus import GOLDEN
+from tests.support.snapshots import Transcript
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """A transcript in an empty folder, in which ``golden`` is the corpus."""
+    (tmp_path / "golden").symlink_to(GOLDEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    return Transcript(tmp_path)
