@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckpttool.formats import read_index
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
-    from ckpttool.operations.plans import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.operations.plans import plan_merge, plan_reshard, plan_split
     from ckpttool.operations.source import resolve
     from ckpttool.operations.verify import verify
     from ckpttool.problems import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
+    from ckpttool.transaction.resume import OutputOptions
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
@@ -61,7 +62,7 @@ _MODULES = {
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",
-    "OutputOptions": "ckpttool.operations.plans",
+    "OutputOptions": "ckpttool.transaction.resume",
     "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.checkpoint.checkpoint",
     "RunOptions": "ckpttool.execution.executors",

@@ -5,7 +5,7 @@ Modules that read contents are imported late, so that inspecting a single file n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -15,16 +15,20 @@ from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.formats import format_of_content
+from ckpttool.formats.foreign import (
+    ForeignFile,
+    GroupInfo,
+    RankTable,
+    identify_foreign,
+    read_group_info,
+    read_rank_table,
+)
+from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.describe import (
-    Facts,
-    Inspection,
-    Json,
-    describe_facts,
-    describe_inspection,
-    summarize_facts,
-)
+from ckpttool.operations import documents
+from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
@@ -40,7 +44,7 @@ def describe(
     crc: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
-) -> Json:
+) -> documents.Json:
     """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
@@ -66,8 +70,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
-    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
-    return describe_inspection(examined)
+    answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
+    return documents.inspect(answer)
 
 
 def examine(
@@ -106,10 +110,11 @@ def examine(
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*of_part, *catalog.errors())
     facts = replace(_resolve(catalog, strategy, executor, found), devices=devices)
-    summary = summarize_facts(facts)
-    is_one_file = catalog.is_merged and strategy is None
-    equal_ranks = {} if is_one_file else _sample_equal_ranks(facts, summary, every_tensor, executor)
-    return describe_facts(facts, summary, equal_ranks)
+    answer = describe_checkpoint(facts)
+    if catalog.is_merged and strategy is None:
+        return answer
+    equal_ranks = _sample_equal_ranks(facts, answer.summary, every_tensor, executor)
+    return answer.with_samples(equal_ranks)
 
 
 def _resolve(
@@ -179,3 +184,28 @@ def _sample_equal_ranks(
         name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
         for name, groups, is_constant in sampled
     }
+
+
+_READERS: Mapping[str, Callable[[str], GroupInfo | RankTable]] = {
+    "group_info": read_group_info,
+    "rank_table": read_rank_table,
+}
+
+
+def inspect_foreign(path: str) -> ForeignFile | None:
+    """Return a graph, an exported model, group information or a rank table; None for all else.
+
+    Raises
+    ------
+    FormatError
+        The group information or the rank table is damaged.
+    """
+    try:
+        is_known = is_file(path) and format_of_content(path) is None
+        foreign = identify_foreign(path) if is_known else None
+    except OSError:
+        return None  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", *_READERS):
+        return None
+    contents = _READERS[foreign.kind](path) if foreign.kind in _READERS else None
+    return ForeignFile(path, foreign.kind, stat_file(path).nbytes, contents)

@@ -269,11 +269,15 @@ def lose_ranks(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
 
 def use_other_folders(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     prepare(shell)
-    shell.remark("23 a pattern that matches nothing, ranks in other folders")
+    shell.remark("23 a pattern that matches nothing, ranks in other folders: what is below")
     shell.run("inspect C --pattern 'node{rank}/*.ckpt'")
     shell.run("inspect C --pattern 'rank_0/*.ckpt'")
     for rank in range(8):
-        Path(f"C/rank_{rank}").rename(f"C/run{rank}")
+        Path(f"C/rank_{rank}").rename(f"C/card{rank}")
+    shell.run("merge C -s S.ckpt -o x.ckpt -q")  # numbers from 0 are those of ranks
+    shell.clear("x.ckpt")
+    for rank in range(8):
+        Path(f"C/card{rank}").rename(f"C/run{rank}")
     shell.run("merge C -s S.ckpt -o x.ckpt")
     shell.run("inspect C --pattern 'run{rank}/*.ckpt'")
     shell.remark("the folder above, an empty folder, a file that is not there")
@@ -361,7 +365,6 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "nothing.h5": b"",
         "model.keras": keras.getvalue(),
         "graph.ckpt": (SAMPLES / "files" / "net-graph.meta").read_bytes(),
-        "group_info.pb": (SAMPLES / "files" / "group_info.pb").read_bytes(),
     }
     for name, content in files.items():
         Path(name).write_bytes(content)
@@ -369,6 +372,7 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         shell.run(f"inspect {name}")
         shell.run(f"split {name} -d D.ckpt -o x --format ckpt")
         shell.clear("x")
+    shell.run("split golden/samples/files/group_info.pb -d D.ckpt -o x")
     shell.remark("21 a gzip named .ckpt, text and Python as -s")
     Path("zipped.ckpt").write_bytes(files["m.ckpt.gz"])
     Path("text.ckpt").write_bytes(files["notes.txt"])

@@ -17,6 +17,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored
 from tests.support.readers import Entry
 
@@ -68,11 +69,14 @@ def find(catalog, strategy=ONE_STAGE, content_groups=None, unlisted=None):
     return found, [problem.text for problem in join_alike(checked.errors)], notes
 
 
-def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None):
-    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors."""
+def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None, **options):
+    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors.
+
+    ``options`` are those of the outputs.
+    """
     checkpoint = checkpoint_in_memory(catalog, strategy, content_groups, unlisted)
     found = check_in_memory(checkpoint)
-    made = plan(checkpoint, target, found)
+    made = plan(checkpoint, target, OutputOptions(**options), found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
 
