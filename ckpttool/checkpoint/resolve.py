@@ -137,7 +137,7 @@ def _resolve_ranks(
     contents: Contents,
     is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Checkpoint]:
-    """Resolve the files of ranks; `evidence.answer` reads what is asked."""
+    """Resolve the files of ranks; `answer` reads what is asked."""
     listed = strategy
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)

@@ -297,12 +297,12 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if catalog.description is not None:
         for rank in damaged:  # its keys are numbers of files
             facts = "other files hold all of its slices"
-            yield _replaced_note(catalog.damaged[rank], "faulty_replica", facts)
+            yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
         return
     if damaged:
         facts = _replacement_text(checkpoint, damaged)
         for rank in damaged:
-            yield _replaced_note(catalog.damaged[rank], "damaged_replica", facts, (rank,))
+            yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files and checkpoint.are_joined:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         facts = _replacement_text(checkpoint, presence.without_file)
@@ -310,7 +310,7 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def _replaced_note(
-    error: FormatError, code: str, facts: str, ranks: tuple[int, ...] = ()
+    error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
 ) -> Diagnostic:
     """Return the diagnostic of a damaged file that replicas replace."""
     (one,) = error.diagnostics
@@ -364,7 +364,7 @@ def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for one in checkpoint.partly_held:
         if not differing.issuperset(one.names):
             more = f"; taken from rank {one.ranks[0]}"
-            yield from partly_held_problems(checkpoint.catalog, one, "partly_held", more=more)
+            yield from partly_held_problems(checkpoint.catalog, one, code="partly_held", more=more)
 
 
 def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
