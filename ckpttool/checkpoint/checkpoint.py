@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
-from ckpttool.checkpoint.hidden_shards import InferredStrategy
 from ckpttool.checkpoint.interpret import (
     Tensor,
     find_rank_slices,
@@ -25,12 +24,15 @@ from ckpttool.checkpoint.presence import (
     find_partly_held,
     is_deduplicated,
 )
-from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import FullTensor, RankGroups, Unlisted, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CkptToolError, Diagnostic, FormatError
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.hidden_shards import InferredStrategy
+    from ckpttool.checkpoint.samples import SampledTensor
 
 UnlistedChoice = Literal["rank", "first", "drop"]
 
@@ -246,6 +248,8 @@ class Checkpoint:
     @property
     def has_differing_replicas(self) -> bool:
         """Whether samples of replicas or stages differ that should be equal."""
+        from ckpttool.checkpoint.samples import has_own_values
+
         replicas = (one for one in self.sampled if one.differing_groups)
         is_suspect = any(not has_own_values(one.tensor) for one in replicas)
         return is_suspect or bool(self.differing_stages)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.discovery.sharded_files import scan_indexed
@@ -30,7 +31,9 @@ from ckpttool.model.slicing import RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import CkptToolError
-from ckpttool.storage.sampling import Sample, digest, find_least, sample
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ def compare_contents(
     ``names`` has the parameters of optimizer states.  A state with equal elements on all ranks is
     left out: its shape decides.
     """
+    from ckpttool.storage.sampling import digest
+
     metas, groups = catalog.metas, (yield from _group(catalog, names, digest))
     constant = [
         name
@@ -81,6 +86,8 @@ def sample_states(catalog: Catalog, names: Mapping[str, str | None]) -> Asking[E
 
     Samples tell state from replicated parameters.
     """
+    from ckpttool.storage.sampling import sample
+
     states = [name for name, parameter in names.items() if parameter is not None]
     groups = yield from _group(catalog, states, sample)
     metas = catalog.metas
@@ -101,6 +108,8 @@ def sample_ranks(
     Slices of one value are equal even if they are of different elements.  Equal bytes of different
     shapes or element types are not equal tensors.
     """
+    from ckpttool.storage.sampling import sample
+
     found = []
     for name, contents in (yield from _group(catalog, names, sample)).items():
         metas = catalog.metas_of(name)
@@ -120,6 +129,8 @@ def find_differing_ends(
 
     Slices of an even split differ between these two, whatever the layout is.
     """
+    from ckpttool.storage.sampling import sample
+
     ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
     tensors = {
         name: [catalog.files[rank].tensors[name] for rank in ranks] for name, ranks in ends.items()
@@ -190,6 +201,10 @@ def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]
 
     By default all bytes are compared, else some pages of each tensor.
     """
+    if not catalog.copies:
+        return ComparedCopies()
+    from ckpttool.storage.sampling import digest, sample
+
     named = {
         name: tensor
         for file in catalog.files.values()
@@ -230,6 +245,8 @@ def find_running_statistics(
 
     Their numbers are finite on every rank, and variances are not negative.
     """
+    from ckpttool.storage.sampling import find_least
+
     least = find_statistic_candidates(catalog.metas, strategy) if names else {}
     tensors = {
         name: [file.tensors[name] for file in catalog.files.values() if name in file.header]

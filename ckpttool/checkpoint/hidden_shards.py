@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.optimizer_state import (
@@ -36,8 +37,12 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.sampling import Sample, digest, nearness, sample
 from ckpttool.wording import count, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+    Contents = Mapping[int, Sample]  # rank to sample, for one tensor
 
 
 def ambiguity_reason(
@@ -79,6 +84,8 @@ def _nearness_reason(
     sharded: Sequence[FullTensor], contents: Sequence[Contents]
 ) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
+    from ckpttool.storage.sampling import nearness
+
     pairs = [
         (source, pair)
         for source, held in zip(sharded, contents, strict=True)
@@ -105,9 +112,6 @@ def _differing_pair(source: FullTensor, held: Contents) -> tuple[StoredTensor, S
         if other is not None:
             return tensors[ranks[0]], tensors[other]
     return None
-
-
-Contents = Mapping[int, Sample]  # rank to sample, for one source
 
 
 def infer_shard(layout: Layout, contents: Contents) -> int | None:
@@ -638,6 +642,8 @@ def read_contents(
     sources: Sequence[FullTensor], by_samples: bool
 ) -> Asking[list[dict[int, Sample]]]:
     """Return the sample or the digest of each rank's slice, for each source."""
+    from ckpttool.storage.sampling import digest, sample
+
     held = [
         {rank: one for ranks in source.slicing.replicas() for rank, one in ranks.items()}
         for source in sources

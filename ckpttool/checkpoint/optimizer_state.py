@@ -307,7 +307,7 @@ def _mismatched_full_shapes(
     folded = _fold_for_slice(layout, slice_shape)
     folded_state = _fold_for_slice(state_layout, state_slice_shape)
     if slice_shape is None or folded is None or folded_state is None or not layout.has_boxes:
-        return None  # `interpret` reports what is wrong
+        return None  # `checks.layouts.check_fit` reports what is wrong
     shards = (layout.optimizer_shard, state_layout.optimizer_shard)
     are_equal = _are_equal_without_shard(folded, folded_state)
     is_expected = parse_name(name).is_gradient or parse_name(name).is_second_moment

@@ -24,16 +24,12 @@ from ckpttool.checkpoint.contents import (
     sample_states,
 )
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
-from ckpttool.checkpoint.fit import fit_to_slices
-from ckpttool.checkpoint.hidden_shards import has_proven_shard, infer_strategy
 from ckpttool.checkpoint.interpret import decided_by_contents, each_file
-from ckpttool.checkpoint.joined_shards import find_joined_shards, without_listed_shards
 from ckpttool.checkpoint.presence import (
     note_written_ranks,
     quarantine_all_empty,
     quarantine_empty,
 )
-from ckpttool.checkpoint.samples import sample_stages, sample_tensors
 from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
@@ -99,6 +95,8 @@ def resolve(
     if by_file or (strategy is None and catalog.is_merged):
         steps = _resolve_files(catalog, options, contents == "samples", is_refused)
     else:
+        from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
+
         strategy = choose_strategy(catalog, strategy, options.replicated, option)
         strategy, misfits = fit_to_slices(catalog, strategy)
         if misfits:  # other problems would follow from these
@@ -138,6 +136,8 @@ def _resolve_ranks(
     is_refused: Callable[[Checkpoint], bool],
 ) -> Asking[Checkpoint]:
     """Resolve the files of ranks; `answer` reads what is asked."""
+    from ckpttool.checkpoint.joined_shards import without_listed_shards
+
     listed = strategy
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)
@@ -165,6 +165,9 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
 
     ``listed`` is the strategy as it was read.
     """
+    from ckpttool.checkpoint.hidden_shards import has_proven_shard, infer_strategy
+    from ckpttool.checkpoint.joined_shards import find_joined_shards
+
     requested = found.options.optimizer_shard
     correction = None
     if requested == 1:
@@ -184,6 +187,8 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
 
 def _sample(found: Checkpoint) -> Asking[Checkpoint]:
     """Sample the slices of all tensors whose layouts are decided."""
+    from ckpttool.checkpoint.samples import sample_stages, sample_tensors
+
     undecided = () if found.correction is None else found.correction.undecided
     decided = [one for one in found.tensors if one.name not in undecided]
     sampled = yield from sample_tensors(decided, found.strategy.handwritten)

@@ -12,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, ask
 from ckpttool.checkpoint.interpret import group_ranks
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BoxSlicing, FullTensor, RankGroups
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.sampling import Sample, sample, sample_box
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
 
 TENSORS_PER_LAYOUT = 3
 CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no chance
@@ -89,6 +92,8 @@ def sample_tensors(
     tensors: Iterable[FullTensor], handwritten: Mapping[str, str]
 ) -> Asking[list[SampledTensor]]:
     """Sample the largest tensors of each layout, and spot-check the others."""
+    from ckpttool.storage.sampling import sample
+
     chosen, others = _choose_tensors(tensors, handwritten)
     all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
     to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
@@ -187,6 +192,8 @@ def sample_stages(
 
     Each stage has gradients of its own, so these are not compared.
     """
+    from ckpttool.storage.sampling import sample_box
+
     pairs = [
         pair
         for pair in stage_pairs(tensors)

@@ -371,15 +371,16 @@ def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield tensors without a layout that only some ranks of their stage have."""
     for one in checkpoint.partly_held:
         code = "unlisted" if one.is_on_one_rank else "lacking"
-        yield from partly_held_problems(checkpoint.catalog, one, code)
+        yield from partly_held_problems(checkpoint.catalog, one, code=code)
 
 
 def partly_held_problems(
     catalog: Catalog,
     one: PartlyHeld,
-    code: str,
     hint: str = "",
     options: tuple[str, ...] = (),
+    *,
+    code: str,
     more: str = "",
 ) -> Iterator[Diagnostic]:
     """Yield for each tensor that only one rank holds it, or that some ranks do not."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ckpttool.checkpoint.samples import has_own_values, stage_pairs
+from ckpttool.checkpoint.samples import stage_pairs
+from ckpttool.checks.samples import odd_ranks, own_values_note
 from ckpttool.concurrency import OnProgress
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
@@ -62,14 +63,6 @@ class Slice:
                 shift = zip(in_full.start, element, in_slice.start, strict=True)
                 return tuple(start + i - a for start, i, a in shift)
         return None
-
-
-def own_values_note(tensor: FullTensor, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
-    """Return the diagnostic of replicas that differ by design; None if they must not differ."""
-    if not has_own_values(tensor):
-        return None
-    text = "every rank has values of its own, and those of the lowest rank are read"
-    return Diagnostic("own_values", text, facts=facts, tensor=tensor.name, ranks=ranks)
 
 
 def slices_of(tensor: FullTensor) -> Iterator[Slice]:
@@ -185,10 +178,3 @@ def find_difference(
     return Diagnostic(
         code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first
     )
-
-
-def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ranks outside the largest group, or all ranks if several groups are largest."""
-    by_size = sorted(groups, key=len)
-    others = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
-    return tuple(sorted(rank for group in others for rank in group))

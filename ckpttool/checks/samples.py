@@ -20,18 +20,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.optimizer_state import contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.checks.fitting_lines import fitting_lines
-from ckpttool.checks.replicas import odd_ranks, own_values_note
 from ckpttool.model.names import match_states, parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.sampling import Sample
 from ckpttool.wording import count, format_difference, format_groups, format_ranks
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
 
 MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
 
@@ -66,6 +68,21 @@ def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             ranks=(*stages[0], *stages[1]),
             where=checkpoint.catalog.root,
         )
+
+
+def own_values_note(tensor: FullTensor, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
+    """Return the diagnostic of replicas that differ by design; None if they must not differ."""
+    if not has_own_values(tensor):
+        return None
+    text = "every rank has values of its own, and those of the lowest rank are read"
+    return Diagnostic("own_values", text, facts=facts, tensor=tensor.name, ranks=ranks)
+
+
+def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks outside the largest group, or all ranks if several groups are largest."""
+    by_size = sorted(groups, key=len)
+    others = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
+    return tuple(sorted(rank for group in others for rank in group))
 
 
 def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

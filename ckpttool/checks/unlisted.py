@@ -108,7 +108,7 @@ def _problems(checkpoint: Checkpoint, differing: DifferingNames) -> Iterator[Dia
         for one in dict.fromkeys(on_one_rank[name] for name in names if name in on_one_rank):
             hint = f"move the file away if it is damaged, or {_DECIDE}"
             yield from partly_held_problems(
-                checkpoint.catalog, one, "unlisted", hint, ("--unlisted",)
+                checkpoint.catalog, one, hint, ("--unlisted",), code="unlisted"
             )
         maps = dict.fromkeys(tag for name in names if (tag := parse_name(name).map) is not None)
         if maps:

@@ -115,7 +115,9 @@ class CommandGroup(click.Group):
             # Versions of click differ in what they do without arguments.
             words, color = words or ["--help"], _has_color(when[0])
             ctx = super().make_context(info_name, words, parent, color=color, **extra)
-        ctx.meta[AS_JSON] = as_json
+        from ckpttool.cli.options import WORDS
+
+        ctx.meta[AS_JSON], ctx.meta[WORDS] = as_json, tuple(args)
         return ctx
 
     def invoke(self, ctx: click.Context) -> object:

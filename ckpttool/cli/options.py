@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,6 +105,7 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 
 
 # Keys of click's ``Context.meta``.
+WORDS = "ckpttool.words"  # the command line behind the name of the program
 DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
@@ -419,7 +420,8 @@ def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, o
 def _build_output(**values: Any) -> Mapping[str, object]:
     from ckpttool.operations.plans import OutputOptions
 
-    return {"output": OutputOptions(**values)}
+    command = join(("ckpttool", *click.get_current_context().meta[WORDS]))
+    return {"output": OutputOptions(**values, command=command)}
 
 
 def _build_run(

@@ -235,7 +235,7 @@ FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
 
 def _print(done: Conversion, verbose: bool) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
-    catalog, documents = done.plan.catalog, done.documents
+    catalog, documents = done.source, done.documents
     if verbose:
         outputs = [(one.path, one.format, str(one.tensors), one.nbytes) for one in done.outputs]
         others = [(one.path, one.kind, "", len(one.data)) for one in documents]

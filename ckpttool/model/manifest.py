@@ -39,13 +39,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, islice, pairwise, takewhile
+from itertools import accumulate, islice, pairwise
 from typing import TypeAlias
 
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import FileStamp, TensorMeta
-from ckpttool.wording import shorten
 
 MANIFEST_SCHEMA = 1  # of the document; incremented by a change that breaks readers
 MANIFEST = "ckpttool.json"  # also the suffix for a single file
@@ -99,9 +98,10 @@ class Provenance:
         The files that it reads.
     dst_strategies
         The strategy file that it writes with the outputs, if any.
-    options
-        Name and text of each option.  Only the record of a run has them: a digest cannot say which
-        option differs between two runs.
+    has_checksum
+        Whether the outputs store a checksum; None if only a manifest tells of the run.
+    command
+        The command line, for the user; empty if only a manifest tells of the run.
     """
 
     version: str
@@ -110,32 +110,12 @@ class Provenance:
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
     dst_strategies: tuple[StrategyFile, ...] = ()
-    options: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-
-    @property
-    def has_checksum(self) -> bool | None:
-        """Whether the outputs store a checksum; None if no options are known."""
-        crc = dict(self.options).get("crc")
-        return None if crc is None else crc == "--crc"
-
-    @property
-    def source(self) -> str:
-        """The file that it reads, or the innermost folder of all that it reads."""
-        names = (file.path.split("/") for file in self.inputs)
-        same = takewhile(lambda parts: len({*parts}) == 1, zip(*names, strict=False))
-        return "/".join(parts[0] for parts in same)
-
-    def differs_in_source_only(self, other: Provenance) -> bool:
-        """Return whether the same command did other things, since files of its source changed."""
-        ours, theirs = (
-            (run.version, run.step, run.source, {*run.strategies}, dict(run.options))
-            for run in (self, other)
-        )
-        return {*self.inputs} != {*other.inputs} and ours == theirs
+    has_checksum: bool | None = field(default=None, compare=False)
+    command: str = field(default="", compare=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the outputs; `differences` finds none between equal ones."""
+        """SHA-256 of what decides the outputs."""
         inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
         strategies = sorted({(file.path, file.sha256) for file in self.strategies})
         text = json.dumps([self.version, self.plan, inputs, strategies])
@@ -159,7 +139,8 @@ class Provenance:
     def head_with_stamps(self) -> Mapping[str, object]:
         """Return the entries of the record of a run; a resumed run compares itself with them."""
         inputs = [file.entry() for file in self.inputs]
-        return {**self.head(), "inputs": inputs, "options": dict(self.options)}
+        of_run = {"inputs": inputs, "crc": self.has_checksum, "command": self.command}
+        return {**self.head(), **of_run}
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,46 +328,6 @@ def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
         of_units = {0: hashlib.sha256(meta.text.encode()).hexdigest()}
     found = tuple(of_units[number] for number in range(len(of_units)))
     return TensorEntry(meta.name, meta.dtype, meta.shape, found)
-
-
-def differences(mine: Provenance, other: Provenance) -> Iterator[str]:
-    """Yield a message for each change from ``other`` to ``mine``."""
-    if mine.version != other.version:
-        yield f"ckpttool {mine.version} in place of {other.version}"
-    now, was = ({file.path: file for file in run.inputs} for run in (mine, other))
-    has_same_source = now == was
-    if mine.source != other.source:
-        yield f"source {mine.source} in place of {other.source}"
-        now = was = {}
-    elif mine.step != other.step and now.keys() != was.keys():
-        yield f"step {mine.step} in place of {other.step}"
-        now = was = {}
-    both = [path for path in now if path in was and now[path] != was[path]]
-    resized = [path for path in both if now[path].nbytes != was[path].nbytes]
-    changed = [path for path in both if now[path].nbytes == was[path].nbytes]
-    new, gone = [path for path in now if path not in was], [path for path in was if path not in now]
-    for what, paths in (
-        ("source files added", new),
-        ("source files of another size", resized),
-        ("source files changed", changed),
-        ("source files left out", gone),
-    ):
-        if paths:
-            yield f"{what}: {shorten(paths, 3)}"
-    ours = {(file.path, file.sha256) for file in mine.strategies}
-    known = {(file.path, file.sha256) for file in other.strategies}
-    used, before = ({path for path, _ in files} for files in (ours, known))
-    if edited := sorted({path for path, _ in ours - known} & before):
-        yield f"strategy files changed: {shorten(edited, 3)}"
-    if used != before:
-        added, left = (shorten(sorted(one), 3) or "none" for one in (used - before, before - used))
-        yield f"strategy {added} in place of {left}"
-    if mine.plan != other.plan and has_same_source and ours == known:
-        given, old = dict(mine.options), dict(other.options)
-        names = [name for name in given if old.get(name, given[name]) != given[name]]
-        rest = "--unlisted, --not-in-target or --optimizer-shard"
-        changes = ", ".join(f"{given[name]} in place of {old[name]}" for name in names)
-        yield changes or f"another {rest}"
 
 
 def read_otherwise(mine: Provenance, other: Provenance) -> Iterator[str]:

@@ -40,7 +40,7 @@ def convert(done: Conversion) -> Json:
     return {
         "schema": SCHEMA,
         "outputs": [{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
-        "step": done.plan.catalog.step,
+        "step": done.source.step,
         **_take(done, "src_bytes dst_bytes"),
         "seconds": round(done.seconds, 6),
         **_given(

@@ -72,6 +72,8 @@ class OutputOptions:
         run are replaced with and without this option.
     no_locks
         On a file system without locks, go on where a plan is left: its run has ended.
+    command
+        The command line, which the record of the run tells to users.
 
     Examples
     --------
@@ -90,6 +92,7 @@ class OutputOptions:
     overwrite: bool = False
     resume: bool = False
     no_locks: bool = False
+    command: str = "python"
 
     def __post_init__(self) -> None:
         for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
@@ -110,7 +113,7 @@ class OutputOptions:
 
     def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
         """Return the policy for existing files."""
-        choices = self.overwrite, self.resume, self.part, self.no_locks
+        choices = self.overwrite, self.resume, self.part, self.no_locks, self.command
         return DestinationPolicy(*choices, open_progress)
 
 
@@ -215,42 +218,55 @@ def _hash_strategy(strategy: Strategy | None) -> str | None:
     return f"sha256:{state.hexdigest()}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The source of a conversion.
+
+    Attributes
+    ----------
+    catalog, strategy, options
+        The files, their layouts and how they are resolved; see `resolve`.
+    refusal
+        An error if the command does not accept the source, else None.
+    by_file
+        Whether it is one file of full tensors, whatever its folder.
+    """
+
+    catalog: Catalog
+    strategy: Strategy | None
+    options: ResolveOptions
+    refusal: CkptToolError | None = None
+    by_file: bool = False
+
+
 def _plan_and_check(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    refusal: CkptToolError | None,
+    source: _Source,
     target: Target,
-    options: ResolveOptions,
     policy: DestinationPolicy,
     executor: Executor | None,
     extension: ShardedOutput | StrategySidecar | None = None,
-    *,
-    by_file: bool = False,
 ) -> tuple[Plan, Assignment]:
     """Resolve a source, plan its transfer, and check the destination.
 
     Parameters
     ----------
-    catalog, strategy
-        The source and its layouts; see `resolve`.
-    refusal
-        An error if the command does not accept the source, else None.
+    source
+        The source.
     target
         The outputs.
-    options, policy
-        How to resolve the source, and how to treat existing files.
+    policy
+        How to treat existing files.
     executor
         Reads contents where they decide; by default the caller's own thread.
     extension
         Completes the plan with documents, if there are any.
-    by_file
-        Whether the source is one file of full tensors, whatever its folder.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         All problems, in one error.
     """
+    catalog, strategy, options = source.catalog, source.strategy, source.options
     executor = executor or InlineExecutor()
     diagnostics = Diagnostics(strict=options.strict)
     checkpoint, plan = None, None
@@ -258,11 +274,11 @@ def _plan_and_check(
     is_compared = options.manifest != "ignore"
     listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
-        if refusal is not None:
-            raise refusal
+        if source.refusal is not None:
+            raise source.refusal
         checkpoint = resolve(
             *(catalog, strategy, options, executor, diagnostics),
-            by_file=by_file,
+            by_file=source.by_file,
             open_progress=policy.open_progress,
         )
         with policy.open_progress(0, "planning"):
@@ -374,16 +390,8 @@ def plan_merge(
     if output.max_shard_bytes is not None:
         numbered = ShardedOutput(path, format, output.max_shard_bytes, attrs)
         target = numbered.target()
-    return _plan_and_check(
-        catalog,
-        strategy,
-        None,
-        target,
-        resolve_options,
-        output.policy(open_progress),
-        executor,
-        numbered,
-    )
+    source = _Source(catalog, strategy, resolve_options)
+    return _plan_and_check(source, target, output.policy(open_progress), executor, numbered)
 
 
 def plan_split(
@@ -423,17 +431,9 @@ def plan_split(
         An option applies to merged checkpoints only.
     """
     is_full = not (resolve_options.replicated or catalog.description is not None)
-    return _plan_and_check(
-        catalog,
-        None,
-        _several_ranks_error(catalog) if is_full else None,
-        rank_files(strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-        by_file=is_full,
-    )
+    refusal = _several_ranks_error(catalog) if is_full else None
+    source = _Source(catalog, None, resolve_options, refusal, by_file=is_full)
+    return _plan_ranks(source, strategy, folder, output_options, executor, open_progress)
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -447,9 +447,19 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
-def _sidecar(options: OutputOptions) -> StrategySidecar | None:
+def _plan_ranks(
+    source: _Source,
+    strategy: Strategy,
+    folder: str,
+    options: OutputOptions,
+    executor: Executor | None,
+    open_progress: OpenProgress,
+) -> tuple[Plan, Assignment]:
+    """Plan the files of ranks, and their strategy file if it is requested."""
     path = options.strategy_path
-    return None if path is None else StrategySidecar(path, options.part is not None)
+    sidecar = None if path is None else StrategySidecar(path, options.part is not None)
+    target = rank_files(strategy, folder, options)
+    return _plan_and_check(source, target, options.policy(open_progress), executor, sidecar)
 
 
 def plan_reshard(
@@ -487,13 +497,5 @@ def plan_reshard(
     is_described = catalog.description is not None
     if src_strategy is None and not is_described and not resolve_options.replicated:
         refusal = no_strategy_error(catalog, "-s STRATEGY")
-    return _plan_and_check(
-        catalog,
-        src_strategy,
-        refusal,
-        rank_files(dst_strategy, folder, output_options),
-        resolve_options,
-        output_options.policy(open_progress),
-        executor,
-        _sidecar(output_options),
-    )
+    source = _Source(catalog, src_strategy, resolve_options, refusal)
+    return _plan_ranks(source, dst_strategy, folder, output_options, executor, open_progress)

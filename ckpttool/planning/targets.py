@@ -87,7 +87,7 @@ def plan(checkpoint: Checkpoint, target: Target, diagnostics: Diagnostics) -> Pl
         return None
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for one in strategies for name in one.files)
-    return Plan(catalog, target, tuple(transfers), (), not_listed, strategies=files)
+    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
 
 
 def _resolve_names(target: Target, checkpoint: Checkpoint) -> tuple[Target, Sequence[Diagnostic]]:
@@ -376,8 +376,9 @@ class StrategySidecar:
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
-        if not plan.catalog.is_merged:
-            ranks += [path for file in plan.catalog.files.values() for path in file.paths]
+        for catalog in plan.inputs:
+            if not catalog.is_merged:
+                ranks += [path for file in catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield Diagnostic(
                 "destination",
@@ -552,7 +553,7 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     sources = [transfer.source for transfer in plan.transfers]
     if any(source.is_listed for source in sources):
         return [not source.has_layout for source in sources]
-    common = plan.catalog.common_tensors
+    common = {name for catalog in plan.inputs for name in catalog.common_tensors}
     return [
         source.meta.name in common
         or math.prod(source.meta.shape) == 1

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ckpttool.model.manifest import differences
 from ckpttool.problems import Diagnostic, ExecutionError, FormatError, PlanError
 from ckpttool.storage.files import (
     PARTIAL,
@@ -115,14 +114,14 @@ class Claim:
             for error in destination.damaged:
                 if error.path == str(record.plan):
                     raise error
-        changes = [] if found is None else list(differences(outputs.provenance, found.provenance))
+        is_other = found is not None and found.provenance.digest != outputs.provenance.digest
         is_new = found != assignment.destination.plan
-        if found is not None and changes and is_new and not assignment.overwrites:
+        if found is not None and is_other and is_new and not assignment.overwrites:
             raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
         self.plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
-        left = found.files if changes and found is not None else ()
-        if changes or found is None or not self._has_locks:
+        left = found.files if is_other and found is not None else ()
+        if is_other or found is None or not self._has_locks:
             remove_half_written(record, left)
             is_new = found is None and not assignment.overwrites
             self._write_plan(text, is_new)
@@ -157,7 +156,8 @@ class Claim:
             if not self._assignment.overwrites:
                 raise
             kept = 0
-        log = LogWriter(lock.path, lock.fd, kept, self._outputs.provenance.digest)
+        run = self._outputs.provenance
+        log = LogWriter(lock.path, lock.fd, kept, run.digest, run.command)
         sync_folder(self._record.home)
         return log
 

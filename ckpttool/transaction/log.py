@@ -2,14 +2,14 @@
 
 A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a newline::
 
-    {"process": 12, "host": "node7", "time": "2026-11-23T08:14:07Z", "plan": "4b1c..."} 5c5f1d2e
+    {"process": 12, "host": "node7", ... "plan": "4b1c...", "command": "ckpttool ..."} 5c5f1d2e
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
     {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
     {"done": true} 3d2f2d6a
 
 ``process``
     A run begins to write the log.  All lines up to the next one of this kind are of its plan:
-    `Provenance.digest`.
+    `Provenance.digest`.  The command line is for users.
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
@@ -115,8 +115,8 @@ class Log:
     ----------
     path
         The file.
-    writer, plan
-        Who wrote it last, and the plan of that run.
+    writer, plan, command
+        Who wrote it last, and the plan and the command line of that run.
     plans
         The outputs by plan, and then by path, relative to the manifest.
     is_done
@@ -135,6 +135,7 @@ class Log:
     path: Path
     writer: Writer | None = None
     plan: str = ""
+    command: str = ""
     plans: dict[str, dict[str, LoggedOutput]] = field(default_factory=dict)
     is_done: bool = False
     nbytes: int = 0
@@ -165,6 +166,7 @@ class Log:
                 continue
             if "process" in line.entries:
                 log.writer, log.plan = Writer.parse(line), line.text("plan")
+                log.command = line.text("command")
                 outputs = log.plans.setdefault(log.plan, {})
             elif "stamp" in line.entries:
                 if last is None or line.text("stamp") != last:
@@ -218,8 +220,8 @@ class LogWriter:
         The log, and its descriptor.
     kept
         How many of its bytes are kept: all whole lines.
-    plan
-        The plan of the run.
+    plan, command
+        The plan and the command line of the run.
 
     Attributes
     ----------
@@ -232,13 +234,13 @@ class LogWriter:
         The log cannot be written.
     """
 
-    def __init__(self, path: Path, fd: int, kept: int, plan: str) -> None:
+    def __init__(self, path: Path, fd: int, kept: int, plan: str, command: str) -> None:
         self.path = path
         self._fd = fd
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        self._append(json.dumps({**Writer.this().entries(), "plan": plan}))
+        self._append(json.dumps({**Writer.this().entries(), "plan": plan, "command": command}))
 
     def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""

@@ -219,7 +219,7 @@ class JsonObject:
         return None if self.entries.get("step") is None else self.text("step")
 
     def provenance(self) -> Provenance:
-        """Return the provenance; a manifest has neither stamps of inputs nor options."""
+        """Return the provenance; a manifest has neither stamps of inputs nor a command."""
         return Provenance(
             self.text("ckpttool"),
             self.text("plan"),
@@ -227,14 +227,15 @@ class JsonObject:
             tuple(item._input() for item in self.objects("inputs")),
             self._strategies("strategies"),
             self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
-            tuple(self._options("options")) if "options" in self.entries else (),
+            self._flag("crc") if "crc" in self.entries else None,
+            self.text("command") if "command" in self.entries else "",
         )
 
-    def _options(self, name: str) -> Iterator[tuple[str, str]]:
+    def _flag(self, name: str) -> bool:
         value = self.entries[name]
-        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            raise self.wrong(name, "texts by their names")
-        yield from value.items()
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
 
     def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
         return tuple(

@@ -99,7 +99,7 @@ class Transaction:
             ended = assignment.destination.plan if assignment.is_alone else None
             remove_leftovers(assignment.outputs.record, ended)
             return cls(plan, assignment, None)
-        if changed := changed_sources(plan.catalog):
+        if changed := changed_sources(*plan.inputs):
             raise PlanError(changed)
         transaction = cls(plan, assignment, Claim(assignment))
         try:
@@ -225,7 +225,7 @@ class Transaction:
             remove_leftovers(record, self._claim.plan)
 
     def _describe_source_changes(self) -> str:
-        changed = join_alike(changed_sources(self._plan.catalog))
+        changed = join_alike(changed_sources(*self._plan.inputs))
         return join_clauses(*(one.fact for one in changed), MIXTURE) if changed else ""
 
     def describe_source_changes(self) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ckpttool.concurrency import OpenProgress, no_progress
 from ckpttool.formats.local import list_folder, read_file
-from ckpttool.model.manifest import Provenance, differences, read_otherwise
+from ckpttool.model.manifest import Provenance, read_otherwise
 from ckpttool.model.plan import Document, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
@@ -65,6 +65,8 @@ class DestinationPolicy(NamedTuple):
         ``(k, n)``: which of how many runs that write one set; None if one run writes it.
     no_locks
         Whether a run that a file system without locks shows has ended, as the user says.
+    command
+        The command line, which the record tells to users.
     open_progress
         Called with the bytes that are to be read, to prove what an earlier run left.
     """
@@ -73,6 +75,7 @@ class DestinationPolicy(NamedTuple):
     resume: bool = False
     part: tuple[int, int] | None = None
     no_locks: bool = False
+    command: str = ""
     open_progress: OpenProgress = no_progress
 
 
@@ -134,7 +137,7 @@ class Assignment:
         if part is not None and not ranks:
             facts = f"{count(len(plan.target.paths), 'output file')} for {part.count} parts"
             notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
-        outputs = RunOutputs.of(plan, ranks, part)
+        outputs = RunOutputs.of(plan, ranks, part, policy.command)
         nothing = Destination(outputs.record, State.NONE)
         choices = policy.resume, policy.overwrite, policy.no_locks
         return cls(outputs, nothing, ranks, part, *choices, notes=tuple(notes))
@@ -185,14 +188,15 @@ class RunOutputs:
     documents: tuple[Document, ...]
 
     @classmethod
-    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None) -> RunOutputs:
+    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None, command: str) -> RunOutputs:
         """Return those of a plan; raises `OSError` if a source or strategy file is gone."""
         record = Record(Path(plan.target.manifest_path))
         paths = plan.target.paths
         whole = {os.path.relpath(path, record.folder): rank for rank, path in paths.items()}
         own = set(ranks)
         outputs = {path: rank for path, rank in whole.items() if rank in own}
-        return cls(record, provenance_of(plan), outputs, whole, part, plan.documents)
+        provenance = provenance_of(plan, command)
+        return cls(record, provenance, outputs, whole, part, plan.documents)
 
     @property
     def folder(self) -> Path:
@@ -293,10 +297,10 @@ def _inspect_stopped(
     paths = outputs.written_documents.union(str(outputs.folder / name) for name in replaceable)
     assignment = replace(assignment, replaceable=paths)
     plan = destination.plan
-    changes = [] if plan is None else list(differences(outputs.provenance, plan.provenance))
-    if plan is not None and changes and (destination.finished_parts or not logged):
-        by = _origin(outputs.provenance, plan.provenance)
-        found = list(_inspect_other_plan(destination, assignment, changes, by, len(intact)))
+    is_other = plan is not None and plan.provenance.digest != digest
+    if plan is not None and is_other and (destination.finished_parts or not logged):
+        changes = _compare_runs(outputs.provenance, plan.provenance)
+        found = list(_inspect_other_plan(destination, assignment, changes, len(intact)))
         diagnostics.add(*found)
         is_refused = any(one.code != "resumed" for one in found)
         return _without_other_problems(assignment, outputs) if is_refused else assignment
@@ -317,13 +321,13 @@ def _inspect_stopped(
 
 
 def _inspect_other_plan(
-    destination: Destination, assignment: Assignment, changes: Sequence[str], by: str, intact: int
+    destination: Destination, assignment: Assignment, changes: str, intact: int
 ) -> Iterator[Diagnostic]:
     """Yield what becomes of a stopped run of another plan, which left ``intact`` outputs."""
     where, parts = str(destination.record.output), destination.finished_parts
     several = len(parts) > 1
     named = f"part{'s' if several else ''} {shorten(map(str, parts), 3)}"
-    written = f"{named} {'were' if several else 'was'} written {by}"
+    written = f"{named} {'were' if several else 'was'} written by another run"
     if assignment.overwrites:
         if parts:
             message = f"{written} and {'are' if several else 'is'} replaced"
@@ -331,13 +335,13 @@ def _inspect_other_plan(
     elif parts:
         hint = "the same source, step and options for all parts, or --overwrite; "
         hint += "`ckpttool help parts` explains"
-        yield Diagnostic("parts", written, hint=hint, facts=describe_changes(changes), where=where)
+        yield Diagnostic("parts", written, hint=hint, facts=changes, where=where)
     elif assignment.is_resumed:
-        message, hint = f"the run that did not end here was begun {by}", WITHOUT_RESUME
-        yield Diagnostic("resume", message, hint=hint, facts=describe_changes(changes), where=where)
+        message, hint = "another run did not end here", WITHOUT_RESUME
+        yield Diagnostic("resume", message, hint=hint, facts=changes, where=where)
     elif intact:
         facts = f"{count(intact, 'complete output')} of it are replaced"
-        message = f"a run begun {by} did not end here"
+        message = "another run did not end here"
         yield Diagnostic("resumed", message, facts=facts, where=where)
 
 
@@ -393,29 +397,27 @@ def _other_set(
     if stamps is None:
         text, facts = "complete, but its source files are not known", f"no {record.stamps}"
         return Diagnostic(code, text, hint="--overwrite", facts=facts, where=str(record.output))
-    changes = list(differences(outputs.provenance, stamps.provenance))
-    message = f"written {_origin(outputs.provenance, stamps.provenance)}"
-    if not changes and manifest.digest != stamps.manifest:
-        changes = [f"{record.stamps} is of another set than {record.manifest}"]
-    if not changes:
-        return None
-    facts, hint = describe_changes(changes), f"--overwrite, or {ELSEWHERE}"
+    facts = _compare_runs(outputs.provenance, stamps.provenance)
+    if outputs.provenance.digest == stamps.provenance.digest:
+        if manifest.digest == stamps.manifest:
+            return None
+        facts = f"{record.stamps} is of another set than {record.manifest}"
+    message, hint = "written by another run", f"--overwrite, or {ELSEWHERE}"
     return Diagnostic(code, message, hint=hint, facts=facts, where=str(record.output))
 
 
-def _origin(mine: Provenance, other: Provenance) -> str:
-    """Return whether another command wrote what is there, or this one with other files.
-
-    Nothing tells a source that was saved again from one of the same name in another place.
-    """
-    with_others = mine.differs_in_source_only(other)
-    return "with another or older source" if with_others else "by another command"
-
-
-def describe_changes(changes: Sequence[str]) -> str:
-    """Return the first differences between two commands as facts."""
-    more = f"and {len(changes) - 3} more" if len(changes) > 3 else ""
-    return join_clauses(*changes[:3], more)
+def _compare_runs(mine: Provenance, other: Provenance) -> str:
+    """Return the files that differ between two runs, and both command lines."""
+    inputs = {file.path for file in {*mine.inputs} ^ {*other.inputs}}
+    strategies = {file.path for file in {*mine.strategies} ^ {*other.strategies}}
+    files = shorten(sorted(inputs | strategies), 3)
+    versions = f"ckpttool {mine.version} in place of {other.version}"
+    return join_clauses(
+        files and f"files that differ: {files}",
+        versions if mine.version != other.version else "",
+        f"before: `{other.command}`",
+        f"now: `{mine.command}`",
+    )
 
 
 def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
@@ -572,7 +574,7 @@ def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[
         is_beside = bool(running) and not in_the_way & running.keys()
         if is_beside and plan is not None:
             mine, other = outputs.provenance, plan.provenance
-            if any(differences(mine, other)):
+            if mine.digest != other.digest:
                 yield beside_problem(destination, mine, other)
         running = {path: by for path, by in running.items() if path in in_the_way}
     for by in list(running.values())[:1]:
@@ -594,9 +596,9 @@ def undecided_problem(record: Record, by: str) -> Diagnostic:
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
     """Return the problem of a part of another plan than that which is being written."""
-    message = f"a part begun {_origin(mine, other)} is being written"
+    message = "a part of another run is being written"
     by = shorten(destination.running.values(), 1) or "it has just ended"
-    facts = join_clauses(by, describe_changes([*differences(mine, other)]))
+    facts = join_clauses(by, _compare_runs(mine, other))
     hint, where = f"wait until it ends, or {ELSEWHERE}", str(destination.record.output)
     return Diagnostic("busy", message, hint=hint, facts=facts, where=where)
 

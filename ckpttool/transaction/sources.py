@@ -17,27 +17,27 @@ from ckpttool.model.plan import Plan
 from ckpttool.model.slicing import BoxSlicing, Slicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
-from ckpttool.wording import count, format_ranks
 
 AGAIN = "the same command, when the source is complete"  # hint
 
 
-def provenance_of(plan: Plan) -> Provenance:
-    """Return the provenance of a plan, which all its parts have in common.
+def provenance_of(plan: Plan, command: str) -> Provenance:
+    """Return the provenance of a plan, which all its parts have in common but for the command.
 
     Raises
     ------
     OSError
         A source or strategy file cannot be read.
     """
-    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
-    stamps = plan.catalog.stamps
-    files = [(path, stamps[path] or stat_file(path), True) for path in plan.catalog.paths]
-    files += [(path, stamp, False) for path, stamp in _unread(plan.catalog).values()]
+    (catalog,) = plan.inputs  # a manifest has one step
+    base, folder = Path(catalog.root).absolute().parent, plan.target.output_folder
+    stamps = catalog.stamps
+    files = [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
+    files += [(path, stamp, False) for path, stamp in _unread(catalog).values()]
     return Provenance(
         __version__,
         plan_digest(plan),
-        plan.catalog.step,
+        catalog.step,
         tuple(
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files
@@ -51,7 +51,8 @@ def provenance_of(plan: Plan) -> Provenance:
             for document in plan.documents
             if document.kind == "strategy"
         ),
-        _options_of(plan),
+        "crc_num" in plan.target.attrs,
+        command,
     )
 
 
@@ -90,19 +91,19 @@ def plan_digest(plan: Plan) -> str:
     The folders of source and outputs do not count: hosts may mount them in different places.
     Neither does which of several replicas can be read.
     """
-    catalog, target = plan.catalog, plan.target
-    folder = target.output_folder
+    target, folder = plan.target, plan.target.output_folder
     state = hashlib.sha256()
     for line in (
         (target.format, target.ranks, sorted(target.attrs.items())),
         *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *_names_of_files(catalog),
+        *chain(*map(_names_of_files, plan.inputs)),
         *(
             (
                 transfer.name,
                 transfer.dtype,
                 *(
                     (
+                        term.input,
                         term.weight,
                         term.source.meta,
                         _how_sliced(term.source.slicing),
@@ -124,31 +125,6 @@ def plan_digest(plan: Plan) -> str:
 def _how_sliced(slicing: Slicing) -> object:
     """Return how a source is sharded, without who holds a slice."""
     return slicing.slice_counts if isinstance(slicing, BoxSlicing) else slicing.distribution_key
-
-
-def _options_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of a plan, which explain why digests differ; see `Provenance`."""
-    target, folder = plan.target, plan.target.output_folder
-    outputs = [(rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()]
-    strategies = [
-        os.path.relpath(document.path, folder)
-        for document in plan.documents
-        if document.kind == "strategy"
-    ]
-    rank, path = outputs[0]
-    options = {"format": f"--format {target.format}", "files": count(len(outputs), "file")}
-    if Path(path).parent.name == f"rank_{rank}":
-        options["files"] = format_ranks([rank for rank, _ in outputs])
-        options["prefix"] = f"--prefix {Path(path).stem.removesuffix(str(rank))}"
-    options["crc"] = "--crc" if "crc_num" in target.attrs else "no --crc"
-    options["dst_strategies"] = (
-        f"--write-strategy {strategies[0]}" if strategies else "no --write-strategy"
-    )
-    if not target.is_merged:
-        choice = target.not_in_target
-        is_default = choice == "follow"
-        options["not listed"] = "no --not-in-target" if is_default else f"--not-in-target {choice}"
-    return tuple(options.items())
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

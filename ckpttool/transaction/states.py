@@ -423,9 +423,7 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     for log in islice(logs, MOST):
         complete = shorten(sorted(log.outputs), 3) or "nothing"
         by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
-        is_of_plan = log.plan == plan.provenance.digest
-        aim = _describe_aim(plan) if is_of_plan else "another command"
-        facts = f"{aim}; complete: {complete}"
+        facts = f"`{log.command}`; complete: {complete}"
         yield Diagnostic("leftover", f"log of {by}", facts=facts, where=str(log.path))
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
@@ -434,13 +432,3 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     if half and destination.state is State.STOPPED:
         files = count(len(half), "half-written file")
         yield Diagnostic("leftover", files, facts=shorten(half, 3), where=str(output))
-
-
-def _describe_aim(plan: RecordedPlan) -> str:
-    """Return what a run reads and writes."""
-    provenance = plan.provenance
-    words = [text for _, text in provenance.options if not text.startswith("no ")]
-    step = f"step {provenance.step}, " if provenance.step else ""
-    inputs = shorten((file.path for file in provenance.inputs), 1)
-    read = shorten((inputs, *(file.path for file in provenance.strategies)))
-    return f"{step}from {read}; writes {', '.join(words)}"

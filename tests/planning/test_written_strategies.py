@@ -319,8 +319,7 @@ def test_a_run_that_is_resumed_writes_it_to_the_place_that_was_named_at_first(tm
     failing(None)
     result = run(*reshard_words(tmp_path, "ckpt"), "--resume")
     assert result.exit_code == 5
-    said = "was begun by another command no --write-strategy in place of --write-strategy s.ckpt"
-    assert said in message(result)
+    assert "another run did not end here before: `ckpttool " in message(result)
     run_well(*words_of(tmp_path), "--resume")
     assert "s.ckpt" in files_below(tmp_path)
 
@@ -344,11 +343,7 @@ def test_a_part_that_does_not_agree_about_it_is_refused(tmp_path):
     for more in ((), ("--resume",)):
         result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *more)
         assert result.exit_code == 5
-        said = (
-            "part 1/2 was written by another command "
-            "no --write-strategy in place of --write-strategy s.ckpt Try: the same source, step"
-        )
-        assert said in message(result)
+        assert "part 1/2 was written by another run before: `ckpttool " in message(result)
     assert contents(tmp_path) == before
     result = run("finalize", tmp_path)
     assert result.exit_code == 5

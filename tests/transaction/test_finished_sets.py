@@ -40,11 +40,11 @@ def test_a_set_of_another_checkpoint_is_not_kept(tmp_path, kind):
     before = {**mine.read(), "manifest": mine.manifest.read_bytes()}
     result = mine.run("--resume")
     assert result.exit_code == 5, message(result)
-    assert "written with another or older source source files changed: m.ckpt" in message(result)
+    assert "written by another run files that differ: m.ckpt" in message(result)
     assert "--overwrite" in message(result)
     result = mine.run()
     assert result.exit_code == 5
-    assert "written with another or older source source files changed: m.ckpt" in message(result)
+    assert "written by another run files that differ: m.ckpt" in message(result)
     assert "is already complete" not in message(result)
     assert {**mine.read(), "manifest": mine.manifest.read_bytes()} == before
     mine.run_well("--overwrite")

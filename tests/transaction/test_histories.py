@@ -328,10 +328,8 @@ UNTOUCHED = {
 }  # fmt: skip
 
 EXIST = "5 4 outputs exist already"
-ANOTHER = "5 written with another or older source source files changed: + --overwrite"
-ANOTHER_PREFIX = (
-    "5 written by another command --prefix checkpoint_ in place of --prefix x + --overwrite"
-)
+ANOTHER = "5 written by another run files that differ: + --overwrite"
+ANOTHER_PREFIX = "5 written by another run before: + --prefix x + --overwrite"
 OTHER_STAMPS = "5 stamps.json is of another set than + --overwrite"
 NO_STAMPS = "5 its source files are not known no + stamps.json Try: --overwrite"
 OTHER_BYTES = "1 : changed since it was written ranks 0-3; w0: expected SHA-256 "
@@ -512,14 +510,14 @@ HISTORIES = {
     "stopped, outputs of the past": History(stopped, set_times(PAST, "outputs")),
     "stopped, record of the future": History(stopped, set_times(FUTURE)),
     "stopped, source saved again": History(
-        stopped, source_saved_again, rerun="0", resume="5 source files changed:"
+        stopped, source_saved_again, rerun="0", resume="5 files that differ:"
     ),
     "stopped, plan.json of another checkpoint": History(
         stopped, record_of_another("plan.json")
     ),
     "stopped, whole.log of another checkpoint": History(
         stopped, record_of_another("plan.json", "whole.log"),
-        rerun="5 2 outputs exist already", resume="5 source files changed:",
+        rerun="5 2 outputs exist already", resume="5 files that differ:",
     ),
     "parts": History(in_parts, nothing),
     "parts, copied with cp -r": History(in_parts, copied),

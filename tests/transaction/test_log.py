@@ -34,7 +34,7 @@ def open_log(path):
     """Go on behind the last whole line, as a run does."""
     kept = Log.read(path).nbytes if path.exists() else 0
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    return LogWriter(path, fd, kept, PLAN)
+    return LogWriter(path, fd, kept, PLAN, "")
 
 
 def write(path, *names, is_done=False):
@@ -68,7 +68,7 @@ def test_the_lines_are_those_that_the_documentation_shows(path):
     write(path, "a", is_done=True)
     lines = [line.rpartition(" ")[0] for line in path.read_text().splitlines()]
     run, output, stamp, done = map(json.loads, lines)
-    assert run.keys() == {"process", "host", "time", "plan"}
+    assert run.keys() == {"process", "host", "time", "plan", "command"}
     assert lines[1] == entry_text(entry_of("a"))
     assert output["path"] == "a"
     assert stamp == {"stamp": "a", **stamp_at(path.parent / "a")._asdict()}
@@ -210,7 +210,7 @@ def test_no_log_is_told_apart_from_a_damaged_one(path):
         Log.read(path)
 
 
-RUN = '{"process": 1, "host": "h", "time": "t", "plan": "p"}'
+RUN = '{"process": 1, "host": "h", "time": "t", "plan": "p", "command": "c"}'
 STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
 
 

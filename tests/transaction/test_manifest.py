@@ -287,10 +287,8 @@ def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
     run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
     assert result.exit_code == 5
-    assert (
-        f"{tmp_path}: written by another command rank 1 in place of rank 0 Try: --overwrite"
-        in message(result)
-    )
+    assert f"{tmp_path}: written by another run before: `ckpttool " in message(result)
+    assert "--rank 1` Try: --overwrite" in message(result)
 
 
 def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):

@@ -152,7 +152,7 @@ def test_a_run_takes_over_after_another_plan_of_a_process_that_ended(small, no_l
     stop_as(SmallSet(small.folder, "other"), socket.gethostname(), dead_process())
     result = small.run(*RESUMED)
     assert result.exit_code == 5
-    assert "was begun with another or older source source files changed: m.ckpt" in message(result)
+    assert "another run did not end here files that differ: m.ckpt" in message(result)
     small.run_well("--no-locks")
     assert small.read() == small.wanted()
 

@@ -350,26 +350,20 @@ def test_a_part_of_a_different_plan_is_refused_before_it_is_written(tmp_path):
     for more in ([], ["--resume"]):
         result = run(*words, "--part", "2/2", *more)
         assert result.exit_code == 5
-        assert f"source files changed: {saved_anew.relative_to(tmp_path)}" in message(result)
+        assert f"files that differ: {saved_anew.relative_to(tmp_path)}" in message(result)
     assert contents(tmp_path / "out") == before
     run_well(*words, "--part", "2/2", "--overwrite")
     assert "part 1 of 2 missing" in commit_fails(tmp_path / "out", 5)
 
 
-@pytest.mark.parametrize(
-    ("option", "change"),
-    [
-        (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
-        (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
-    ],
-)
-def test_other_options_are_another_plan(tmp_path, option, change):
+@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
+def test_other_options_are_another_plan(tmp_path, option):
     run_parts(tmp_path, (1,), 2)
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *option)
     assert result.exit_code == 5
     text = message(result)
-    said = f"{tmp_path}: part 1/2 was written by another command "
-    assert said + change in text
+    assert f"{tmp_path}: part 1/2 was written by another run before: `ckpttool reshard" in text
+    assert f"--part 2/2 {' '.join(option)}` Try: " in text
     assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
 
 

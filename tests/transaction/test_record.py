@@ -148,8 +148,8 @@ def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
 def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
     out = tmp_path / "out"
     first = Transaction.open(*plan_to(out, part=(1, 2)))
-    words = rf"out: a part begun by another command is being written\n  process {os.getpid()} on "
-    with pytest.raises(ckpttool.PlanError, match=f"{words}.*in place of.*\n  Try: wait until"):
+    words = rf"out: a part of another run is being written\n  process {os.getpid()} on "
+    with pytest.raises(ckpttool.PlanError, match=f"{words}.*before: .*\n  Try: wait until"):
         plan_to(out, part=(2, 2), prefix="other_")
     first.abandon()
     Transaction.open(*plan_to(out, part=(2, 2), prefix="other_")).abandon()
@@ -159,7 +159,7 @@ def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_pat
     out = tmp_path / "out"
     mine, other = plan_to(out, part=(1, 2)), plan_to(out, part=(2, 2), prefix="other_")
     first = Transaction.open(*mine)
-    with pytest.raises(ckpttool.PlanError, match="a part begun by another command is"):
+    with pytest.raises(ckpttool.PlanError, match="a part of another run is"):
         Transaction.open(*other)
     first.abandon()
     assert files_below(tmp_path) == []

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -175,10 +176,10 @@ def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tm
     saved.write_bytes(saved.read_bytes())  # the size tells nothing
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    text = f"{out}: written with another or older source source files changed: "
+    text = f"{out}: written by another run files that differ: "
     text += "src/rank_1/checkpoint-2_10.ckpt"
     assert text in message(result)
-    assert f"{text} Try: --overwrite, or -o with another path" in message(run(*words))
+    assert text in message(run(*words))
     assert everything_in(out) == before
     run_well(*words, "--overwrite")
     assert "4 kept" in message(run_well(*words, "--resume"))
@@ -203,8 +204,8 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
         times.append((str(saved.st_ctime_ns), str(path.stat().st_ctime_ns)))
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert "source files changed: src/rank_0/checkpoint-2_10.ckpt, " in message(result)
-    assert " and 5 more Try: --overwrite, or -o" in message(result)
+    assert "files that differ: src/rank_0/checkpoint-2_10.ckpt, " in message(result)
+    assert " and 5 more; before: `ckpttool " in message(result)
     assert everything_in(out) == before
     reseal(out / STAMPS, *times)
     for _ in range(2):
@@ -277,22 +278,19 @@ def change_strategy(source, words):
     return [*words[:at], str(other), *words[at + 1 :]]
 
 
-BY = "by another command"
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (change_mtime, "with another or older source source files changed: "),
-        (change_contents, "with another or older source source files changed: "),
-        (change_strategy, f"{BY} strategy other.ckpt in place of dst_strategy.ckpt"),
+        (change_mtime, "files that differ: "),
+        (change_contents, "files that differ: "),
+        (change_strategy, "files that differ: dst_strategy.ckpt, other.ckpt; "),
         (
             lambda source, words: with_options(words, "--format", "hdf5"),
-            f"{BY} --format hdf5 in place of",
+            "before: `ckpttool reshard",
         ),
-        (lambda source, words: [*words, "--crc"], f"{BY} --crc in place of no --crc"),
-        (lambda source, words: [*words, "--prefix", "x"], f"{BY} --prefix x in place of"),
-        (lambda source, words: [*words, "--rank", "0-2"], f"{BY} ranks 0-2 in place of"),
+        (lambda source, words: [*words, "--crc"], "before: `ckpttool reshard"),
+        (lambda source, words: [*words, "--prefix", "x"], "before: `ckpttool reshard"),
+        (lambda source, words: [*words, "--rank", "0-2"], "before: `ckpttool reshard"),
     ],
 )
 def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
@@ -304,44 +302,43 @@ def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expect
     failing(None)
     result = run(*change(source, ordered_words(out, source=source)), "--resume")
     assert result.exit_code == 5
-    assert f"{out}: the run that did not end here was begun {expected}" in message(result)
+    assert f"{out}: another run did not end here {expected}" in message(result)
     assert contents(out) == before
 
 
 ASKED = [
-    (["--format", "hdf5"], "--format hdf5 in place of --format ckpt"),
-    (["--prefix", "x"], "--prefix x in place of --prefix checkpoint_"),
-    (["--rank", "0-2"], "ranks 0-2 in place of ranks 0-3"),
-    (["--crc"], "--crc in place of no --crc"),
-    (["--write-strategy", "OUT/s.ckpt"], "--write-strategy s.ckpt in place of no --write-strategy"),
+    ["--format", "hdf5"],
+    ["--prefix", "x"],
+    ["--rank", "0-2"],
+    ["--crc"],
+    ["--write-strategy", "OUT/s.ckpt"],
 ]
 
 
-@pytest.mark.parametrize(("more", "said"), ASKED)
+@pytest.mark.parametrize("more", ASKED)
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_which_option_is_another_is_said(tmp_path, failing, more, said, part):
+def test_both_command_lines_are_printed(tmp_path, failing, more, part):
     words = [*ordered_words(tmp_path / "out"), *part]
     failing("rank_2")
     assert run(*words).exit_code == 6
     failing(None)
     more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
-    result = run(*with_options(words, *more), "--resume")
+    now = [*with_options(words, *more), "--resume"]
+    result = run(*now)
     assert result.exit_code == 5
-    assert f"was begun by another command {said} Try: the same command without --resume" in message(
-        result
-    )
+    said = f"another run did not end here before: `ckpttool {shlex.join(map(str, words))}`; now: "
+    said += f"`ckpttool {shlex.join(map(str, now))}` Try: the same command without --resume"
+    assert said in message(result)
     run_well(*words, "--resume")
 
 
-@pytest.mark.parametrize(("more", "said"), [ASKED[0], ASKED[1], ASKED[2]])
-def test_of_a_complete_set_its_outputs_tell_which_option_is_another(tmp_path, more, said):
+@pytest.mark.parametrize("more", ASKED[:3])
+def test_of_a_complete_set_the_command_line_is_printed_too(tmp_path, more):
     run_well(*ordered_words(tmp_path))
     result = run(*with_options(ordered_words(tmp_path), *more), "--resume")
     assert result.exit_code == 5
-    assert (
-        f"written by another command {said} Try: --overwrite, or -o with another path"
-        in message(result)
-    )
+    assert "written by another run before: `ckpttool reshard" in message(result)
+    assert "--resume` Try: --overwrite, or -o with another path" in message(result)
 
 
 def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
@@ -677,8 +674,8 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert (unfinished["severity"], unfinished["code"]) == ("warning", "unfinished")
     assert told(unfinished) == said
     assert leftover["text"].startswith(f"{tmp_path}/.m[1].ckpt.ckpttool/whole.log: log of process ")
-    aim = "and 7 more, src_strategy.ckpt; writes --format ckpt, 1 file"
-    assert leftover["facts"].endswith(f" {aim}; complete: m[1].ckpt")
+    command = shlex.join(["ckpttool", *map(str, words), "-j", "1"])
+    assert leftover["facts"] == f"`{command}`; complete: m[1].ckpt"
     strategy = ["-d", CASE / "dst_strategy.ckpt"]
     for more in (["-o", tmp_path / "m.h5"], [*strategy, "-o", tmp_path / "out"]):
         result = run("merge" if len(more) == 2 else "split", file, *more)
@@ -733,9 +730,8 @@ def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, 
     run_well(*ordered_words(tmp_path))
     result = run(*ordered_words(tmp_path), *more, "--resume")
     assert result.exit_code == 5
-    said = f"error[resume]: {tmp_path}: written by another command "
+    said = f"error[resume]: {tmp_path}: written by another run before: `ckpttool "
     assert message(result).startswith(said)
-    assert " in place of " in message(result)
     assert "exist already" not in message(result)
 
 
@@ -799,8 +795,8 @@ def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, ra
     else:
         run_with_signal(signal.SIGKILL, *ordered_words(out))
     names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
-    said = " and 7 more, src_strategy.ckpt, dst_strategy.ckpt; writes --format ckpt, ranks 0-3, "
-    said += f"--prefix checkpoint_; complete: {names[0] if rank else 'nothing'}"
+    said = f"`ckpttool {shlex.join(map(str, ordered_words(out)))}`; "
+    said += f"complete: {names[0] if rank else 'nothing'}"
     for command in ("inspect", "verify"):
         notes = json.loads(run(command, out, "--json").stdout)["notes"]
         (facts,) = [n["facts"] for n in notes if n["text"].startswith(f"{out / LOG}: log of")]
@@ -847,7 +843,7 @@ STRANGE = {
         "not a log of ckpttool: it does not begin with a run",
     ),
     "name": (
-        log_line('{"process": 1, "host": "a", "time": "now", "plan": "p"}')
+        log_line('{"process": 1, "host": "a", "time": "now", "plan": "p", "command": "c"}')
         + log_line('{"rank": 0, "path": "../x", "format": "ckpt"}'),
         "path: expected a path below the folder",
     ),
@@ -881,7 +877,7 @@ def assert_is_unfinished(folder):
 def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
-    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007", "plan": "p"}'
+    line = '{"process": 1, "host": "\\u001b[2J", "time": "\\u0007", "plan": "p", "command": "c"}'
     (tmp_path / LOG).write_bytes(log_line(line))
     assert_is_unfinished(tmp_path)
     result = run(*ordered_words(tmp_path))

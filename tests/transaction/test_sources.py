@@ -103,7 +103,7 @@ def test_a_file_that_was_not_read_and_has_changed_since_is_another_source(tmp_pa
     path.write_bytes(path.read_bytes())
     result = run(*words, "--resume")
     assert result.exit_code == 5
-    assert f"source files changed: src/{path.relative_to(tmp_path / 'src')}" in message(result)
+    assert f"files that differ: src/{path.relative_to(tmp_path / 'src')}" in message(result)
 
 
 def test_the_record_names_what_could_not_be_read(tmp_path, case):
