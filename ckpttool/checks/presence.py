@@ -293,6 +293,8 @@ def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the ranks whose slices are read from replicas: the reason, and the other ranks."""
     catalog, presence = checkpoint.catalog, checkpoint.presence
+    if not checkpoint.are_joined:
+        return
     damaged = tuple(rank for rank, is_known in presence.replaced.items() if is_known)
     if catalog.description is not None:
         for rank in damaged:  # its keys are numbers of files
@@ -303,7 +305,7 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         facts = _replacement_text(checkpoint, damaged)
         for rank in damaged:
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
-    if presence.without_file and catalog.files and checkpoint.are_joined:
+    if presence.without_file and catalog.files:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
         facts = _replacement_text(checkpoint, presence.without_file)
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)

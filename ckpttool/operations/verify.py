@@ -32,7 +32,7 @@ from ckpttool.checks.values import DIFFERENT_UNLISTED, check_contents, find_diff
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
 from ckpttool.discovery.rank_folders import find_manifests
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.slicing import Unlisted, Whole
+from ckpttool.model.slicing import Unlisted
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
@@ -333,6 +333,6 @@ def _slices(checkpoint: Checkpoint) -> Iterator[Slice]:
     full = {one.name for one in tensors}
     for one in checkpoint.records if checkpoint.are_joined else ():
         for rank in catalog.holders[one.name] if one.name not in full else ():
-            yield from slices_of(full_tensor(catalog, one.name, Whole(((rank,),)), rank))
+            yield from slices_of(full_tensor(catalog, one.name, Unlisted(((rank,),)), rank))
     for _, other in stage_pairs(tensors):
         yield from slices_of(other)
