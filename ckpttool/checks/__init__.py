@@ -139,7 +139,7 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
     found = (
         one
         for check in CHECKS
-        if not check.needs_contents and check.commands == _ALL
+        if not check.needs_contents and {*_DECIDING} <= {*check.commands}
         for one in check.find(checkpoint)
         if errors[one.code] == "error"
     )

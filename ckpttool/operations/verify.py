@@ -193,9 +193,10 @@ def verify(
                 )
                 found.add(Diagnostic("manifest", text, hint=hint, where=catalog.root))
     found.add(*notes)
+    catalog = checkpoint.catalog
     is_whole = checkpoint.are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = any(one.has_layout for one in checkpoint.tensors)
-    return _report(checkpoint.catalog, found, *depth, is_whole, is_sampled)
+    return _report(catalog, found, *depth, is_whole, is_sampled)
 
 
 def _report(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.checkpoint import hidden_shards
 from ckpttool.checkpoint.hidden_shards import infer_shard
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
@@ -445,7 +444,7 @@ def count_reads(monkeypatch):
         read.append(tensor.meta.name)
         return digest(tensor)
 
-    monkeypatch.setattr(hidden_shards, "digest", look)
+    monkeypatch.setattr("ckpttool.storage.sampling.digest", look)
     return read
 
 

@@ -27,7 +27,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.evidence import MadeUp
 
-SLICE = (40, 30)  # so large that equal slices are no chance
+SLICE = (400, 30)  # so large that equal slices are no chance
 
 
 def held(strategy=ONE_STAGE, ranks=range(4), *, contents=None, **shapes):
@@ -121,10 +121,10 @@ CASES = {
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
         "shape",
-        resolved(catalog_of({0: {"w": SLICE}, 1: {"w": (41, 30)}})),
+        resolved(catalog_of({0: {"w": SLICE}, 1: {"w": (401, 30)}})),
         resolved(catalog_of({0: {"w": SLICE}, 2: {"w": SLICE}})),
     ),
-    "check_odd_states": ("unlisted", held(accu_grads__w=(20, 30)), held(accu_grads__w=(80, 30))),
+    "check_odd_states": ("unlisted", held(accu_grads__w=(200, 30)), held(accu_grads__w=(800, 30))),
     "check_rank_slices": ("unlisted", merged(), merged(is_named=True)),
     "check_perhaps_slices": ("doubt", merged(), merged(is_named=True)),
     "check_differing": ("unlisted", resolved(RNG, contents=OWN), resolved(RNG)),
@@ -188,7 +188,7 @@ CASES = {
         ranks(STAGES, r0="wx", r1="wx", r2="wx", r3="wx", r4="vwx", r5="v", r6="v", r7="v"),
         ranks(STAGES, r0="wx", r1="wx", r2="wx", r3="wx", r4="vw", r5="v", r6="v", r7="v"),
     ),
-    "check_index": ("contradicted", with_index(SLICE), with_index((80, 30))),
+    "check_index": ("contradicted", with_index(SLICE), with_index((800, 30))),
     "check_corrections": (
         "undecided_shard",
         held(STATES, adam_m__w=SLICE, contents=dict.fromkeys(("w", "adam_m.w"), "abcd")),
