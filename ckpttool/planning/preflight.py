@@ -346,7 +346,10 @@ def preflight(
         seen = Diagnostics()
         try:
             found = inspect_previous_run(found, policy, executor, seen)
-            kept = found.replaceable if policy.resume else ()
+            seen.add(*found.refusals)
+            kept: Collection[str] = found.replaceable if policy.resume else ()
+            if found.refusals and policy.resume:  # nobody knows what it could keep
+                kept = {str(Path(path)) for path in target.paths.values()}
             seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
@@ -354,6 +357,8 @@ def preflight(
         if policy.overwrite and (stale := _find_stale_files(target)) is not None:
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
+    if found is not None and found.refusals:
+        there = manifest = []  # a refusal says more than that a file exists
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
     replaceable = frozenset(manifest) if found is None else found.replaceable
     existing = [path for path in there if str(Path(path)) not in replaceable]
