@@ -200,7 +200,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
     EngineError
         Workers do not answer.
     """
-    inputs = [path for file in plan.catalog.files.values() for path in file.paths]
+    inputs = [path for one in plan.inputs for file in one.files.values() for path in file.paths]
     folder = plan.target.output_folder
     relative = [path for path in (*inputs, folder) if not Path(path).is_absolute()]
     if relative:

@@ -43,7 +43,8 @@ def _shared_rows(output: OutputFile) -> tuple[str, str] | None:
     """
     by_slicing: dict[object, list[OutputTensor]] = {}
     for tensor in output.tensors:
-        key = tensor.source.slicing.key, tensor.region, tensor.stored_itemsize
+        slicings = tuple(term.source.slicing.key for term in tensor.terms)
+        key = slicings, tensor.region, tensor.stored_itemsize
         by_slicing.setdefault(key, []).append(tensor)
     most_bytes, shared = MIN_GAP_BYTES, None
     for first, *others in by_slicing.values():

@@ -34,10 +34,13 @@ class Term:
         A full tensor, with the stored name and element type.
     weight
         The factor of every element.
+    input
+        The number of its checkpoint in ``Plan.inputs``.
     """
 
     source: Source
     weight: float = 1.0
+    input: int = 0
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor."""
@@ -87,25 +90,22 @@ class OutputTensor:
         return cls.full(Source(tensor.meta, slicing, NotInStrategy()))
 
     @property
-    def source(self) -> Source:
-        """The only source; see `single_source`."""
-        return single_source(self.terms)
-
-    @property
     def stored_itemsize(self) -> int:
         """The stored bytes per element, summed over the terms."""
         return sum(term.source.meta.itemsize for term in self.terms)
 
     def pieces(self, within: Region) -> Iterator[Piece]:
-        """Return the pieces that fill ``within``, a region of the output slice.
+        """Yield the pieces of each term that fill ``within``, a region of the output slice.
 
-        Pieces are disjoint, fill ``within`` exactly and come in C order of the source slices.
+        Pieces of a term are disjoint, fill ``within`` exactly and come in C order of its slices.
         """
-        return self.source.slicing.overlaps(within, self.region.start)
+        for term in self.terms:
+            yield from term.source.slicing.overlaps(within, self.region.start)
 
     def count_pieces(self, within: Region) -> int:
         """Return the number of `pieces` that fill ``within``."""
-        return self.source.slicing.count_overlaps(within.moved_by(self.region.start))
+        region = within.moved_by(self.region.start)
+        return sum(term.source.slicing.count_overlaps(region) for term in self.terms)
 
     def excerpt(self, within: Region) -> OutputTensor:
         """Return the tensor with only the slices that the `pieces` of ``within`` need."""
@@ -148,10 +148,6 @@ class Target:
         of safetensors files.  `Plan.provenance` has more.
     is_numbered
         Whether the output is a folder of numbered files.
-    not_in_target
-        How to write parameters that the target strategy does not list.  ``"follow"`` shards
-        optimizer state like its parameter and writes the rest in full to every rank.  ``"full"``
-        writes everything in full.  ``"drop"`` writes nothing.  Single values go to every rank.
     """
 
     format: str
@@ -160,7 +156,6 @@ class Target:
     sharding: Strategy | Merged = Merged()
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
-    not_in_target: NotInTarget = "follow"
 
     def limited_to(self, ranks: Iterable[int]) -> Target:
         """Return the target with only the outputs of ``ranks``, in the same order."""
@@ -279,6 +274,8 @@ class Plan:
 
     Attributes
     ----------
+    inputs
+        The checkpoints that are read; a `Term` says which of them has its source.
     not_listed
         The tensors that the target strategy does not list.
     strategies
@@ -289,7 +286,7 @@ class Plan:
         The source files that a manifest lists, by path.
     """
 
-    catalog: Catalog
+    inputs: tuple[Catalog, ...]
     target: Target
     transfers: tuple[Transfer, ...]
     notes: tuple[Diagnostic, ...] = field(default=())

@@ -11,6 +11,7 @@ from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import LayoutSlicing, Source
 
 if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Document, Plan
     from ckpttool.problems import Diagnostic
     from ckpttool.transaction.manifest import Written
@@ -39,9 +40,15 @@ class Conversion:
     seconds: float
 
     @property
+    def source(self) -> Catalog:
+        """The checkpoint that was read."""
+        (catalog,) = self.plan.inputs
+        return catalog
+
+    @property
     def src_bytes(self) -> int:
         """The size of the files that were read."""
-        return sum(file.nbytes for file in self.plan.catalog.files.values())
+        return sum(file.nbytes for file in self.source.files.values())
 
     @property
     def dst_bytes(self) -> int:

@@ -33,19 +33,19 @@ def convert(done: Conversion) -> Json:
     indexes, strategies = (
         [one.path for one in done.documents if one.kind == kind] for kind in ("index", "strategy")
     )
+    choice, sizes = done.assignment.options.not_in_target, done.plan.not_listed.sizes
     not_listed = {
-        kind: {"tensors": tensors, "nbytes": nbytes}
-        for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items()
+        kind: {"tensors": tensors, "nbytes": nbytes} for kind, (tensors, nbytes) in sizes.items()
     }
     return {
         "schema": SCHEMA,
         "outputs": [{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
-        "step": done.plan.catalog.step,
+        "step": done.source.step,
         **_take(done, "src_bytes dst_bytes"),
         "seconds": round(done.seconds, 6),
         **_given(
             largest_sharded=[describe_layout(one) for one in done.largest_sharded],
-            not_in_target=not target.is_merged and {"choice": target.not_in_target, **not_listed},
+            not_in_target=not target.is_merged and {"choice": choice, **not_listed},
         ),
         "notes": describe_diagnostics(done.notes, severities("convert")),
         **_given(

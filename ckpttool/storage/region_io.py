@@ -27,7 +27,7 @@ import numpy as np
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
 from ckpttool.formats.local import open_descriptor
-from ckpttool.model.plan import OutputTensor
+from ckpttool.model.plan import OutputTensor, single_source
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.problems import FormatError
@@ -250,7 +250,8 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     FormatError
         A file has become shorter since its header was read.
     """
-    assert tensor.source.meta.dtype == tensor.meta.dtype, f"{tensor.meta.name}: needs a cast"
+    stored = single_source(tensor.terms).meta
+    assert stored.dtype == tensor.meta.dtype, f"{tensor.meta.name}: needs a cast"
     filled = 0
     for piece in tensor.pieces(band):
         inside = piece.dst.relative_to(band.start)

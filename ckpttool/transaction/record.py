@@ -96,16 +96,16 @@ class Transaction:
             A file cannot be read or created.
         """
         if assignment.is_finished:
-            ended = assignment.destination.plan if assignment.is_alone else None
+            ended = assignment.destination.plan if assignment.options.no_locks else None
             remove_leftovers(assignment.outputs.record, ended)
             return cls(plan, assignment, None)
-        if changed := changed_sources(plan.catalog):
+        if changed := changed_sources(*plan.inputs):
             raise PlanError(changed)
         transaction = cls(plan, assignment, Claim(assignment))
         try:
             if assignment.replaces_itself:
                 transaction._list_finished(assignment)
-            if assignment.is_resumed:
+            if assignment.options.resume:
                 transaction._find_kept()
         except BaseException as error:
             clean_up(error, transaction.abandon)
@@ -225,7 +225,7 @@ class Transaction:
             remove_leftovers(record, self._claim.plan)
 
     def _describe_source_changes(self) -> str:
-        changed = join_alike(changed_sources(self._plan.catalog))
+        changed = join_alike(changed_sources(*self._plan.inputs))
         return join_clauses(*(one.fact for one in changed), MIXTURE) if changed else ""
 
     def describe_source_changes(self) -> str:

@@ -29,14 +29,15 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
     OSError
         A source or strategy file cannot be read.
     """
-    base, folder = Path(plan.catalog.root).absolute().parent, plan.target.output_folder
-    stamps = plan.catalog.stamps
-    files = [(path, stamps[path] or stat_file(path), True) for path in plan.catalog.paths]
-    files += [(path, stamp, False) for path, stamp in _unread(plan.catalog).values()]
+    (catalog,) = plan.inputs  # a manifest has one step
+    base, folder = Path(catalog.root).absolute().parent, plan.target.output_folder
+    stamps = catalog.stamps
+    files = [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
+    files += [(path, stamp, False) for path, stamp in _unread(catalog).values()]
     return Provenance(
         __version__,
         plan_digest(plan),
-        plan.catalog.step,
+        catalog.step,
         tuple(
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files
@@ -90,19 +91,19 @@ def plan_digest(plan: Plan) -> str:
     The folders of source and outputs do not count: hosts may mount them in different places.
     Neither does which of several replicas can be read.
     """
-    catalog, target = plan.catalog, plan.target
-    folder = target.output_folder
+    target, folder = plan.target, plan.target.output_folder
     state = hashlib.sha256()
     for line in (
         (target.format, target.ranks, sorted(target.attrs.items())),
         *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *_names_of_files(catalog),
+        *chain(*map(_names_of_files, plan.inputs)),
         *(
             (
                 transfer.name,
                 transfer.dtype,
                 *(
                     (
+                        term.input,
                         term.weight,
                         term.source.meta,
                         _how_sliced(term.source.slicing),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ckpttool.planning import preflight
-from tests.support.corpus import GOLDEN
+from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import flip_byte
 from tests.support.snapshots import Transcript
 
@@ -50,6 +50,7 @@ def forget_the_strategy(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.remark("1 no strategy")
     for command in ("merge C -o x.h5", "reshard C -d D.ckpt -o x", "verify C --deep", "diff C C"):
         shell.run(command)
+    shell.run("merge C --replicated -o x.h5")
     shell.remark("2 the strategy of the target")
     for command in ("merge C -s D.ckpt -o x.ckpt", "inspect C -s D.ckpt", "verify C -s D.ckpt"):
         shell.run(command)
@@ -80,7 +81,8 @@ def mix_up_files(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.remark("8 split with -s")
     shell.run("split m.ckpt -s S.ckpt -o x")
     shell.remark("13 merge of what is merged")
-    shell.run("merge m.ckpt -s S.ckpt -o x.ckpt")
+    for command in ("merge", "verify", "inspect"):
+        shell.run(f"{command} m.ckpt -s S.ckpt" + " -o x.ckpt" * (command == "merge"))
     shell.remark("14 reshard of what is merged")
     shell.run("reshard m.ckpt -d D.ckpt -o x")
     shell.remark("29 one of two stage strategies")
@@ -119,6 +121,13 @@ def write_yaml_wrong(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     Path("hand.yaml").write_text("ranks: 8\nparameters:\n  w: {axis: 0}\n", encoding="utf-8")
     shell.remark("without the first line")
     shell.run("merge C -s hand.yaml -o x.ckpt")
+    text = "ckpttool_strategy: 1\nranks: 8\nparameters:\n  layer1.bias: {axis: 5}\n"
+    Path("hand.yaml").write_text(f"{text}  '*.x': replicated\n", encoding="utf-8")
+    shell.remark("an axis that is not there, a pattern that matches nothing; a strategy as SRC")
+    shell.run("merge C -s hand.yaml -o x.ckpt")
+    shell.run("merge hand.yaml -o x.ckpt")
+    Path("hand.json").write_text('{"ckpttool_strategy": 1, "ranks": 2}', encoding="utf-8")
+    shell.run("merge hand.json -o x.ckpt")
 
 
 # ------------------------------------------------------------------------------- words
@@ -177,6 +186,42 @@ def forget_or_mistype(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         shell.clear(out)
 
 
+def mean_another_path(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
+    prepare_merged(shell)
+    Path("link").symlink_to("gone")
+    Path("folder").mkdir()
+    for line in (
+        *("merg C", "convert C", "inspect Cs", "inspect C/rank0", "inspect other"),
+        *("inspect C/rank_9/x", f"inspect C/{250 * 'x'}", "inspect link", "inspect link/"),
+        *("split m.ckpt -d D.ckpt -o -", "merge m.ckpt -o new/", "merge m.ckpt -o folder/"),
+        "merge m.ckpt -o x.ckpt --format hdf5",
+        "merge m.ckpt -o x.h5 --max-shard-size 5GB",
+        "inspect C --pattern 'rank{rank}/*'",
+        f"merge C/rank_0/{FILE} --step 3_8 -o x.h5",
+        "merge C -s S.ckpt -o x.pt",
+    ):
+        shell.run(line)
+
+
+def mean_another_option(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
+    prepare(shell)
+    for line in (
+        *("split C --strategy S.ckpt -o x", "merge C --srcstrategy S.ckpt", "inspect C --deep"),
+        *(
+            "merge C --rank=0",
+            "verify C C C C",
+            "verify C/rank_0 C/rank_1",
+            "diff C C c",
+            "help a b",
+        ),
+        *("completion tcsh", "verify C --ignore n", "merge C -o", "merge C --resume=1 -o x.h5"),
+        *("diff C C --rtol x", "verify C --limit -1"),
+    ):
+        shell.run(line)
+    for words in ("-j 2 --engine processes:2", "-j 2 --engine x", "-j 1234567"):
+        shell.run(f"merge C -s S.ckpt -o x.ckpt {words}")
+
+
 # ------------------------------------------------------------------------------- folders
 
 
@@ -196,6 +241,8 @@ def name_one_rank(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     shell.clear("x")
     shell.run(f"inspect C/rank_0/{FILE}")
     shell.run(f"verify C/rank_0/{FILE} --deep")
+    for source in ("C/rank_0", "C"):
+        shell.run(f"split {source} -d D.ckpt -o x")
 
 
 def lose_ranks(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
@@ -206,6 +253,7 @@ def lose_ranks(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         shell.run(command)
     shell.clear("x.ckpt")
     shell.run("merge C -s S.ckpt -o x.ckpt --strict")
+    shell.run("inspect C")
     shell.remark("17 a rank is missing, and no replica is there")
     for rank in (0, 1, 4):
         shutil.rmtree(f"C/rank_{rank}")
@@ -316,6 +364,8 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "nothing.safetensors": b"",
         "nothing.h5": b"",
         "model.keras": keras.getvalue(),
+        "graph.ckpt": (SAMPLES / "files" / "net-graph.meta").read_bytes(),
+        "group_info.pb": (SAMPLES / "files" / "group_info.pb").read_bytes(),
     }
     for name, content in files.items():
         Path(name).write_bytes(content)
@@ -454,6 +504,8 @@ MISTAKES: Mapping[str, Mistake] = {
     "mixed_up": mix_up_files,
     "yaml": write_yaml_wrong,
     "words": forget_or_mistype,
+    "paths": mean_another_path,
+    "options": mean_another_option,
     "one_rank": name_one_rank,
     "lost_ranks": lose_ranks,
     "folders": use_other_folders,

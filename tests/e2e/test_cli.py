@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.cli.params import parse_size
-from tests.support.checkpoints import noise, write_file, write_ranks
+from tests.support.checkpoints import noise, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.damage import cut_short, flip_byte_of
@@ -30,28 +30,6 @@ COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff")
 
 def src(case):
     return [case / "src", "-s", case / "src_strategy.ckpt"]
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_begins_with_an_example(command, flag):
-    text = run_well(command, flag).stdout
-    usage, example = text.split("\n\n")[:2]
-    assert usage.startswith(f"Usage: ckpttool {command} ")
-    assert example.strip().startswith(f"ckpttool {command} ")
-
-
-def test_help_of_the_group_names_every_command_and_exit_code():
-    text = message(run_well("-h"))
-    assert all(command in text for command in COMMANDS)
-    assert "`ckpttool help exit-codes` lists the exit codes." in text
-    assert "| 130 |" in run_well("help", "exit-codes").stdout
-
-
-def test_version_is_the_package_version():
-    import ckpttool
-
-    assert run_well("--version").stdout == f"ckpttool, version {ckpttool.__version__}\n"
 
 
 def console_script():
@@ -127,60 +105,6 @@ def test_what_was_loaded_is_not_searched_for_garbage_at_the_end(words):
     assert int(done.stdout.split()[-1]) > 1000
 
 
-def test_inspect_of_a_file_prints_one_document_with_every_tensor():
-    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    document = json.loads(run_well("inspect", path, "--json").stdout)
-    assert document["schema"] == 1
-    assert (document["format"], document["path"]) == ("ckpt", str(path))
-    assert document["nbytes"] == path.stat().st_size
-    expected = {name: (entry.dtype, entry.shape) for name, entry in read(path).items()}
-    got = {t["name"]: (t["dtype"], tuple(t["shape"])) for t in document["tensors"]}
-    assert got == expected
-    assert {t["name"]: t["nbytes"] for t in document["tensors"]}["weight"] == 2 * 8 * 4
-
-
-def test_inspect_of_a_folder_prints_its_ranks_and_step():
-    document = json.loads(run_well("inspect", SMALL / "src", "--json").stdout)
-    assert document["step"] == "2_10"
-    assert [entry["rank"] for entry in document["ranks"]] == [0, 1, 2, 3]
-    first = document["ranks"][0]
-    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    assert first == {
-        "rank": 0,
-        "path": str(path),
-        "format": "ckpt",
-        "nbytes": path.stat().st_size,
-        "tensors": len(read(path)),
-    }
-    assert not any("device_matrix" in tensor for tensor in document["tensors"])
-
-
-def test_inspect_with_a_strategy_prints_full_shapes_and_layouts():
-    document = json.loads(run_well("inspect", *src(CASE), "--json").stdout)
-    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
-    assert tensors["layer1.weight"] == {
-        "name": "layer1.weight",
-        "dtype": "Float32",
-        "shape": [64, 32],
-        "nbytes": 64 * 32 * 4,
-        "slice_shape": [64, 16],
-        "device_matrix": [2, 2, 2],
-        "tensor_map": [[], [1]],
-        "optimizer_shard": 1,
-        "stages": [0],
-        "ranks": list(range(8)),
-    }
-    assert tensors["global_step"]["device_matrix"] is None
-    assert tensors["global_step"]["stages"] == []
-
-
-def test_verify_says_what_it_cannot_know_without_a_strategy():
-    told = run_well("verify", CASE / "src").stdout
-    assert "the headers are right in each rank by itself (8 ranks" in told
-    told = run_well("verify", CASE / "src", "-s", CASE / "src_strategy.ckpt").stdout
-    assert "the headers and samples are right (8 ranks" in told
-
-
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensor", "m.bin"])
 def test_an_ending_of_no_format_is_refused(tmp_path, name):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / name]
@@ -188,103 +112,6 @@ def test_an_ending_of_no_format_is_refused(tmp_path, name):
     assert (result.exit_code, "the suffix is not that of a format" in result.stderr) == (2, True)
     run_well(*words, "--format", "ckpt")
     run_well(*words[:-1], tmp_path / "net-2_10")
-
-
-def test_inspect_shows_the_optimizer_shard_that_the_strategy_hides():
-    run_ = SAMPLES / "opt_aggregated"
-    words = ["inspect", run_ / "ckpt", "-s", run_ / "strategy" / "strategy_0.ckpt", "--json"]
-    document = json.loads(run_well(*words).stdout)
-    shown = {one["name"]: (one["shape"], one["optimizer_shard"]) for one in document["tensors"]}
-    assert (shown["w"], shown["moment1.b"]) == (([16, 8], 4), ([8], 8))
-    assert "inferred" in [note["code"] for note in document["notes"]]
-
-
-def test_inspect_points_out_what_contents_contradict(tmp_path):
-    ranks = {rank: {"w": noise(f"w{rank}", "Float32", (4,))} for rank in (0, 1)}
-    write_ranks(tmp_path / "src", ranks, "ckpt")
-    strategy = '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
-    (tmp_path / "s.json").write_text(strategy)
-    result = run_well("inspect", tmp_path / "src", "-s", tmp_path / "s.json", "-q")
-    text = (
-        f"warning[contradicted]: {tmp_path / 's.json'}: 1 parameter: diverged replicas, or slices"
-    )
-    assert text in message(result)
-
-
-def test_inspect_shows_stages_and_optimizer_shards():
-    case = GOLDEN / "tutorial_pipeline_2x4_to_8"
-    document = json.loads(run_well("inspect", *src(case), "--json").stdout)
-    assert {tuple(tensor["stages"]) for tensor in document["tensors"]} >= {(0,), (1,)}
-    assert max(tensor["optimizer_shard"] or 0 for tensor in document["tensors"]) > 1
-
-
-def test_tables_name_every_tensor_in_a_pipe():
-    text = run_well("inspect", *src(CASE), "--all").stdout
-    for name in read(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"):
-        assert name in text
-
-
-def test_merge_prints_what_it_wrote(tmp_path):
-    out = tmp_path / "m.h5"
-    document = json.loads(run_well("merge", *src(SMALL), "-o", out, "--json").stdout)
-    sizes = [path.stat().st_size for path in (SMALL / "src").rglob("*.ckpt")]
-    assert document["schema"] == 1
-    assert document["outputs"] == [
-        {
-            "rank": 0,
-            "path": str(out),
-            "format": "hdf5",
-            "nbytes": out.stat().st_size,
-            "tensors": 5,
-            "kept": False,
-        }
-    ]
-    assert document["src_bytes"] == sum(sizes)
-    assert document["dst_bytes"] == out.stat().st_size
-    assert document["seconds"] > 0
-
-
-def test_reshard_and_split_write_rank_folders(tmp_path):
-    words = ["-d", SMALL / "dst_strategy.ckpt", "--prefix", "net-", "--format", "safetensors"]
-    run_well("reshard", *src(SMALL), "-o", tmp_path / "r", *words)
-    run_well("merge", *src(SMALL), "-o", tmp_path / "m.h5")
-    run_well("split", tmp_path / "m.h5", "-o", tmp_path / "s", *words)
-    names = [f"rank_{rank}/net-{rank}.safetensors" for rank in (0, 1)]
-    assert files_below(tmp_path / "r") == files_below(tmp_path / "s") == names
-
-
-def test_rank_option_takes_ranges_and_refuses_what_the_target_does_not_have(tmp_path):
-    case = GOLDEN / "reshard_2_to_16"
-    words = [*src(case), "-d", case / "dst_strategy.ckpt", "-o", tmp_path / "r"]
-    run_well("reshard", *words, "--rank", "0,3-5")
-    assert files_below(tmp_path / "r") == [f"rank_{r}/checkpoint_{r}.h5" for r in (0, 3, 4, 5)]
-    result = run("reshard", *words, "--rank", "6,16-17")
-    assert result.exit_code == 5
-    assert "ranks 16, 17 are not in the target, which has 16 ranks" in result.stderr
-    assert len(files_below(tmp_path / "r")) == 4
-    assert run("reshard", *words, "--rank", "5-3").exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "expected"),
-    [
-        ("m.h5", [], "hdf5"),
-        ("m.ckpt", [], "ckpt"),
-        ("m.safetensors", [], "safetensors"),
-        ("m", [], "hdf5"),
-        ("m.bin", ["--format", "ckpt"], "ckpt"),
-    ],
-)
-def test_the_format_of_a_merge_is_asked_for_or_follows_the_name(tmp_path, name, words, expected):
-    run_well("merge", *src(SMALL), "-o", tmp_path / name, *words)
-    document = json.loads(run_well("inspect", tmp_path / name, "--json").stdout)
-    assert document["format"] == expected
-
-
-def test_a_name_that_contradicts_the_format_is_a_usage_error(tmp_path):
-    result = run("merge", *src(SMALL), "-o", tmp_path / "m.ckpt", "--format", "hdf5")
-    assert result.exit_code == 2
-    assert files_below(tmp_path) == []
 
 
 def test_an_existing_output_is_refused_without_overwrite(tmp_path):
@@ -337,41 +164,9 @@ def test_outputs_get_the_permissions_of_the_umask(tmp_path):
         os.umask(old)
 
 
-def test_a_folder_without_a_strategy_gets_the_choices_explained(tmp_path):
-    result = run("merge", SMALL / "src", "-o", tmp_path / "m.h5")
-    assert result.exit_code == 2
-    text = message(result)
-    assert all(word in text for word in ("-s STRATEGY", "--replicated", "4 ranks"))
-
-
-def test_replicated_compares_every_replica(tmp_path):
-    case = GOLDEN / "replicated_only"
-    run_well("merge", case / "src", "--replicated", "-o", tmp_path / "a.ckpt")
-    run_well("merge", *src(case), "-o", tmp_path / "b.ckpt")
-    assert read(tmp_path / "a.ckpt") == read(tmp_path / "b.ckpt")
-    result = run("merge", SMALL / "src", "--replicated", "-o", tmp_path / "c.ckpt")
-    assert result.exit_code == 5
-    said = ("full model: 2 parameters differ between ranks", r"weight: ranks 0-\d+ all differ")
-    assert not mentions(message(result), *said)
-    assert not (tmp_path / "c.ckpt").exists()
-
-
 def test_replicated_and_a_strategy_exclude_each_other(tmp_path):
     result = run("merge", *src(SMALL), "--replicated", "-o", tmp_path / "m.h5")
     assert result.exit_code == 2
-
-
-def test_split_refuses_several_ranks(tmp_path):
-    result = run("split", SMALL / "src", "-d", SMALL / "dst_strategy.ckpt", "-o", tmp_path / "s")
-    assert result.exit_code == 5
-    assert "reshard" in result.stderr
-
-
-def test_one_file_is_converted_without_a_strategy(tmp_path):
-    path = SMALL / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    run_well("merge", path, "--replicated", "-o", tmp_path / "m.h5")
-    run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
-    assert read(tmp_path / "m.ckpt") == read(path)
 
 
 def test_a_ckpt_that_went_through_hdf5_is_the_same_file(tmp_path):
@@ -379,19 +174,6 @@ def test_a_ckpt_that_went_through_hdf5_is_the_same_file(tmp_path):
     run_well("merge", path, "--replicated", "-o", tmp_path / "m.h5")
     run_well("merge", tmp_path / "m.h5", "-o", tmp_path / "m.ckpt")
     assert (tmp_path / "m.ckpt").read_bytes() == path.read_bytes()
-
-
-def test_results_go_to_stdout_and_notes_to_stderr(tmp_path):
-    case = GOLDEN / "dst_without_optimizer"
-    words = [*src(case), "-d", case / "dst_strategy.ckpt", "--not-in-target", "full"]
-    result = run_well("reshard", *words, "-o", tmp_path / "a")
-    assert "in full to every rank" in result.stderr
-    assert "in full to every rank" not in result.stdout
-    assert "rank_0" in result.stdout
-    quiet = run_well("reshard", *words, "-o", tmp_path / "b", "-q")
-    assert quiet.stderr == ""
-    document = json.loads(run_well("reshard", *words, "-o", tmp_path / "c", "--json").stdout)
-    assert "undivided" in {note["code"] for note in document["notes"]}
 
 
 def test_all_problems_of_a_run_are_in_one_report(tmp_path):
@@ -418,12 +200,6 @@ def test_all_problems_of_a_run_are_in_one_report(tmp_path):
     assert ": some slices are on no rank" in text
     assert f"error[destination]: {out} exists already Try: --overwrite, or -o with " in text
     assert out.read_bytes() == b""
-
-
-def test_a_missing_source_is_a_usage_error(tmp_path):
-    result = run("inspect", tmp_path / "nothing")
-    assert result.exit_code == 2
-    assert "nothing" in result.stderr
 
 
 def test_inspect_shows_what_is_left_of_a_damaged_checkpoint(tmp_path):
@@ -492,19 +268,6 @@ def test_jobs_make_no_difference_to_the_bytes(tmp_path):
     for jobs in ("1", "7"):
         run_well("merge", *src(CASE), "-o", tmp_path / f"{jobs}.h5", "-j", jobs)
     assert (tmp_path / "1.h5").read_bytes() == (tmp_path / "7.h5").read_bytes()
-
-
-def test_step_is_named_in_the_output(tmp_path):
-    case = GOLDEN / "several_files_per_rank"
-    result = run_well("merge", *src(case), "-o", tmp_path / "new.h5")
-    assert "step 10_10" in result.stdout
-    assert "newest of 3" in result.stderr
-    document = run_well("merge", *src(case), "-o", tmp_path / "old.h5", "--step", "1_10", "--json")
-    assert json.loads(document.stdout)["step"] == "1_10"
-    assert read(tmp_path / "old.h5") != read(tmp_path / "new.h5")
-    result = run("merge", *src(case), "-o", tmp_path / "no.h5", "--step", "3_10")
-    assert result.exit_code == 5
-    assert "10_10" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -600,35 +363,6 @@ def test_outputs_are_files_in_another_folder_than_the_source(tmp_path):
     assert result.stderr.count(said) == 1
 
 
-def test_many_parameters_that_differ_alike_are_one_problem(tmp_path):
-    result = run("merge", CASE / "src", "--replicated", "-o", tmp_path / "m.h5")
-    assert result.exit_code == 5
-    assert result.stderr.count("\n") == 3  # what is wrong, facts and hint
-    assert "-s STRATEGY" in result.stderr
-
-
-def test_one_file_with_the_strategy_of_many_ranks_is_explained(tmp_path):
-    run_well("merge", *src(SMALL), "-o", tmp_path / "m.h5")
-    words = ["-s", SMALL / "src_strategy.ckpt", "-d", SMALL / "dst_strategy.ckpt"]
-    for more in (
-        ["reshard", *words, "-o", tmp_path / "r"],
-        ["merge", *words[:2], "-o", tmp_path / "m.ckpt"],
-        ["verify", *words[:2]],
-        ["inspect", *words[:2]],
-    ):
-        result = run(more[0], tmp_path / "m.h5", *more[1:])
-        assert result.exit_code == 5
-        said = f"{tmp_path / 'm.h5'}: already merged, but {words[1]} is for 4 ranks"
-        assert f"error[strategy]: {said}\n  Try: the same command without -s" in result.stderr
-        assert result.stderr.count("error[") == 1
-
-
-def test_a_gap_in_the_ranks_is_pointed_out(tmp_path):
-    for rank in (0, 1, 3):
-        shutil.copytree(SMALL / "src" / f"rank_{rank}", tmp_path / f"rank_{rank}")
-    assert "rank 2: no checkpoint file found" in run_well("inspect", tmp_path).stderr
-
-
 def test_a_pattern_without_a_rank_is_a_usage_error():
     assert run("inspect", SMALL / "src", "--pattern", "*.ckpt").exit_code == 2
 
@@ -699,157 +433,6 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
         assert b"\\u" in done.stdout
 
 
-def test_a_checksum_is_told_to_be_there_and_not_verified(tmp_path):
-    result = run_well("merge", *src(GOLDEN / "crc_check"), "-o", tmp_path / "m.h5", "-q")
-    said = "warning[unverified]: ranks 0-3: the checksum (crc_check) is not verified\n  Try: "
-    assert result.stderr == f"{said}ckpttool verify {GOLDEN / 'crc_check' / 'src'} --crc\n"
-
-
-def test_inspect_shows_the_rows_of_a_manual_split():
-    document = json.loads(
-        run_well("inspect", *src(GOLDEN / "uneven_manual_split"), "--json").stdout
-    )
-    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
-    assert tensors["embedding_table"]["rows"] == [6, 10]
-    assert tensors["embedding_table"]["shape"] == [16, 8]
-    assert tensors["embedding_table"]["slice_shape"] == [6, 8]
-    assert tensors["embedding_table"]["slice_shapes"] == [[6, 8], [10, 8]]
-    assert not {"rows", "slice_shapes"} & tensors["mul_weight"].keys()
-    table = run_well("inspect", *src(GOLDEN / "uneven_manual_split"), "--all").stdout
-    assert re.search(r"embedding_table +16 x 8 +Float32 +rows / 6 \+ 10 .* 0 \| 1\n", table)
-    assert re.search(r"mul_weight +8 x 8 x 8 +Float32 +axis 1 / 2 .* 0 \| 1\n", table)
-
-
-def test_split_of_one_ranks_folder_or_of_all_says_what_to_do(tmp_path):
-    words = ["-d", CASE / "dst_strategy.ckpt", "-o", tmp_path / "new"]
-    path = CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt"
-    told = message(run("split", path.parent, *words))
-    said = f"{path.parent}: the folder of one rank, not of all ranks Try: "
-    assert told.endswith(f"{said}{CASE / 'src'} as SRC")
-    told = message(run("split", CASE / "src", *words))
-    assert "found ranks 0-7 Try: `ckpttool reshard`, or --replicated" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            ["diff", SMALL / "src", SMALL / "src", "--rtol", "x"],
-            "'x' is not a finite number of at least 0",
-        ),
-        (
-            ["diff", SMALL / "src", SMALL / "src", "-j", "x"],
-            "'x' is not a whole number from 1 to 999999 Try: -j 4",
-        ),
-        (
-            ["diff", SMALL / "src", SMALL / "src", "-j", "0"],
-            "'0' is not a whole number from 1 to 999999 Try: -j 4",
-        ),
-        (
-            ["verify", SMALL / "src", "--limit", "-1"],
-            "'-1' is not a whole number from 0 on Try: --limit 4",
-        ),
-        (
-            ["merge", SMALL / "src", "-o", "x", "--max-memory", "9"],
-            f"'9' is not a size {UNITS} Try: --max-memory 2GiB",
-        ),
-        (
-            ["merge", SMALL / "src", "-o", "x", "--max-memory", "64M"],
-            f"'64M' is not a size {UNITS} Try: --max-memory 64MB",
-        ),
-        (
-            ["merge", SMALL / "src", "-o", "x", "--max-shard-size", "1mb"],
-            f"'1mb' is not a size {UNITS} Try: --max-shard-size 2GiB",
-        ),
-        (
-            ["split", SMALL, "-d", SMALL, "-o", "x", "--rank", "0;3"],
-            "'0;3' is not a rank or a range of ranks Try: --rank 0,3-7",
-        ),
-    ],
-)
-def test_a_value_that_is_none_is_told_with_those_that_are(words, text):
-    result = run(*words)
-    assert result.exit_code == 2
-    assert text in message(result)
-
-
-@pytest.mark.parametrize(
-    ("words", "exit_code", "text"),
-    [
-        (["merg", "src"], 2, "ckpttool has no command 'merg' Try: ckpttool merge ..."),
-        (["convert", "src"], 2, "has no command 'convert' Try: ckpttool --help"),
-        (["inspect", "srcs"], 2, "SRC: 'srcs' does not exist Try: ckpttool inspect src ..."),
-        (
-            ["inspect", "src/rank0"],
-            2,
-            "SRC: 'src/rank0' does not exist Try: ckpttool inspect src/rank_0 ...",
-        ),
-        (["inspect", "other"], 2, "SRC: 'other' does not exist"),
-        (["inspect", "src/rank_9/x"], 2, "SRC: 'src/rank_9/x' does not exist Try: ls src"),
-        (["inspect", "src/" + "x" * 250], 2, "xxx' does not exist Try: ls src"),
-        (["inspect", "link"], 2, f"SRC: {LINK} Try: ls -l link"),
-        (["inspect", "link/"], 2, f"SRC: {LINK} Try: ls -l link"),
-        (
-            ["merge", "src", "-o", "m.h5", "-s", "s.yaml"],
-            5,
-            "*.weigth: no parameter matches, or only ones of earlier",
-        ),
-        (
-            ["split", "src", "-d", "src", "-o", "-"],
-            2,
-            "-o, --output: outputs do not go to standard output Try: -o new/",
-        ),
-        pytest.param(
-            ["inspect", "/proc/self/mem"],
-            3,
-            "error[unreadable]: /proc/self/mem: Input/output error",
-            marks=pytest.mark.skipif(sys.platform != "linux", reason="no file that fails"),
-        ),
-        (
-            ["merge", "src", "-o", "new/"],
-            5,
-            "new/ ends like a folder Try: -o with the name of a file",
-        ),
-        (
-            ["merge", "src", "-o", "m.ckpt", "--format", "hdf5"],
-            2,
-            "m.ckpt: the suffix is that of ckpt, but --format is hdf5",
-        ),
-        (
-            ["merge", "src", "-o", "m.h5", "--max-shard-size", "5GB"],
-            2,
-            "m.h5: --max-shard-size writes a folder, and the name is that of a file",
-        ),
-        (
-            ["inspect", "src", "--pattern", "rank{rank}/*"],
-            5,
-            "found rank_0/checkpoint-2_10.ckpt Try: --pattern 'rank_{rank}/*.ckpt'",
-        ),
-        (
-            ["merge", "src/rank_0/checkpoint-2_10.ckpt", "--step", "3_8", "-o", "m.h5"],
-            5,
-            "_10.ckpt: a file of step 2_10 by its name, not of step 3_8 Try: omit --step",
-        ),
-        (
-            ["merge", "src", "-s", "src/rank_0/checkpoint-2_10.ckpt", "-o", "m.h5"],
-            4,
-            "a checkpoint (ckpt), not a strategy file",
-        ),
-    ],
-)
-def test_what_was_meant_is_told_to_those_who_did_not_say_it(
-    words, exit_code, text, tmp_path, monkeypatch
-):
-    shutil.copytree(SMALL / "src", tmp_path / "src")
-    (tmp_path / "link").symlink_to("gone")
-    rules = "ckpttool_strategy: 1\nranks: 8\nparameters:\n  '*.weigth': replicated\n"
-    (tmp_path / "s.yaml").write_text(rules)
-    monkeypatch.chdir(tmp_path)
-    result = run(*words, *(["-s", SMALL / "src_strategy.ckpt"] if words[-1] == "new/" else []))
-    assert result.exit_code == exit_code, message(result)
-    assert text in message(result)
-
-
 @pytest.mark.parametrize(
     ("word", "nbytes"),
     [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
@@ -858,61 +441,11 @@ def test_a_size_is_a_number_and_a_unit(word, nbytes):
     assert parse_size(word) == nbytes
 
 
-def test_a_checksum_of_one_file_is_told_of_the_file(tmp_path):
-    path = tmp_path / "m.ckpt"
-    run_well("merge", *src(CASE), "-o", path, "--crc")
-    assert f"note: {path}: the checksum is right" in run_well("inspect", path, "--crc").stderr
-
-
 def test_the_shapes_of_both_sides_are_named_by_diff(tmp_path):
     write_ckpt(tmp_path / "a.ckpt", {"w": noise("w", "Float32", (3,))})
     write_ckpt(tmp_path / "b.ckpt", {"w": noise("w", "Float32", (4,))})
     told = message(run("diff", tmp_path / "a.ckpt", tmp_path / "b.ckpt"))
     assert "Float32 (3) Float32 (4)" in told
-
-
-def test_a_folder_for_a_file_is_not_said_to_be_replaceable(tmp_path):
-    (tmp_path / "new").mkdir()
-    told = message(run("merge", *src(CASE), "-o", f"{tmp_path}/new/"))
-    assert f"{tmp_path}/new/ is a folder Try: -o with the name of a file" in told
-    assert "--overwrite" not in told
-
-
-def test_inspect_says_how_many_tensors_are_not_whole(tmp_path):
-    shutil.copytree(CASE / "src", tmp_path / "src")
-    for rank in (0, 1, 4, 5):
-        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
-    result = run("inspect", tmp_path / "src", "-s", CASE / "src_strategy.ckpt", "--all")
-    assert result.exit_code == 5
-    text = message(result)
-    assert "6 tensors cannot be joined from slices: layer1.weight" in text
-    assert "15 tensors\n" in result.stdout
-
-
-def test_a_strategy_by_hand_is_called_one(tmp_path):
-    for name, text in (
-        ("hand.yaml", "# mine\nckpttool_strategy: 1\nranks: 2\n"),
-        ("hand.json", '{"ckpttool_strategy": 1, "ranks": 2}'),
-    ):
-        (tmp_path / name).write_text(text)
-        result = run("merge", tmp_path / name, "-o", tmp_path / "m.h5")
-        assert result.exit_code == 3
-        said = f"{name}: a strategy file, not a MindSpore checkpoint Try: the checkpoint as SRC, "
-        assert f"{said}and -s {tmp_path / name}" in message(result)
-
-
-def test_a_cut_of_an_axis_that_is_not_there_is_named_with_its_line(tmp_path):
-    (tmp_path / "hand.yaml").write_text(
-        "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 5}\n"
-    )
-    for rank in range(2):
-        entries = {"w": noise("w", "Float32", (3, 4))}
-        write_file(tmp_path / "src" / f"rank_{rank}" / "n.ckpt", entries, "ckpt")
-    words = ["merge", tmp_path / "src", "-s", tmp_path / "hand.yaml", "-o", tmp_path / "m.h5"]
-    result = run(*words)
-    assert result.exit_code == 5
-    text = "hand.yaml, line 4: w: no axis 5, which pattern w shards its shape is (3, 4); "
-    assert f"{text}axes count from 0" in message(result)
 
 
 @pytest.mark.parametrize(

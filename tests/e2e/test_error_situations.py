@@ -94,13 +94,12 @@ SITUATIONS = {
     "a slice of another shape (silent)": [f"{BROKEN_INPUT}[shape_mismatch]"],
     "a slice of another element type (silent)": [f"{BROKEN_INPUT}[dtype_mismatch]"],
     "replicas that differ (silent)": [
-        "test_replicas_that_differ_are_refused",
         "e2e.test_cli::test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule",
     ],
     "scalars that differ between ranks": ["test_a_scalar_that_differs_is_a_question"],
     "fewer files than ranks": [f"{BROKEN_INPUT}[strategy_rank_mismatch]"],
     "one file for the ranks of a strategy": [
-        "e2e.test_cli::test_one_file_with_the_strategy_of_many_ranks_is_explained"
+        "e2e.test_snapshots::test_a_mistake_is_answered_as_was_agreed[mixed_up]"
     ],
     "slices that the source strategy does not list (silent)": [
         "planning.test_unlisted::test_slices_that_the_strategy_omits_are_a_question_that_names_the_way_out",
@@ -114,7 +113,7 @@ SITUATIONS = {
     ],
     "an optimizer shard that the slices do not have (silent)": [
         "test_slices_without_the_optimizer_shard_of_the_strategy_are_refused",
-        "e2e.test_samples::test_merge_gives_the_full_tensors_of_a_run[pp2_opt-ckpt]",
+        "e2e.test_samples::test_merge_gives_the_full_tensors_of_a_run_by_each_form_of_its_strategy",
     ],
     "an optimizer shard that the strategy hides (silent)": [
         "e2e.test_samples::test_merge_finds_the_optimizer_shard_the_strategy_hides",
@@ -349,13 +348,6 @@ def test_ranks_of_two_formats_are_refused(job):
 
 
 # ------------------------------------------------------------------------ slices
-
-
-def test_replicas_that_differ_are_refused(job):
-    write_file(job.file(3), {**held(3), "v": FULL["w"]}, "ckpt")
-    job.refuses(
-        job.merge(), 5, "v: different between ranks that should hold the same rank 3 differs from"
-    )
 
 
 def test_a_scalar_that_differs_is_a_question(job):

@@ -16,9 +16,9 @@ from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import inspect
 from ckpttool.operations.summary import Placement
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
-from tests.support.commands import mentions, message, run, run_well
+from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN, SAMPLES
-from tests.support.readers import rank_file, read, zeros
+from tests.support.readers import zeros
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SOURCE = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
@@ -40,58 +40,6 @@ def document(*words) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- the answers
 
 
-def test_the_first_lines_say_what_it_is_how_it_is_sharded_and_whether_it_is_complete():
-    text = screen(*SOURCE)
-    assert "8 ranks, step 2_10, ckpt, 220.0 KiB, 3.5 K parameters (Float32)\n" in text
-    assert "weights 13.5 KiB, optimizer state 27.1 KiB\n" in text
-    assert "2-way tensor parallel x 4 replicas, 1 stage, no optimizer shard\n" in text
-    assert "complete yes: every slice is there, 4 to 8 replicas each (headers; verify" in text
-
-
-def test_equal_layers_states_and_unsharded_tensors_are_folded():
-    lines = screen(*SOURCE).splitlines()
-    assert "21 tensors: 6 parameters, each with accum., stat.; 3 not in the strategy" in lines
-    assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,3,6,7" in lines
-    assert " layer3.weight 32 x 10 rows / 2 0,1,4,5 | 2,3,6,7" in lines
-    assert " 4 more no 0-7" in lines
-    values = "global_step, learning_rate, momentum"
-    assert f" not in the strategy, equal on all ranks: {values}" in lines
-    assert lines[-1] == "--all lists every tensor, --ranks every file, --json everything"
-
-
-def test_layers_of_all_stages_are_one_row():
-    text = screen(LLAMA / "src", "-s", LLAMA / "src_strategy.ckpt")
-    ranks = "stage 0: 0,2 | 1,3; stage 1: 4,6 | 5,7"
-    assert f" model.layers.{{0,1}}.attention.wq.weight 16 x 16 rows / 2 {ranks}\n" in text
-    assert "2-way tensor parallel x 2 replicas, 2 stages of 4 ranks, no optimizer shard" in text
-    assert "ranks 0-3: 32 tensors, 20.3 KiB each; 4-7: 32 tensors" in text
-
-
-def test_all_lists_every_tensor_and_ranks_every_file():
-    text = screen(*SOURCE, "--all", "--ranks")
-    names = read(rank_file(CASE / "src", 0))
-    assert not mentions(text, *(rf"^ {re.escape(name)} Float32|Int32" for name in names))
-    assert " 7 rank_7/checkpoint-2_10.ckpt ckpt 21 27.5 KiB" in text
-    assert "--all" not in text.splitlines()[-1]
-
-
-def test_the_document_has_the_facts_of_the_first_lines():
-    summary = json.loads(run_well("inspect", *SOURCE, "--json").stdout)["summary"]
-    assert summary["weights"] == {
-        "tensors": 6,
-        "parameters": 3466,
-        "nbytes": 13864,
-        "dtypes": {"Float32": 3466},
-    }
-    assert summary["optimizer_state"]["nbytes"] == 2 * 13864
-    assert summary["parallelism"]["tensor_parallel"] == 2
-    assert summary["parallelism"]["stages"][0]["device_matrices"] == [[8], [2, 2, 2]]
-    assert (summary["complete"], summary["replicas"]) == (True, [4, 8])
-    (first, *_) = summary["equal_ranks"]
-    same = {"one_value": False, "sampled": False}
-    assert first == {"name": "global_step", "ranks": [[*range(8)]], **same}
-
-
 @pytest.fixture
 def lost(tmp_path):
     """A function: the checkpoint without some ranks."""
@@ -106,28 +54,6 @@ def lost(tmp_path):
     return without
 
 
-def test_a_rank_that_replicas_replace_is_named(lost):
-    result = run_well("inspect", lost(3), *SOURCE[1:])
-    text = re.sub("[ ]+", " ", result.stdout)
-    assert "yes: every slice is there, 3 to 7 replicas each" in text
-    assert "contents 7 of 8 ranks, step 2_10" in text
-    assert "rank 3 has no file: replicas hold the slices" in text
-    assert result.stderr == "", "once is enough"
-    assert " layer1.weight 64 x 32 columns / 2 0,1,4,5 | 2,6,7" in text
-
-
-def test_what_is_missing_is_named(lost):
-    result = run("inspect", lost(2, 3, 6, 7), *SOURCE[1:])
-    assert result.exit_code == 5
-    text = " ".join(result.stdout.split())
-    assert (
-        "complete no: ranks 2, 3, 6, 7 have no file; 6 tensors cannot be joined from slices: lay"
-        in text
-    )
-    assert "2-way tensor parallel x 4 replicas" in text, "as the strategy says"
-    assert "without 6 incomplete tensors" in text
-
-
 def test_all_ranks_are_those_of_the_strategy(lost):
     folder = lost(3)
     path = next((folder / "rank_5").iterdir())
@@ -137,44 +63,7 @@ def test_all_ranks_are_those_of_the_strategy(lost):
     assert "equal on ranks 0-2, 4, 6, 7: global_step" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("missing_rank", "3 of 4 ranks, step 2_10, ckpt, 855 B, parameters not known"),
-        ("empty_file", "3 of 4 ranks, step 2_10, ckpt, 855 B, parameters not known"),
-        ("garbage", "equal on ranks 0-2: global_step"),
-        ("odd_folder", "not known: the strategy does not fit the checkpoint 5 tensors"),
-    ],
-)
-def test_nothing_is_said_of_ranks_that_were_not_read(name, text):
-    case = GOLDEN / "broken_inputs" / name
-    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
-    assert text in " ".join(result.stdout.split())
-
-
-def test_with_an_optimizer_shard_no_replicas_are_promised():
-    case = GOLDEN / "bfloat16_model"
-    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
-    assert "2-way tensor parallel x 4-way data parallel, 1 stage, optimizer shard of 4 or 8" in text
-
-
-def test_a_strategy_that_does_not_fit_says_nothing_of_the_checkpoint():
-    other = GOLDEN / "safetensors_pipeline" / "src_strategy.ckpt"
-    result = run("inspect", CASE / "src", "-s", other)
-    assert result.exit_code == 5
-    assert result.stdout.count("not known: the strategy does not fit the checkpoint") == 2
-    assert "layer1.weight" in result.stdout
-
-
 # ------------------------------------------------------------------------------- without a strategy
-
-
-def test_samples_tell_which_ranks_hold_the_same():
-    text = screen(CASE / "src")
-    assert "parallelism not known without a strategy (-s STRATEGY)" in text
-    assert "sampled pages of 21 tensors: 15 equal on their ranks, 6 different between" in text
-    assert " layer1.weight 64 x 16 0,1,4,5 | 2,3,6,7" in text
-    assert "single values, equal on all ranks: global_step, learning_rate, momentum" in text
 
 
 def layers(rank: int, differing: tuple[str, ...] = ()) -> dict[str, Entry]:
@@ -244,17 +133,6 @@ def test_equal_ranks_are_perhaps_replicas_and_merge_tells(tmp_path):
     merge = f"complete not known: `ckpttool merge {tmp_path}/src --replicated -o FILE` compares"
     assert merge in text
     run_well("merge", tmp_path / "src", "--replicated", "-o", tmp_path / "m.ckpt")
-
-
-def test_the_document_lists_the_stored_tensors_without_a_strategy_that_fits():
-    first, *others = document(CASE / "src")["tensors"]
-    facts = {"dtype": "Float32", "shape": [64, 16], "nbytes": 64 * 16 * 4}
-    assert first == {"name": "layer1.weight", **facts, "ranks": [*range(8)]}
-    assert len(others) == 20
-    four = GOLDEN / "reshard_4_to_8" / "src_strategy.ckpt"
-    wrong = document(GOLDEN / "reshard_8_to_4" / "src", "-s", four)
-    assert wrong["tensors"] == document(GOLDEN / "reshard_8_to_4" / "src")["tensors"]
-    assert [one["code"] for one in wrong["problems"]] == ["strategy"]
 
 
 def test_slices_of_one_value_are_not_taken_for_equal_tensors(tmp_path):
@@ -365,147 +243,7 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
 # ---------------------------------------------------------------------------------- kinds of source
 
 
-def test_a_single_file_has_the_same_table_with_sizes(tmp_path):
-    run_well("merge", *SOURCE, "-o", tmp_path / "m.safetensors")
-    text = screen(tmp_path / "m.safetensors")
-    assert "1 file, safetensors, " in text
-    assert "parallelism none: full tensors" in text
-    assert "complete yes: every tensor is there" in text
-    assert " layer{1,2}.bias 32 768 B" in text
-    assert "single values: learning_rate, momentum, global_step" in text
-    assert text.endswith("--all lists every tensor, --json everything\n")
-
-
-def test_parameters_and_states_in_several_files_are_one_row(tmp_path):
-    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
-    text = screen(tmp_path / "model")
-    title = "21 tensors: 6 parameters, each with accum., stat.; 3 single values"
-    assert f"{title}\n\n tensors full shape size with states\n" in text
-    assert " layer1.weight 64 x 32 24.0 KiB" in text
-
-
-def test_an_empty_file_is_not_called_complete(tmp_path):
-    (tmp_path / "net.ckpt").write_bytes(b"")
-    text = screen(tmp_path / "net.ckpt")
-    assert "complete not known: there is no tensor to examine or to write" in text
-
-
-def test_ranks_that_differ_in_type_are_not_called_complete():
-    case = GOLDEN / "broken_inputs" / "dtype_mismatch"
-    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
-    text = " ".join(result.stdout.split())
-    said = "no: 1 tensor cannot be joined from slices: weight; ranks hold a parameter in several"
-    assert said in text
-
-
-def test_files_that_cannot_be_read_are_counted():
-    result = run("inspect", GOLDEN / "encrypted_gcm" / "src")
-    text = " ".join(result.stdout.split())
-    assert "contents 2 ranks, step 2_10, encrypted with AES-GCM, and there is no key p" in text
-    assert "ranks 0, 1 cannot be read" in text
-
-
-def test_without_redundancy_the_ranks_are_those_of_the_layout_and_slices_are_there_once():
-    case = GOLDEN / "safetensors_remove_redundancy"
-    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
-    assert "complete yes: every slice is there, once" in text
-    assert "38 tensors: 12 parameters, each with adam_m., adam_v.; 2 not in the" in text
-    assert " lm_head.weight 32 x 16 rows / 2 0,2,4,6 | 1,3,5,7" in text
-    assert " 3 more 16 no 0-7" in text
-    assert "more stage" not in text
-
-
-def test_one_rank_of_several_is_not_called_complete_nor_full():
-    text = screen(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt")
-    assert "parallelism not known: one rank's file of several\n" in text
-    assert "complete not known: one rank's file of several\n" in text
-
-
-def test_files_that_cannot_be_read_are_not_complete_and_the_strategy_is_shown():
-    case = GOLDEN / "encrypted_gcm"
-    result = run("inspect", case / "src", "-s", case / "src_strategy.ckpt")
-    text = " ".join(result.stdout.split())
-    assert "parallelism parameters in 2 slices x 1 replica, 1 stage" in text
-    assert "complete no: ranks 0, 1 cannot be read" in text
-
-
-def test_all_has_a_line_for_each_tensor():
-    lines = screen(*SOURCE, "--all").splitlines()
-    layout = "columns / 2 (2, 2, 2) - (1) 0,1,4,5 | 2,3,6,7"
-    assert f" accum.layer1.weight 64 x 32 Float32 {layout}" in lines
-    assert " global_step 1 Int32 not listed 0-7" in lines
-    layouts = screen(CASE / "src_strategy.ckpt", "--all").splitlines()
-    assert f" layer1.weight {layout}" in layouts
-
-
-def test_all_names_the_file_of_each_tensor_of_several_files(tmp_path):
-    run_well("merge", *SOURCE, "-o", tmp_path / "model", "--max-shard-size", "10KB")
-    line = " layer1.weight 64 x 32 Float32 8.0 KiB model-00001-of-00006.safetensors"
-    assert line in screen(tmp_path / "model", "--all").splitlines()
-
-
-def test_a_row_of_several_types_names_none():
-    text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
-    assert "\n 3 more no 0-3\n" in text
-
-
-def test_a_rank_that_holds_several_boxes_is_named_for_each():
-    text = screen(GOLDEN / "hyper_parallel" / "newtorch_ragged" / "ckpt")
-    assert " ragged.w 6 x 4 x 8 8 boxes 0 | 0 | 1 | 1 | 2 | 2 | 3 | 3\n" in text
-
-
-def test_a_checkpoint_that_describes_itself_has_the_same_table():
-    text = screen(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
-    assert "parameters in 2 slices x 2 replicas or 4 slices x 1 replica\n" in text
-    assert " net.w 8 x 12 Float32 rows / 2, columns / 2 0-3, one each" in text
-
-
 # --------------------------------------------------------------------------------------- strategies
-
-
-def test_a_strategy_is_shown_with_its_stages_and_shards():
-    case = GOLDEN / "optshard_full_adamw"
-    text = screen(case / "src_strategy.ckpt")
-    assert "a strategy for 8 ranks; 36 tensors, 12 sharded parameters" in text
-    assert "1 stage, optimizer shard of 4 or 8 on all 36 tensors" in text
-    assert "device matrix (4, 2)" in text
-    assert " lm_head.weight rows / 2, opt / 4 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7" in text
-    text = screen(case / "src_strategy.ckpt", "--all")
-    assert " lm_head.weight rows / 2, opt / 4 (4, 2) (0) - 0 | 2 | 4" in text
-
-
-@pytest.mark.parametrize(
-    "paths", [["strategy_0.ckpt", "strategy_4.ckpt"], ["."], ["merged.json"]], ids=str
-)
-def test_the_strategies_of_all_stages_are_shown_together(paths):
-    text = screen(*(PP2 / path for path in paths))
-    assert "a strategy for 8 ranks; 8 tensors, 2 sharded parameters" in text
-    assert "2 stages of 4 ranks" in text
-    document = json.loads(run_well("inspect", *(PP2 / path for path in paths), "--json").stdout)
-    assert (document["kind"], document["ranks"], document["stages"]) == ("strategy", 8, 2)
-    layouts = {one["name"]: one["layouts"] for one in document["tensors"]}
-    assert [layout["stage"] for layout in layouts["blocks.1.w"]] == [1]
-
-
-def test_a_strategy_of_one_stage_of_several_is_an_error():
-    result = run("inspect", PP2 / "strategy_4.ckpt")
-    assert result.exit_code == 4
-    said = "strategy_4.ckpt: layouts of stage 1 but not of stage 0 Try: the strategy files of all "
-    assert f"{said}pipeline stages, or the merged one" in message(result)
-
-
-def test_the_patterns_of_a_hand_written_strategy_are_shown(tmp_path):
-    path = tmp_path / "hand.yaml"
-    path.write_text(
-        "ckpttool_strategy: 1\nranks: 8\nparameters:\n"
-        '  "layers.*.weight": {axis: 0, parts: 4}\notherwise: replicated\n'
-    )
-    text = screen(path)
-    assert "a strategy for 8 ranks; 1 pattern, all other parameters replicated" in text
-    assert " layers.*.weight axis 0 / 4 0,1 | 2,3 | 4,5 | 6,7" in text
-    document = json.loads(run_well("inspect", path, "--json").stdout)
-    (rule,) = document["rules"]
-    assert (rule["pattern"], document["replicates_rest"]) == ("layers.*.weight", True)
 
 
 def test_a_name_without_a_pattern_leaves_the_rest_known(tmp_path):
@@ -665,12 +403,6 @@ def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
     placement = Placement("layout", counts, ranks, optimizer_shard=shard)
     assert overview.sharded_text(placement) == text
-
-
-def test_uneven_slices_are_named_by_their_rows():
-    case = GOLDEN / "uneven_manual_split"
-    text = screen(case / "src", "-s", case / "src_strategy.ckpt")
-    assert " embedding_table 16 x 8 rows / 6 + 10 0 | 1\n" in text
 
 
 def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):

@@ -46,6 +46,34 @@ def show_files(shell: Transcript, option: str) -> None:
     shell.run(f"inspect golden/optshard_size2_adam_8_to_4/group_info/rank_0.pb{option}")
 
 
+def show_screens(shell: Transcript, option: str) -> None:
+    """What inspect lists on request, and strategies."""
+    case = "golden/tutorial_8_to_8_retrain"
+    source = f"{case}/src -s {case}/src_strategy.ckpt"
+    shell.run(f"inspect {source} --all --ranks")
+    shell.quietly(f"merge {source} -o model --max-shard-size 10KB")
+    shell.run("inspect model --all")
+    shell.run("inspect golden/encrypted_gcm/src")
+    shell.run("inspect golden/optshard_full_adamw/src_strategy.ckpt")
+    for words in ("", " --all", " --json"):
+        shell.run(f"inspect golden/uneven_manual_split/src_strategy.ckpt{words}")
+    stages = "golden/samples/pp2/strategy"
+    for words in (f"{stages}/strategy_0.ckpt {stages}/strategy_4.ckpt", f"{stages}/merged.json"):
+        shell.run(f"inspect {words}")
+    shell.run(f"inspect {stages} --json")
+    shell.run(f"inspect {stages}/strategy_4.ckpt")
+    hand = "ckpttool_strategy: 1\nranks: 8\notherwise: replicated\nparameters:\n"
+    Path("hand.yaml").write_text(hand + "  layers.*.weight: {axis: 0, parts: 4}\n")
+    for words in ("", " --json"):
+        shell.run(f"inspect hand.yaml{words}")
+    case = "golden/dst_without_optimizer"
+    strategies = f"-s {case}/src_strategy.ckpt -d {case}/dst_strategy.ckpt"
+    shell.run(f"reshard {case}/src {strategies} -o out -q")
+    case = "golden/several_files_per_rank"
+    shell.run(f"merge {case}/src -s {case}/src_strategy.ckpt -o m.ckpt --crc")
+    shell.run("inspect m.ckpt --crc")
+
+
 def show_diff(shell: Transcript, option: str) -> None:
     """Two cases that differ, and single bits."""
     pairs = (("tutorial_8_to_8_retrain", "tutorial_8_to_4_infer"), ("dtypes_all", "bfloat16_model"))
@@ -82,8 +110,9 @@ def show_described(shell: Transcript, option: str) -> None:
 def show_samples(shell: Transcript, option: str) -> None:
     """What eight ranks of a training job saved, and its strategies."""
     folders = [path for path in sorted(SAMPLES.iterdir()) if (path / "strategy").is_dir()]
-    for path in folders[-1:] if option else folders:
+    for path in [SAMPLES / "opt_aggregated"] if option else folders:
         words = f"golden/samples/{path.name}/ckpt -s golden/samples/{path.name}/strategy"
+        words += "/strategy_0.ckpt" if option else ""
         shell.run(f"inspect {words}{option}")
         shell.run(f"merge {words} -o m.ckpt{option}")
         shell.run(f"verify {words} --deep{option}")
@@ -150,6 +179,7 @@ SHOWN: dict[str, Callable[[Transcript, str], None]] = {
 }
 GROUPS = {
     "help": (show_help, ""),
+    "screens": (show_screens, ""),
     **{name: (group, "") for name, group in SHOWN.items()},
     **{f"{name}_json": (group, " --json") for name, group in SHOWN.items()},
 }

@@ -23,7 +23,8 @@ def test_outputs_have_the_name_and_type_of_the_target_and_terms_those_of_the_fil
     plan = with_transfer(merge_in_memory(full_tensors(w=(2, 4))), name="v", dtype="Float16")
     ((tensor,),) = (output.tensors for output in plan)
     assert (tensor.meta.name, tensor.meta.dtype, tensor.meta.itemsize) == ("v", "Float16", 2)
-    assert (tensor.source.meta.name, tensor.stored_itemsize) == ("w", 4)
+    (term,) = tensor.terms
+    assert (term.source.meta.name, tensor.stored_itemsize) == ("w", 4)
     assert plan.sizes == {0: 16}
 
 
@@ -50,6 +51,7 @@ def test_the_digest_tells_names_types_and_terms():
         {"name": "v"},
         {"dtype": "Float16"},
         {"terms": (Term(transfer.source, 0.5),)},
+        {"terms": (Term(transfer.source, 1, 1),)},
         {"terms": transfer.terms * 2},
     ]
     plans = [plan, *(with_transfer(plan, **change) for change in others)]
