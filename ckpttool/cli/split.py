@@ -13,8 +13,8 @@ from ckpttool.cli import options, workflow
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 
 @click.command(

@@ -26,7 +26,7 @@ from ckpttool.wording import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
-    from ckpttool.operations.describe import Json
+    from ckpttool.operations.documents import Json
     from ckpttool.problems import Diagnostic, SeverityOf
 
 
@@ -157,12 +157,13 @@ def _rule_letter() -> str:
 LONGEST_LABEL = 20  # columns; a longer title of facts gets a line of its own
 
 
-def print_facts(title: str, facts: Mapping[str, Sequence[str]]) -> None:
+def print_facts(title: str, facts: Mapping[str, Iterable[str]]) -> None:
     """Print a line for each text, with the labels in a column of their own, and an empty line.
 
     The title is the label of the first texts, if it is short, else a line above.
     """
-    first, *others = ((label, texts) for label, texts in facts.items() if texts)
+    found = {label: list(texts) for label, texts in facts.items()}
+    first, *others = ((label, texts) for label, texts in found.items() if texts)
     columns = terminal_columns(sys.stdout)
     if len(title) <= LONGEST_LABEL:
         first = (title, first[1])

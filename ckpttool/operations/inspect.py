@@ -5,23 +5,27 @@ Modules that read contents are imported late, so that inspecting a single file n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.formats import format_of_content
+from ckpttool.formats.foreign import (
+    ForeignFile,
+    GroupInfo,
+    RankTable,
+    identify_foreign,
+    read_group_info,
+    read_rank_table,
+)
+from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.operations.describe import (
-    Facts,
-    Inspection,
-    Json,
-    describe_facts,
-    describe_inspection,
-    summarize_facts,
-)
+from ckpttool.operations import documents
+from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.planning.missing import (
     find_nothing,
@@ -45,7 +49,7 @@ def describe(
     crc: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
-) -> Json:
+) -> documents.Json:
     """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
@@ -71,8 +75,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
-    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
-    return describe_inspection(examined)
+    answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
+    return documents.inspect(answer)
 
 
 def examine(
@@ -111,8 +115,7 @@ def examine(
             from ckpttool.planning.replicas import compare_copies
 
             found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
-        facts = Facts(catalog, catalog, found, Merged())
-        return describe_facts(facts, summarize_facts(facts))
+        return describe_checkpoint(Facts(catalog, catalog, found, Merged()))
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
@@ -122,10 +125,9 @@ def examine(
         facts = _resolve_full_tensors(catalog, strategy, executor, found)
     else:
         facts = _find_slices(catalog, found)
-    facts = replace(facts, devices=devices)
-    summary = summarize_facts(facts)
-    equal_ranks = _sample_equal_ranks(facts, summary, every_tensor, executor)
-    return describe_facts(facts, summary, equal_ranks)
+    answer = describe_checkpoint(replace(facts, devices=devices))
+    equal_ranks = _sample_equal_ranks(facts, answer.summary, every_tensor, executor)
+    return answer.with_samples(equal_ranks)
 
 
 def _notes_of_files(catalog: Catalog) -> Iterator[Diagnostic]:
@@ -200,3 +202,28 @@ def _sample_equal_ranks(
         name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
         for name, (groups, is_constant) in sampled.items()
     }
+
+
+_READERS: Mapping[str, Callable[[str], GroupInfo | RankTable]] = {
+    "group_info": read_group_info,
+    "rank_table": read_rank_table,
+}
+
+
+def inspect_foreign(path: str) -> ForeignFile | None:
+    """Return a graph, an exported model, group information or a rank table; None for all else.
+
+    Raises
+    ------
+    FormatError
+        The group information or the rank table is damaged.
+    """
+    try:
+        is_known = is_file(path) and format_of_content(path) is None
+        foreign = identify_foreign(path) if is_known else None
+    except OSError:
+        return None  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", *_READERS):
+        return None
+    contents = _READERS[foreign.kind](path) if foreign.kind in _READERS else None
+    return ForeignFile(path, foreign.kind, stat_file(path).nbytes, contents)

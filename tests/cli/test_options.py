@@ -31,7 +31,7 @@ def command_of(name):
 
 @pytest.mark.parametrize("made", GROUPS)
 def test_every_field_of_an_object_is_an_option_of_its_group(made):
-    names = {field.name for field in fields(made)}
+    names = {field.name for field in fields(made)} - {"command"}  # all words together
     assert names <= GROUPS[made].parameters.keys()
 
 
