@@ -106,7 +106,8 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
 def _contents(found: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
-    number, *sizes = _stored_sizes(found) if found.is_stored else _full_sizes(found)
+    has_full_tensors = found.catalog.is_merged or found.sharding is not None
+    number, *sizes = _full_sizes(found) if has_full_tensors else _stored_sizes(found)
     ranks = len(found.expected_ranks)
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
     of_all = f"{readable} of " if 0 < readable < ranks else ""
@@ -200,8 +201,8 @@ def _parallelism(found: Inspection) -> Iterator[str]:
     codes = found.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if found.origin and {"replica", "contradicted"} & {*codes}:
-            yield f"by {found.origin}, with which some contents disagree:"
+        if found.sharding and found.sharding.layouts and {"replica", "contradicted"} & {*codes}:
+            yield f"by {found.sharding.origin}, with which some contents disagree:"
         yield from _parallelism_texts(summary.parallelism)
     elif not files:
         yield "not known: no file can be read"
@@ -610,7 +611,7 @@ def _print_strategy(found: StrategyInspection, show_all: bool) -> None:
         titles.append(count(len(rules.rules), "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
         parts.append(f"{titles[-1]}, all other parameters {rest}")
-    assert summary.parallelism is not None
+    assert summary.parallelism is not None, "a strategy has layouts"
     texts = _parallelism_texts(summary.parallelism)
     print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
     title, columns = ", ".join(titles), _columns(summary)

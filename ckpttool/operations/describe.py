@@ -118,18 +118,6 @@ class Inspection:
         return self.catalog.is_merged and self.sharding is None
 
     @property
-    def is_stored(self) -> bool:
-        """Whether nothing says how what ranks store fits together."""
-        return self.sharding is None and not self.catalog.is_merged
-
-    @property
-    def origin(self) -> str:
-        """The files of the strategy; "" if there is none."""
-        if self.sharding is None or self.catalog.description is not None:
-            return ""
-        return self.sharding.origin
-
-    @property
     def expected_ranks(self) -> frozenset[int]:
         """The ranks that have a file, or should have one; of full tensors the files."""
         done = self.completeness
