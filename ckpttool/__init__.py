@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
     from ckpttool.operations.verify import verify
-    from ckpttool.planning.plans import OutputOptions, plan_merge, plan_reshard, plan_split
+    from ckpttool.planning.plans import plan_merge, plan_reshard, plan_split
     from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.problems import (
         CkptToolError,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ckpttool.strategy_files.writer import write_strategy
     from ckpttool.transaction.finalize import finalize
     from ckpttool.transaction.manifest import Manifest
+    from ckpttool.transaction.resume import OutputOptions
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
@@ -60,7 +61,7 @@ _MODULES = {
     "EngineError": "ckpttool.problems",
     "ExecutionError": "ckpttool.problems",
     "FormatError": "ckpttool.problems",
-    "OutputOptions": "ckpttool.planning.plans",
+    "OutputOptions": "ckpttool.transaction.resume",
     "PlanError": "ckpttool.problems",
     "ResolveOptions": "ckpttool.planning.resolve",
     "RunOptions": "ckpttool.execution.executors",

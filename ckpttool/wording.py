@@ -111,6 +111,18 @@ def count(number: int, noun: str, verb: str = "") -> str:
     return f"{number} {noun}{'' if number == 1 else 's'} {verb}".rstrip()
 
 
+def any_of(words: Iterable[str]) -> str:
+    """Return words as alternatives in a sentence.
+
+    Examples
+    --------
+    >>> any_of([".h5", ".ckpt", ".safetensors"])
+    '.h5, .ckpt or .safetensors'
+    """
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
+
+
 def shorten(names: Iterable[str], most: int = 5) -> str:
     """Return a list of names for a message: the first ``most``, and the number of the others.
 

@@ -525,7 +525,7 @@ def test_the_record_of_a_run_is_behind_few_names():
         "outputs.stale_files",
         "record.Transaction",
         "resume.Assignment",
-        "resume.DestinationPolicy",
+        "resume.OutputOptions",
         "resume.inspect_previous_run",
         "sources.changed_sources",
         "sources.require_unmodified_sources",

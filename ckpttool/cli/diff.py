@@ -18,7 +18,7 @@ from ckpttool.problems import CkptToolError, raise_all, severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
     from ckpttool.planning.resolve import ResolveOptions
 
 
-def _build_sides(**values: Any) -> Mapping[str, object]:
+def _build_sides(**values: Any) -> tuple[Side, Side]:
     """Return A and B; B has the step and the pattern of A by default, but not its strategy."""
     key, step, pattern = values["key"], values["step"], values["pattern"]
     b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
-    return {
-        "a": options.make_side(values["a"], pattern, step, key, values["strategy"]),
-        "b": options.make_side(values["b"], b_pattern, b_step, key, values["b_strategy"]),
-    }
+    return (
+        options.make_side(values["a"], pattern, step, key, values["strategy"]),
+        options.make_side(values["b"], b_pattern, b_step, key, values["b_strategy"]),
+    )
 
 
 sides = options.OptionGroup(
     options.SOURCE,
+    "sides",
     _build_sides,
     {
         "a": options.argument("a folder of rank folders, or a merged checkpoint"),
@@ -108,8 +109,7 @@ sides = options.OptionGroup(
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)
 def diff(
-    a: Side,
-    b: Side,
+    sides: tuple[Side, Side],
     resolve: ResolveOptions,
     atol: float | None,
     rtol: float | None,
@@ -117,7 +117,7 @@ def diff(
     report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
-    a, b = a.for_engine(run), b.for_engine(run)
+    a, b = (side.for_engine(run) for side in sides)
     loaded = _load(a, b, report, resolve.replicated)
     tolerance = None
     if atol is not None or rtol is not None:

@@ -14,8 +14,8 @@ from ckpttool.cli.params import OutputPath
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 
 @click.command(
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         "--format",
         type=options.FORMAT_CHOICE,
         metavar="FORMAT",
-        help="hdf5, ckpt or safetensors.  [default: by the suffix of OUT, else hdf5]",
+        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT, else hdf5]",
     ),
 )
 @options.run_options()
@@ -68,7 +68,7 @@ def merge(
     """Merge the files of all ranks into one."""
     options.refuse_two_strategies(source, resolve)
     output = options.with_format(path, output)
-    options.refuse_hdf5_checksum(output, path)
+    options.refuse_lost_checksum(output, path)
     path = options.absolute_for_cluster(path, run)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated

@@ -36,16 +36,17 @@ from ckpttool.cli.params import (
     refuse_repeated,
     whole_number,
 )
+from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
 from ckpttool.secret import Secret, forbid_core_dumps
-from ckpttool.wording import nearest, shorten
+from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
 HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
@@ -123,7 +124,7 @@ EVERYDAY = (
     *("--overwrite", "--resume", "-j", "--json", "-h"),
 )
 
-FORMAT_CHOICE = Choice(["hdf5", "ckpt", "safetensors"])  # `formats.FORMAT_NAMES`
+FORMAT_CHOICE, ANY_FORMAT = Choice([*FORMATS]), f"{any_of(FORMATS)}."
 EXISTING = Existing("a file or folder")
 
 
@@ -309,20 +310,23 @@ def argument(what: str) -> Parameter:
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """The options under one heading; a command receives the objects that ``build`` returns.
+    """The options under one heading; a command receives the object that ``build`` returns.
 
     Attributes
     ----------
     heading
         Heading in ``--help``.
+    argument
+        The name of the object among the arguments of the command.
     build
-        Takes the values by name, and returns the arguments of the command by name.
+        Takes the values by name.
     parameters
         The options, by the names of their values.
     """
 
     heading: str
-    build: Callable[..., Mapping[str, object]]
+    argument: str
+    build: Callable[..., object]
     parameters: Mapping[str, Parameter]
 
     def __call__(self, *names: str, **own: Parameter) -> Decorator:
@@ -338,7 +342,7 @@ class OptionGroup:
             @wraps(command)
             def call(**values: object) -> object:
                 of_group = {name: values.pop(name) for name in added}
-                return command(**values, **self.build(**of_group))
+                return command(**values, **{self.argument: self.build(**of_group)})
 
             decorated: Callable[..., object] = call
             for name, parameter in reversed(added.items()):
@@ -392,7 +396,7 @@ class ReportOptions:
 
 
 def make_side(
-    path: str,
+    src: str,
     pattern: str | None,
     step: str | None,
     key: Secret | None,
@@ -401,32 +405,28 @@ def make_side(
     """Return a side."""
     from ckpttool.discovery.scan import SourceOptions
 
-    return Side(path, strategy_files, SourceOptions(pattern, step, key))
+    return Side(src, strategy_files, SourceOptions(pattern, step, key))
 
 
-def _build_source(src: str, **values: Any) -> Mapping[str, object]:
-    return {"source": make_side(src, **values)}
-
-
-def _build_resolve(manifest: str | None = None, **values: Any) -> Mapping[str, object]:
+def _build_resolve(manifest: str | None = None, **values: Any) -> ResolveOptions:
     from ckpttool.planning.resolve import ResolveOptions
 
     # The option has no default: before click 8.2 that of an option with a flag_value sets it.
     if manifest is not None:
         values["manifest"] = manifest
-    return {"resolve": ResolveOptions(**values)}
+    return ResolveOptions(**values)
 
 
-def _build_output(**values: Any) -> Mapping[str, object]:
-    from ckpttool.planning.plans import OutputOptions
+def _build_output(**values: Any) -> OutputOptions:
+    from ckpttool.transaction.resume import OutputOptions
 
     command = join(("ckpttool", *click.get_current_context().meta[WORDS]))
-    return {"output": OutputOptions(**values, command=command)}
+    return OutputOptions(**values, command=command)
 
 
 def _build_run(
     engine: str | None, jobs: int | None, max_memory_bytes: int | None = None
-) -> Mapping[str, object]:
+) -> RunOptions:
     """Return the engine from -j or --engine, and its limit of memory."""
     from ckpttool.execution.executors import RunOptions
 
@@ -434,11 +434,7 @@ def _build_run(
     if of_jobs is not None and engine not in (None, "threads", of_jobs):
         facts = f"-j {jobs} is short for --engine {of_jobs}; found --engine {engine}."
         raise UsageProblem("-j and --engine contradict each other", "only one of the two", facts)
-    return {"run": RunOptions(of_jobs or engine or "threads", max_memory_bytes)}
-
-
-def _build_report(**values: Any) -> Mapping[str, object]:
-    return {"report": ReportOptions(**values)}
+    return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
 
 
 def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
@@ -466,7 +462,8 @@ def strategy(*flags: str, of: str, **settings: Any) -> Parameter:
 
 source_options = OptionGroup(
     SOURCE,
-    _build_source,
+    "source",
+    make_side,
     {
         "src": argument("a folder of rank folders, or a merged checkpoint"),
         "strategy_files": strategy("-s", "--src-strategy", of="SRC", aliases=("--strategy",)),
@@ -498,6 +495,7 @@ ignore_manifest = option(
 
 resolve_options = OptionGroup(
     STRATEGY,
+    "resolve",
     _build_resolve,
     {
         "replicated": flag(
@@ -538,6 +536,7 @@ crc = listed_under(
 
 output_options = OptionGroup(
     OUTPUT,
+    "output",
     _build_output,
     {
         "format": option(
@@ -546,7 +545,7 @@ output_options = OptionGroup(
             metavar="FORMAT",
             default="hdf5",
             show_default=True,
-            help="hdf5, ckpt or safetensors.",
+            help=ANY_FORMAT,
         ),
         "prefix": option(
             "--prefix",
@@ -620,6 +619,7 @@ def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
 
 run_options = OptionGroup(
     SPEED,
+    "run",
     _build_run,
     {
         "jobs": option(
@@ -647,7 +647,8 @@ LIMIT = option(
 VERBOSE = flag("-v", "--verbose", help="List the files that were written.")
 report_options = OptionGroup(
     DISPLAY,
-    _build_report,
+    "report",
+    ReportOptions,
     {
         "as_json": flag("--json", help="Print one JSON document."),
         "quiet": flag("-q", "--quiet", help="Print nothing but warnings and errors."),
@@ -685,12 +686,12 @@ def with_format(path: str, output: OutputOptions) -> OutputOptions:
         raise UsageProblem(problem.fact, problem.hint, problem.facts) from error
 
 
-def refuse_hdf5_checksum(output: OutputOptions, file: str = "") -> None:
-    """Refuse --crc for HDF5, which cannot store a checksum; ``file`` is the output of merge."""
+def refuse_lost_checksum(output: OutputOptions, file: str = "") -> None:
+    """Refuse --crc for a format that cannot store a checksum; ``file`` is the output of merge."""
     from ckpttool.planning.preflight import format_option
 
-    if output.crc and output.format == "hdf5":
+    if output.crc and not (format := get_format(output.format or "hdf5")).has_checksum:
         facts = "--crc stores MindSpore's checksum in every output."
-        others = ("ckpt", "safetensors")
+        others = [name for name in FORMATS if get_format(name).has_checksum]
         hint = ", or ".join(format_option(file, name) for name in others)
-        raise UsageProblem("HDF5 has no place for a checksum", hint, facts)
+        raise UsageProblem(f"{format.word} has no place for a checksum", hint, facts)

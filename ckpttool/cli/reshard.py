@@ -13,8 +13,8 @@ from ckpttool.cli import options, workflow
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 
 @click.command(
@@ -46,7 +46,7 @@ def reshard(
     report: ReportOptions,
 ) -> None:
     """Shard a checkpoint for another strategy."""
-    options.refuse_hdf5_checksum(output)
+    options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)
     assert target is not None, "click requires -d"

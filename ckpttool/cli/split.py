@@ -13,8 +13,8 @@ from ckpttool.cli import options, workflow
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.plans import OutputOptions
     from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.transaction.resume import OutputOptions
 
 
 @click.command(
@@ -48,7 +48,7 @@ def split(
     report: ReportOptions,
 ) -> None:
     """Shard a merged checkpoint for the ranks of a strategy."""
-    options.refuse_hdf5_checksum(output)
+    options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, _, target = workflow.load(
         source.for_engine(run), report, dst_strategy, find_strategy=False

@@ -19,6 +19,7 @@ from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
+from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog
 from ckpttool.operations import documents
 from ckpttool.operations.convert import Conversion
@@ -230,9 +231,6 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         _print(done, report.verbose)
 
 
-FORMAT_WORDS = {"hdf5": "HDF5", "ckpt": ".ckpt", "safetensors": "safetensors"}
-
-
 def _print(done: Conversion, verbose: bool) -> None:
     """Print the largest sharded tensors and, last, what was written; with ``verbose`` each file."""
     catalog, documents = done.source, done.documents
@@ -261,7 +259,7 @@ def _outputs_text(done: Conversion) -> str:
     verb += "" if part is None else f" part {part}:"
     if not outputs:
         return f"{verb} nothing"
-    facts = [FORMAT_WORDS[done.plan.target.format], format_bytes(done.dst_bytes)]
+    facts = [get_format(done.plan.target.format).word, format_bytes(done.dst_bytes)]
     paths = [Path(one.path) for one in outputs]
     if done.is_one_file:
         facts.insert(1, count(outputs[0].tensors, "tensor"))

@@ -7,7 +7,7 @@ Without rank folders, files with ``rank_3`` in their names count, as MindFormers
 Rank folders and such files may also be in folders of hosts or processes, ``10.0.0.2/rank_8`` and
 ``train_parallel8/ckpt_8``: folders with different ranks, none twice, are one checkpoint.  At last,
 folders and files count whose names differ in one number, from 0 without a gap, ``card0`` and
-``card1``.
+``card1``, also in folders of hosts, ``host0/card0`` and ``host1/card1``.
 
 A pattern such as ``node{rank}/CKP_1-4_32.ckpt`` overrides both.  ``{rank}`` stands for the number
 of the rank, the same wherever it occurs; ``*`` for anything.
@@ -34,7 +34,6 @@ from typing import NamedTuple
 from ckpttool.discovery.file_names import (
     HYPER_METADATA,
     RANK_IN_NAME,
-    STEP_IN_NAME,
     RankFile,
     Step,
     base_of,
@@ -46,15 +45,12 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
-    drop_backups,
     find_emergency_saves,
     find_unfinished_save,
     note_emergencies,
     note_leftovers,
     note_skipped,
 )
-from ckpttool.discovery.saves import read_saved_files
-from ckpttool.discovery.steps import choose_save
 from ckpttool.formats import format_of_suffix
 from ckpttool.formats.foreign import FOREIGN_KINDS, identify_foreign
 from ckpttool.formats.local import (
@@ -74,7 +70,6 @@ from ckpttool.problems import (
     Diagnostics,
     FormatError,
     PlanError,
-    StepError,
     UnfinishedError,
     raise_all,
 )
@@ -89,82 +84,107 @@ _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
 _SNAPSHOTS = "snapshots"  # the folder of revisions in a cache of Hugging Face
-_MAX_DEPTH = 5  # of the folders that are searched to suggest a pattern
-_MAX_FILES = 10_000  # that are considered to suggest a pattern
-
-# Rank of a folder without a file to read -> the error if the folder is unreadable.
-EmptyRanks = dict[int, FormatError | None]
+_MAX_DEPTH = 5  # of the folders whose files a message lists
+_MAX_FILES = 10_000  # that a message considers
 
 
-def list_rank_files(
-    root: Path, diagnostics: Diagnostics, empty_ranks: EmptyRanks
-) -> list[RankFile]:
-    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself.
+class FoundFiles(NamedTuple):
+    """The files of ranks, of every step, and the ranks whose folder has none.
 
-    ``empty_ranks`` gets the ranks whose folder has none, or cannot be read.
+    ``empty`` has the error of a folder that is unreadable, None for one without a file.
     """
+
+    files: list[RankFile]
+    empty: Mapping[int, FormatError | None]
+
+
+def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
+    """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
     folders, others, problems = _find_folders(root)
     if not folders:
         note_leftovers(root, (), diagnostics)
-        return _list_flat_files(root, diagnostics)
-    found = []
-    places: dict[str, Path] = {}
-    indexed = []
-    ambiguous_files: list[str] = []
+        return FoundFiles(_list_flat_files(root, diagnostics), {})
+    listed: list[RankFile] = []
+    homes: dict[int, Path] = {}
+    empty: dict[int, FormatError | None] = {}
     for rank, folder in sorted(folders.items()):
         try:
-            folders[rank], inside = _find_files(folder, rank)
-            if len(inside) > 1 and any(is_index_name(p.name) for p in list_folder(folders[rank])):
-                indexed.append(folders[rank])
+            homes[rank], files = _find_files(folder, rank)
         except OSError as error:
-            empty_ranks[rank] = unreadable(str(folder), error)
+            empty[rank] = unreadable(str(folder), error)
             continue
-        if folders[rank] != folder:
-            places.setdefault(_place(folders[rank].relative_to(folder), rank), folders[rank])
-        if not inside:
-            empty_ranks[rank] = None
-            ambiguous_files += _files_of_other_ranks(folder, rank)
-            homes = [home for home, _ in _other_homes(list_folder(folder), rank)]
-            places |= {_place(home.relative_to(folder), rank): home for home in homes}
-        found += [RankFile(rank, path, path.name) for path in inside]
-    found, noticed = _by_names(root, _without_strategies(found) or found, folders)
-    errors = {rank: error for rank, error in empty_ranks.items() if error is not None}
-    readable = (folder for rank, folder in folders.items() if rank not in errors)
-    note_leftovers(root, readable, diagnostics)
-    if indexed:
-        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
-        text = "a rank has several files and an index; expected one file for each rank"
-        facts = shorten(map(str, indexed), 3)
-        problems.append(
-            Diagnostic("source", text, hint=f"{hint}, for each", facts=facts, where=str(root))
-        )
-    if len(places) > 1:
-        text = "the files of ranks lie in folders of different names, perhaps of different steps"
-        _, hint = _suggest(root) or ("", "--pattern with the folder that is meant")
-        facts = shorten((str(path.relative_to(root)) for path in places.values()), 3)
-        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    if not found:
+        listed += [RankFile(rank, path, path.name) for path in files]
+        if not files:
+            empty[rank] = None
+    found, notes, misplaced = _by_names(
+        root, _without_strategies(listed) or listed, {**folders, **homes}
+    )
+    note_leftovers(root, homes.values(), diagnostics)
+    if not listed:
         _refuse_unfinished(root)
-        raise_all(errors.values())
-        ranks = tuple(empty_ranks)
-        text = f"no checkpoint file in the folders of {format_ranks(ranks)}"
-        facts, hint = _suggest(root) or _suggest_links(root, folders.values())
-        facts = facts or shorten((str(folders[rank].relative_to(root)) for rank in ranks), 3)
-        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
-        problems.append(
-            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
-        )
-    elif ambiguous_files:
-        text = "paths name two ranks, and nothing shows which one is right"
-        facts = shorten(ambiguous_files, 3).replace(f"{root}/", "")
-        _, hint = _suggest(root) or _suggest_links(root, folders.values())
-        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    problems += [one for one in noticed if one.code == "source"]
-    diagnostics.add(*(one for one in noticed if one.code != "source"))
+        raise_all(filter(None, empty.values()))
+    problems += [*_folder_problems(root, folders, homes, listed), *misplaced]
+    diagnostics.add(*notes)
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
     note_skipped(root, others, diagnostics)
-    return found
+    return FoundFiles(found, empty)
+
+
+def _folder_problems(
+    root: Path, folders: Mapping[int, Path], homes: Mapping[int, Path], listed: Sequence[RankFile]
+) -> Iterator[Diagnostic]:
+    """Yield why the files of ranks cannot be told from others.
+
+    Parameters
+    ----------
+    root, folders
+        The folder of all ranks, and those of the ranks.
+    homes
+        The folder of each rank that has its files, or is without any.
+    listed
+        All of these files.
+    """
+
+    def problem(text: str, hint: str, facts: str, ranks: tuple[int, ...] = ()) -> Diagnostic:
+        return Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
+
+    def names(paths: Iterable[Path]) -> str:
+        return shorten((str(path.relative_to(root)) for path in paths), 3)
+
+    times = Counter(one.rank for one in listed)
+    indexed = [
+        home
+        for rank, home in homes.items()
+        if times[rank] > 1 and any(is_index_name(path.name) for path in list_folder(home))
+    ]
+    if indexed:
+        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
+        text = "a rank has several files and an index; expected one file for each rank"
+        yield problem(text, f"{hint}, for each", shorten(map(str, indexed), 3))
+    places: dict[str, Path] = {}
+    of_others: list[Path] = []
+    for rank, home in homes.items():
+        inside = [home]
+        if not times[rank]:
+            of_others += _files_of_other_ranks(home, rank)
+            inside = [other for other, _ in _other_homes(list_folder(home), rank)]
+        for path in inside:
+            if path != folders[rank]:
+                places.setdefault(_place(path.relative_to(folders[rank]), rank), path)
+    if len(places) > 1:
+        text = "the files of ranks lie in folders of different names, perhaps of different steps"
+        yield problem(text, "--pattern with the folder that is meant", names(places.values()))
+    if not listed:
+        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
+        facts = facts or names(folders[rank] for rank in homes)
+        hint = hint or "copy the files into these folders; `ckpttool help source` explains"
+        text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
+        yield problem(text, hint, facts, tuple(homes))
+    elif of_others:
+        hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
+        text = "paths name two ranks, and nothing shows which one is right"
+        yield problem(text, hint, names(of_others))
 
 
 def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
@@ -371,6 +391,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
         found = _find_in_nodes(found) or found
     elif not any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
         found = _find_in_hosts(inside) or _find_numbered_folders(inside)
+        found = found or _find_numbered_in_hosts(root)
     folders: dict[int, Path] = {}
     words: dict[str, str] = {}
     problems: list[Diagnostic] = []
@@ -389,8 +410,7 @@ def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnost
             Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
         ]
     if len(words) > 1:
-        patterns = [f"--pattern {shlex.quote(pattern)}" for pattern, _ in _suggest_patterns(root)]
-        hint = ", or ".join(patterns[:2]) or "--pattern with the form of one of them"
+        hint = "--pattern with the form of one of them"
         text = "rank folders of several kinds"
         facts = shorten(words.values(), 3)
         problems = [Diagnostic("source", text, hint=hint, facts=facts, where=str(root))]
@@ -455,9 +475,10 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
 
     Where the names of the files have the word, they must have the same number.
     """
-    folders = {p.name: p for p in inside if is_folder(p) and not EMERGENCY.fullmatch(p.name)}
+    paths = [p for p in inside if is_folder(p) and not EMERGENCY.fullmatch(p.name)]
+    folders, times = {p.name: p for p in paths}, Counter(p.name for p in paths)
     found = []
-    for names in find_numbered(folders, are_files=False):
+    for names in find_numbered((name for name in times if times[name] == 1), are_files=False):
         group = [_RankFolder("", rank, folders[name]) for rank, name in sorted(names.items())]
         files = [(rank, path) for _, rank, top in group for path in _find_files(top, rank)[1]]
         is_agreed = all(
@@ -468,6 +489,18 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
         if is_agreed and not _are_hosts(files) and not all(is_strategy(p) for _, p in files):
             found.append(group)
     return found[0] if len(found) == 1 else []
+
+
+def _find_numbered_in_hosts(root: Path) -> list[_RankFolder]:
+    """Return such folders in several folders of hosts, if no number is in two of them."""
+    for below in ("*/*", "*/*/*"):
+        try:
+            found = _find_numbered_folders(find_paths(root, below))
+        except OSError:
+            continue  # other folders beside those of hosts need not be readable
+        if len({one.path.parent for one in found}) > 1:
+            return found
+    return []
 
 
 def _are_hosts(files: Sequence[tuple[int, Path]]) -> bool:
@@ -511,13 +544,13 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     return nested[0][1] if [number for number, _ in nested] == [rank] else (folder, files)
 
 
-def _files_of_other_ranks(folder: Path, rank: int) -> list[str]:
+def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
     """Return the checkpoint files in a folder of another rank inside a rank folder.
 
     A script that changes into ``device1`` and does not know its rank leaves ``device1/ckpt_0``.
     """
     return [
-        str(file)
+        file
         for path in list_folder(folder)
         if (match := RANK_FOLDER.fullmatch(path.name)) is not None
         if int(match[2]) != rank and is_folder(path)
@@ -547,8 +580,8 @@ def _place(inside: Path, rank: int) -> str:
 
 def _by_names(
     root: Path, found: Sequence[RankFile], folders: Mapping[int, Path]
-) -> tuple[list[RankFile], list[Diagnostic]]:
-    """Return the files without copies of other ranks' files, a note on these, and the problem.
+) -> tuple[list[RankFile], list[Diagnostic], list[Diagnostic]]:
+    """Return the files without copies of other ranks' files, the notes on these, the problems.
 
     Names say the rank if most of them say that of their folder.  They do so too if a folder has
     files of one save of several ranks, or if those of one save say the ranks in another order.
@@ -564,7 +597,7 @@ def _by_names(
     is_exchanged = any(_are_exchanged(pairs, folders) for pairs in saves.values())
     is_shared = any(len({rank for rank, _ in pairs}) < len(pairs) for pairs in saves.values())
     if not (is_exchanged or is_shared or len(misplaced) < len(named) - len(misplaced)):
-        return list(found), []
+        return list(found), [], []
     names = {(one.rank, one.path.name) for one in found}
     copies = {
         one.path: None
@@ -572,11 +605,11 @@ def _by_names(
         if (one.rank, one.rank) in saves[form_around(one.path.name, match)]
         and (int(match[1]), one.path.name) in names
     }
-    noticed = []
+    notes, problems = [], []
     if copies:
         text = f"{count(len(copies), 'file')} of other ranks than their folders: ignored"
         facts = shorten((str(path.relative_to(root)) for path in copies), 3)
-        noticed.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
+        notes.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
     rest = [(one, match) for one, match in misplaced if one.path not in copies]
     if rest:
         one, match = rest[0]
@@ -591,8 +624,8 @@ def _by_names(
             hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
         text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
         facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
-        noticed.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
-    return [one for one in found if one.path not in copies], noticed
+        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
+    return [one for one in found if one.path not in copies], notes, problems
 
 
 def _exchanged_numbers(found: Iterable[RankFile]) -> list[tuple[RankFile, re.Match[str]]]:
@@ -720,12 +753,32 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         text = "files of one rank by their names in several folders: copies, or numbers of devices"
         hint = "move copies away, or link each file to a name with its rank (net_rank_0.ckpt)"
         return problem(text, hint, shorten(repeated, 3))
+    if below := _find_checkpoints_below(root):
+        text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
+        facts = shorten((str(path.relative_to(root)) for path in below), 3)
+        return problem(text, f"{shlex.quote(str(below[0]))} as SRC", facts)
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
-    if suggested := _suggest(root):
-        return problem(text, suggested[1], suggested[0])
-    inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
+    if packed := _find_packed(root):
+        return problem(text, packed[1], packed[0])
     hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
+    if listed := _list_files_below(root):
+        return problem(text, f"--pattern, or {hint}", listed)
+    inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]
     return problem(text, hint, f"it holds {shorten(inside, 3)}" if inside else "it is empty")
+
+
+def _find_checkpoints_below(root: Path) -> list[Path]:
+    """Return the outermost folders below a folder that hold folders of ranks, or an index."""
+    files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
+    folders = {home for path in files for home in path.parents if home.is_relative_to(root)}
+    found = {folder for folder in folders - {root} if _holds_ranks(folder)}
+    return sorted(folder for folder in found if found.isdisjoint(folder.parents))
+
+
+def _holds_ranks(folder: Path) -> bool:
+    """Return whether a folder holds folders of ranks, or an index."""
+    inside = list_folder(folder)
+    return any(map(_marks_checkpoint, inside)) or bool(_find_numbered_folders(inside))
 
 
 def _find_merged(root: Path) -> list[Path]:
@@ -783,11 +836,8 @@ def _is_pytorch_file(path: Path) -> bool:
 # ----------------------------------------------------------------------------------------- patterns
 
 
-def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[RankFile]:
-    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``.
-
-    ``empty_ranks`` gets the ranks whose folder cannot be read.
-    """
+def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
+    """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
         raise PlanError(
             [
@@ -798,19 +848,24 @@ def list_by_pattern(root: Path, pattern: str, empty_ranks: EmptyRanks) -> list[R
                 )
             ]
         )
-    found = list(_match_pattern(root, Path(pattern).parts, None, empty_ranks))
+    matches = list(_match_pattern(root, Path(pattern).parts, None))
+    found = [one for one in matches if isinstance(one, RankFile)]
+    unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))
     if not found:
-        raise_all(filter(None, empty_ranks.values()))
+        raise_all(unreadable_ranks.values())
         text = f"no file matches --pattern {shlex.quote(pattern)}"
-        facts, hint = _suggest(root) or ("", "")
+        facts, hint = _find_packed(root) or (_list_files_below(root), "")
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
-    return found
+    return FoundFiles(found, unreadable_ranks)
 
 
 def _match_pattern(
-    folder: Path, parts: tuple[str, ...], rank: int | None, empty_ranks: EmptyRanks
-) -> Iterator[RankFile]:
-    """Yield the files below ``folder`` that match the rest of a pattern with one rank."""
+    folder: Path, parts: tuple[str, ...], rank: int | None
+) -> Iterator[RankFile | tuple[int, FormatError]]:
+    """Yield the files below ``folder`` that match the rest of a pattern with one rank.
+
+    For a folder of a rank that cannot be read, its error is yielded.
+    """
     if not parts:
         return
     expression = re.escape(parts[0]).replace(r"\{rank\}", r"(\d+)").replace(r"\*", ".*")
@@ -824,11 +879,11 @@ def _match_pattern(
         is_matched = "*" not in parts[0] or format_of_suffix(path.name) is not None
         if len(parts) > 1 and is_folder(path):
             try:
-                yield from tuple(_match_pattern(path, parts[1:], found_rank, empty_ranks))
+                yield from tuple(_match_pattern(path, parts[1:], found_rank))
             except OSError as error:
                 if found_rank is None:
                     raise
-                empty_ranks[found_rank] = unreadable(str(path), error)
+                yield found_rank, unreadable(str(path), error)
         elif len(parts) == 1 and is_file(path) and found_rank is not None and is_matched:
             name = path.name
             for i in range(match.re.groups, 0, -1):
@@ -836,10 +891,10 @@ def _match_pattern(
             yield RankFile(found_rank, path, name)
 
 
-# -------------------------------------------------------------------------------- hints in messages
+# -------------------------------------------------------------------------------- files in messages
 
 
-def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
+def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     """Return files in nested rank folders, as of several hosts, and a hint; else ("", "")."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
@@ -847,16 +902,12 @@ def _suggest_links(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
         for path in nested
         if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
     ]
-    if not found:
-        return "", ""
-    facts = f"found {shorten(found, 3)}; no pattern shows their ranks"
-    return facts, "a folder with a link rank_N to each of these folders (ln -s)"
+    hint = "a folder with a link rank_N to each of these folders (ln -s)"
+    return (f"found {shorten(found, 3)}", hint) if found else ("", "")
 
 
-def _suggest(root: Path) -> tuple[str, str] | None:
-    """Return a file below a folder and a hint, to find or to unpack it; None if there is none."""
-    for pattern, first in _suggest_patterns(root):
-        return f"found {first}", f"--pattern {shlex.quote(pattern)}"
+def _find_packed(root: Path) -> tuple[str, str] | None:
+    """Return packed files in a folder, and the command that unpacks them; None without any."""
     for end, tool in _UNPACK.items():
         for pattern in (f"*{end}", f"*/*{end}"):
             if packed := sorted(find_paths(root, pattern)):
@@ -865,24 +916,11 @@ def _suggest(root: Path) -> tuple[str, str] | None:
     return None
 
 
-def _suggest_patterns(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield patterns made from the names of the checkpoint files below a folder.
-
-    Each matches one file of every rank, or one of every rank and step.
-
-    Yields
-    ------
-    pattern, first
-        A pattern, that of most files first, and the path of its first file below ``root``.
-    """
-    groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for path in islice(_files_below(root, _MAX_DEPTH), _MAX_FILES):
-        inside = path.relative_to(root)
-        groups[_DIGITS.sub("#", str(inside.parent)), path.suffix].append(inside)
-    for files in sorted(groups.values(), key=len, reverse=True):
-        pattern = next((one for one in _possible_patterns(files) if _finds_ranks(root, one)), None)
-        if pattern is not None:
-            yield pattern, str(files[0])
+def _list_files_below(root: Path) -> str:
+    """Return the checkpoint files below a folder as facts; "" if there are none."""
+    files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
+    found = shorten((str(path.relative_to(root)) for path in files), 3)
+    return f"found {found}" if found else ""
 
 
 def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
@@ -890,72 +928,13 @@ def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Pat
     try:
         inside = list_folder(folder)
     except OSError:
-        return  # a suggestion needs no folder that cannot be read
+        return  # a list in a message needs no folder that cannot be read
     for path in inside:
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1, is_any)
         elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
             yield path
-
-
-def _possible_patterns(files: Sequence[Path]) -> Iterator[str]:
-    """Yield possible patterns of files whose folders differ only in numbers."""
-    suffix = files[0].suffix
-    folders = [str(path.parent) for path in files]
-    for folder in _with_rank_placeholders(folders):
-        yield f"{folder}/*{suffix}"
-    heads: dict[str, list[str]] = defaultdict(list)
-    for path in files:
-        head = STEP_IN_NAME.sub("-*", str(path.with_suffix("")))
-        heads[_DIGITS.sub("#", head)].append(head)
-    for head in _with_rank_placeholders(max(heads.values(), key=len)):
-        yield head + suffix
-
-
-def _with_rank_placeholders(names: Sequence[str]) -> Iterator[str]:
-    """Yield one pattern of names that differ only in numbers, for each choice of the rank.
-
-    ``{rank}`` replaces all numbers that vary like the rank; other numbers that vary become ``*``.
-    """
-    parts_of_names = [_DIGITS.split(name) for name in names]
-    columns = {
-        i: tuple(int(parts[i]) for parts in parts_of_names)
-        for i in range(1, len(parts_of_names[0]), 2)
-    }
-    varying = {i: numbers for i, numbers in columns.items() if len(set(numbers)) > 1}
-    if columns and not varying:
-        varying = {max(columns): columns[max(columns)]}
-    for ranks in sorted(dict.fromkeys(varying.values()), key=lambda one: -len(set(one))):
-        yield "".join(
-            "{rank}" if columns.get(i) == ranks else "*" if i in varying else part
-            for i, part in enumerate(parts_of_names[0])
-        )
-
-
-def _finds_ranks(root: Path, pattern: str) -> bool:
-    """Return whether a pattern finds the files of ranks, one for each rank and step."""
-    try:
-        found = list(_match_pattern(root, Path(pattern).parts, None, {}))
-        files = drop_backups(found, Diagnostics())
-        runs: dict[tuple[int, Step | None], set[str]] = defaultdict(set)
-        for one in files:
-            runs[one.rank, step_of(one.name)].add(run_of(one.name))
-        if any(step is not None and _are_several(names) for (_, step), names in runs.items()):
-            return False
-        choose_save(read_saved_files(str(root), files, Diagnostics()), None, Diagnostics())
-    except StepError:
-        return True  # the pattern is right; no step is on every rank
-    except (PlanError, OSError):
-        return False
-    return bool(found)
-
-
-def _are_several(runs: Collection[str]) -> bool:
-    """Return whether names before a step differ in more than a counter."""
-    return (
-        sum(base_of(f"{run}-0_0") == run or base_of(f"{run}-0_0") not in runs for run in runs) > 1
-    )
 
 
 def find_manifests(catalog: Catalog) -> list[Path]:

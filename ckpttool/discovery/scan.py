@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
-from ckpttool.discovery.file_names import RANK_IN_NAME, RankFile, is_step, label_of, step_of
+from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
     find_unfinished,
@@ -25,7 +25,7 @@ from ckpttool.discovery.leftovers import (
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
-    EmptyRanks,
+    FoundFiles,
     explain_missing_files,
     find_twins,
     list_by_pattern,
@@ -164,7 +164,7 @@ class RankFiles:
     step: str | None
     key: Secret | None
     saved: SavedFiles
-    empty_ranks: EmptyRanks
+    empty_ranks: Mapping[int, FormatError | None]
     strategy_files: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
 
@@ -239,7 +239,6 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     if not is_folder(root):
         return _scan_file(root, key, step)
     diagnostics = Diagnostics()
-    empty_ranks: EmptyRanks = {}
     try:
         if pattern is None:
             root = find_checkpoint(root, diagnostics)
@@ -249,7 +248,7 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                 return described
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
-        files = _list_files(root, pattern, diagnostics, empty_ranks)
+        files, empty_ranks = _list_files(root, pattern, diagnostics)
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
@@ -260,15 +259,13 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
 
 
-def _list_files(
-    root: Path, pattern: str | None, diagnostics: Diagnostics, empty_ranks: EmptyRanks
-) -> list[RankFile]:
-    """Return the files of ranks, of every step; ``empty_ranks`` gets the ranks without a file."""
+def _list_files(root: Path, pattern: str | None, diagnostics: Diagnostics) -> FoundFiles:
+    """Return the files of ranks, of every step, and the ranks without a file."""
     if pattern is None:
-        return list_rank_files(root, diagnostics, empty_ranks)
-    files = list_by_pattern(root, pattern, empty_ranks)
-    raise_all(error for item in files for error in _refusals(item.path))
-    return files
+        return list_rank_files(root, diagnostics)
+    found = list_by_pattern(root, pattern)
+    raise_all(error for item in found.files for error in _refusals(item.path))
+    return found
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
+from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.wording import format_bytes
@@ -19,8 +20,6 @@ RESERVE_BYTES = 10 * MIB  # for headers that are read back, hashes, and open fil
 PIECE_BYTES = 512  # of a piece in a task, about
 MIN_PIECES = 512  # of a task
 HEADER_BYTES = 2 << 10  # for each tensor in the header of a new output, about
-HDF5_BYTES = 6 << 10  # added for each tensor by the cache of the HDF5 library
-HDF5_CACHE_BYTES = 40 * MIB  # largest size of that cache
 TENSOR_BYTES = 1 << 10  # for each tensor of an output that is being written, at most
 TOLERANCE = 2 * MIB  # the memory of a process before the plan varies from run to run
 IN_FLIGHT = 4  # tasks for each worker: the running ones, and the next
@@ -67,8 +66,8 @@ def fit_memory(
         fewer = "fewer workers"
     tensors = 0 if plan is None else max(map(len, plan.headers.values()), default=0)
     needed = RESERVE_BYTES + tensors * HEADER_BYTES + base_bytes
-    if plan is not None and plan.target.format == "hdf5":
-        needed += min(tensors * HDF5_BYTES, HDF5_CACHE_BYTES)
+    if plan is not None:
+        needed += get_format(plan.target.format).memory_bytes(tensors)
     needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:

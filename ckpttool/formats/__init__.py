@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.formats.base import ChecksumInput, Format, FormatWithChecksum, Header
+from ckpttool.formats.base import Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Module, class and suffixes.  Modules are imported when they are needed, as h5py takes longer to
 # load than all the rest.  Files are written with the first suffix.
-_FORMATS = {
+FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "hdf5": ("ckpttool.formats.hdf5", "Hdf5", (".h5", ".hdf5")),
     "ckpt": ("ckpttool.formats.ckpt", "Ckpt", (".ckpt",)),
     "safetensors": ("ckpttool.formats.safetensors", "Safetensors", (".safetensors",)),
@@ -50,12 +50,11 @@ READERS = 3
 FILES_AHEAD = 8
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-FORMAT_NAMES = tuple(_FORMATS)
 
 
 def get_format(name: str) -> Format:
-    """Return the format of that name, one of `FORMAT_NAMES`."""
-    module, cls, _ = _FORMATS[name]
+    """Return the format of that name, one of `FORMATS`."""
+    module, cls, _ = FORMATS[name]
     return cast(Format, getattr(import_module(module), cls)())
 
 
@@ -71,14 +70,9 @@ def _header(
     return get_format(format).index(metas, dict(attrs))
 
 
-def checksum_inputs(index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
-    """Yield the bytes that the checksum of a file covers, in order; HDF5 has no checksum."""
-    return cast(FormatWithChecksum, get_format(index.format)).checksum_inputs(index, as_saved)
-
-
 def suffix_of(name: str) -> str:
     """Return the suffix of files that are written in a format, with its dot."""
-    return _FORMATS[name][2][0]
+    return FORMATS[name][2][0]
 
 
 def format_of_suffix(path: str) -> str | None:
@@ -90,7 +84,7 @@ def format_of_suffix(path: str) -> str | None:
     ('ckpt', None)
     """
     suffix = Path(path).suffix.lower()
-    return next((name for name, (_, _, known) in _FORMATS.items() if suffix in known), None)
+    return next((name for name, (_, _, known) in FORMATS.items() if suffix in known), None)
 
 
 def format_of_content(path: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -94,19 +94,22 @@ class Format(Protocol):
     ----------
     name
         The name in ``--format``, in reports and in ``FileIndex.format``.
+    word
+        The name in sentences.
+    has_checksum
+        Whether files have a place for MindSpore's checksum ``crc_num``.
     max_header_bytes
         The largest header that is read and written; None without a limit.
     """
 
-    @property
-    def name(self) -> str:
-        """Name of the format."""
-        ...
+    name: str
+    word: str
+    has_checksum: bool = False
 
     @property
     def max_header_bytes(self) -> int | None:
         """Largest header."""
-        ...
+        return None
 
     def refusals(
         self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
@@ -116,6 +119,10 @@ class Format(Protocol):
         The caller adds the hint: it knows which other format holds them, and where it is named.
         """
         ...
+
+    def notes(self, dtypes: Collection[str], attrs: Mapping[str, str]) -> Iterator[Diagnostic]:
+        """Yield a diagnostic for what MindSpore cannot do with files of these element types."""
+        return iter(())
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of a file; contents of tensors are not read.
@@ -135,11 +142,15 @@ class Format(Protocol):
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the size in bytes of the file with the `index`, or somewhat less."""
-        ...
+        return self.index(tensors, attrs).index.nbytes
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the most bytes of a header: a sum over the tensors, and what every file has."""
         ...
+
+    def memory_bytes(self, tensors: int) -> int:
+        """Return the bytes that a library takes to make a header of so many tensors."""
+        return 0
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the complete header of a new file, strings included; needs no file.
@@ -150,18 +161,14 @@ class Format(Protocol):
         """
         ...
 
-    def seal(self, fd: int, crc: int | None = None) -> None:
-        """Write the checksum into an open file, if its `index` reserved a place for it."""
-        ...
-
-
-class FormatWithChecksum(Format, Protocol):
-    """A format with a place for MindSpore's checksum ``crc_num``."""
-
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield the bytes that the checksum of a file covers, in order.
 
         MindSpore's loader counts these bytes, or with ``as_saved`` its saver.  The two differ in
         some cases.
         """
-        ...
+        return iter(())
+
+    def seal(self, fd: int, crc: int | None = None) -> None:
+        """Write the checksum into an open file, if its `index` reserved a place for it."""
+        return

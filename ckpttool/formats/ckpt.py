@@ -76,7 +76,7 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Header, lay_out
+from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Format, Header, lay_out
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -119,7 +119,7 @@ _USUAL_HEADER = re.compile(
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
 
-class Ckpt:
+class Ckpt(Format):
     """The `Format` of MindSpore's own checkpoints.
 
     Parameters
@@ -128,8 +128,7 @@ class Ckpt:
         Headers of earlier files.
     """
 
-    name = "ckpt"
-    max_header_bytes: int | None = None
+    name, word, has_checksum = "ckpt", ".ckpt", True
 
     def __init__(self, cache: HeaderCache | None = None) -> None:
         self._cache = cache
@@ -139,7 +138,7 @@ class Ckpt:
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for incomplete map parameters, and for what MindSpore lacks."""
         yield from map_problems(tensors)
-        yield from foreign_type_problems(tensors, ".ckpt")
+        yield from foreign_type_problems(tensors, self.word)
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.
@@ -170,14 +169,10 @@ class Ckpt:
             self._cache.store(FileIndex((reader.file,), self.name, end, tensors), reader)
         return tensors, stop
 
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size of the file with the `index`."""
-        records = sum(len(step.header) + step.nbytes for step in _steps(tensors))
-        return records + (_TRAILER_BYTES if "crc_num" in attrs else 0)
-
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the bytes of all records without their contents, and of a trailer."""
-        return self.file_bytes(tensors, attrs) - sum(step.nbytes for step in _steps(tensors))
+        trailer = _TRAILER_BYTES if "crc_num" in attrs else 0
+        return trailer + sum(len(step.header) for step in _steps(tensors))
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the headers of all records, strings included, and the place of a trailer."""

@@ -49,7 +49,7 @@ import h5py
 import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, UNNAMED, Header, read_header
+from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, UNNAMED, Format, Header, read_header
 from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -71,6 +71,8 @@ _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observ
 _MOST_FILE_BYTES = 4096
 _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
+_CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
+_CACHE_BYTES = 40 << 20  # largest size of that cache
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SIGNATURE_BYTES = 8
 _FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
@@ -83,7 +85,7 @@ _CHUNKED = ("the dataset is not contiguous", _REPACK, "chunked, compressed, comp
 _IN_ORDER = h5p.CRT_ORDER_TRACKED | h5p.CRT_ORDER_INDEXED
 
 
-class Hdf5:
+class Hdf5(Format):
     """The `Format` of HDF5 files.
 
     Parameters
@@ -92,8 +94,7 @@ class Hdf5:
         Called before each dataset of a file is read, as a sign of progress.
     """
 
-    name = "hdf5"
-    max_header_bytes: int | None = None
+    name, word = "hdf5", "HDF5"
 
     def __init__(self, on_object: Callable[[], None] = lambda: None) -> None:
         self._on_object = on_object
@@ -106,7 +107,7 @@ class Hdf5:
             reason = "HDF5 has no place for MindSpore's checksum"
             yield Diagnostic("destination", reason)
         yield from _refusals(tensors)
-        yield from foreign_type_problems(tensors, "HDF5")
+        yield from foreign_type_problems(tensors, self.word)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -151,8 +152,9 @@ class Hdf5:
             index = FileIndex((UNNAMED,), self.name, os.fstat(fd).st_size, stored)
             return read_header(index, lambda start, stop: os.pread(fd, stop - start, start))
 
-    def seal(self, fd: int, crc: int | None = None) -> None:
-        """Do nothing: the file is complete when its contents are."""
+    def memory_bytes(self, tensors: int) -> int:
+        """Return the bytes of libhdf5's cache."""
+        return min(tensors * _CACHED_BYTES, _CACHE_BYTES)
 
 
 def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:

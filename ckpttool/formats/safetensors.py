@@ -49,10 +49,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.formats.base import ChecksumInput, Header, lay_out
+from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
-from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, TEXT
+from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT
 from ckpttool.model.tensors import MAX_AXES, Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic, FormatError
 
@@ -77,10 +77,11 @@ _BY_WORD = {
 }
 
 
-class Safetensors:
+class Safetensors(Format):
     """The `Format` of safetensors files."""
 
-    name = "safetensors"
+    name = word = "safetensors"
+    has_checksum = True
 
     @property
     def max_header_bytes(self) -> int:
@@ -99,6 +100,15 @@ class Safetensors:
                 text = "too many tensors for one safetensors file"
                 facts = f"a header of {nbytes} bytes; at most {MAX_HEADER_BYTES} are read"
                 yield Diagnostic("destination", text, facts=facts)
+
+    def notes(self, dtypes: Collection[str], attrs: Mapping[str, str]) -> Iterator[Diagnostic]:
+        """Yield a diagnostic for types that MindSpore does not load, and does not verify."""
+        if not_loaded := NOT_LOADED_FROM_SAFETENSORS.intersection(dtypes):
+            text = f"MindSpore 2.10 does not load {', '.join(sorted(not_loaded))} from safetensors"
+            yield Diagnostic("format", text)
+        if "crc_num" in attrs and "BFloat16" in dtypes:
+            text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
+            yield Diagnostic("format", text, hint="load these without crc_check")
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; contents are not read."""
@@ -121,12 +131,6 @@ class Safetensors:
         _check_coverage(path, tensors, 8 + nbytes, size)
         attrs = {key: value for key, value in attrs.items() if key not in tensors}
         return FileIndex((file,), self.name, size, tensors, attrs)
-
-    def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the size in bytes of the file with the `index`."""
-        return (
-            8 + len(_make_header(_ordered(tensors), attrs)) + sum(meta.nbytes for meta in tensors)
-        )
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the bytes of the length and of the JSON, for offsets of any number of digits."""

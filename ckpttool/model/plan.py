@@ -148,10 +148,6 @@ class Target:
         of safetensors files.  `Plan.provenance` has more.
     is_numbered
         Whether the output is a folder of numbered files.
-    not_in_target
-        How to write parameters that the target strategy does not list.  ``"follow"`` shards
-        optimizer state like its parameter and writes the rest in full to every rank.  ``"full"``
-        writes everything in full.  ``"drop"`` writes nothing.  Single values go to every rank.
     """
 
     format: str
@@ -160,7 +156,6 @@ class Target:
     sharding: Strategy | Merged = Merged()
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
-    not_in_target: NotInTarget = "follow"
 
     def limited_to(self, ranks: Iterable[int]) -> Target:
         """Return the target with only the outputs of ``ranks``, in the same order."""

@@ -91,7 +91,7 @@ def convert(done: Conversion) -> Json:
     indexes = [one.path for one in done.documents if one.kind == "index"]
     strategies = [one.path for one in done.documents if one.kind == "strategy"]
     sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
-    not_listed: Json = {"choice": target.not_in_target}
+    not_listed: Json = {"choice": done.assignment.options.not_in_target}
     for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():
         not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
     return _document(

@@ -10,19 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.plan import NotInTarget, Plan, Target
+from ckpttool.model.plan import Plan, Target
 from ckpttool.model.strategy import Merged, Sharding, Strategy
 from ckpttool.planning import targets
 from ckpttool.planning.manifest_check import check_source
@@ -35,91 +33,12 @@ from ckpttool.planning.resolve import (
     resolve,
 )
 from ckpttool.planning.sources import not_full_problems
-from ckpttool.planning.targets import ShardedOutput, StrategySidecar
+from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
-from ckpttool.transaction.resume import Assignment, DestinationPolicy
+from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.transaction.sources import changed_sources
-from ckpttool.wording import format_ranks
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """Options of the outputs, and of existing files.
-
-    Attributes
-    ----------
-    format
-        Format of the outputs; None to take it from the suffix, else HDF5.
-    prefix
-        Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
-    ranks
-        Write only these ranks of the strategy.
-    not_in_target
-        How to write parameters that the target strategy does not list; see
-        `ckpttool.model.plan.Target`.
-    strategy_path
-        Write the strategy of the outputs to this file, which MindSpore's own tools can read; see
-        `ckpttool.planning.targets`.
-    max_shard_bytes
-        Write a merged checkpoint as a folder of numbered files with at most this many bytes of
-        tensors each.  The default format is then safetensors.  The folder also gets the index files
-        of MindSpore and of Hugging Face.
-    crc
-        Verify the checksums of the source, and store one in every output.
-    part
-        ``(k, n)``: write only the outputs of run ``k``, from 1, of ``n`` runs of the same plan; see
-        `ckpttool.finalize`.
-    overwrite
-        Replace existing outputs; an input is never replaced.
-    resume
-        Keep the outputs that an interrupted run of the same plan completed.  Other files of that
-        run are replaced with and without this option.
-    no_locks
-        On a file system without locks, go on where a plan is left: its run has ended.
-    command
-        The command line, which the record of the run tells to users.
-
-    Examples
-    --------
-    >>> OutputOptions("ckpt", overwrite=True).prefix
-    'checkpoint_'
-    """
-
-    format: str | None = None
-    prefix: str = "checkpoint_"
-    ranks: Collection[int] | None = None
-    not_in_target: NotInTarget = "follow"
-    strategy_path: str | None = None
-    max_shard_bytes: int | None = None
-    crc: bool = False
-    part: tuple[int, int] | None = None
-    overwrite: bool = False
-    resume: bool = False
-    no_locks: bool = False
-    command: str = "python"
-
-    def __post_init__(self) -> None:
-        for name, choices in (("format", FORMAT_NAMES), ("not_in_target", get_args(NotInTarget))):
-            given = getattr(self, name)
-            if given not in (None, *choices):
-                raise ValueError(f"{name}={given!r}, expected one of {choices}")
-        if "/" in self.prefix:
-            raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
-        if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
-            raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
-
-    def refuse(self, *names: str) -> None:
-        """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
-        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        unused = sorted({*given} & {*names})
-        if unused:
-            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
-
-    def policy(self, open_progress: OpenProgress) -> DestinationPolicy:
-        """Return the policy for existing files."""
-        choices = self.overwrite, self.resume, self.part, self.no_locks, self.command
-        return DestinationPolicy(*choices, open_progress)
+from ckpttool.wording import any_of, format_ranks
 
 
 def choose_format(path: str, format: str | None, is_folder: bool = False) -> str:
@@ -151,7 +70,7 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
         text = "the suffix is not that of a format"
-        hint = "a name that ends in .h5, .ckpt or .safetensors, or --format"
+        hint = f"a name that ends in {any_of(map(suffix_of, FORMATS))}, or --format"
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     return format or by_name or "hdf5"
 
@@ -179,7 +98,6 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         ranks=len(strategy.ranks),
         sharding=strategy,
         attrs=header_attrs(options.crc),
-        not_in_target=options.not_in_target,
     )
 
 
@@ -228,10 +146,10 @@ def _plan_and_check(
     strategy: Strategy | Merged | None,
     refusal: CkptToolError | None,
     target: Target,
-    options: ResolveOptions,
-    policy: DestinationPolicy,
+    choices: ResolveOptions,
+    options: OutputOptions,
     executor: Executor | None,
-    extension: ShardedOutput | StrategySidecar | None = None,
+    open_progress: OpenProgress,
 ) -> tuple[Plan, Assignment]:
     """Resolve a source, plan its transfer, and check the destination.
 
@@ -243,12 +161,10 @@ def _plan_and_check(
         An error if the command does not accept the source, else None.
     target
         The outputs.
-    options, policy
-        How to resolve the source, and how to treat existing files.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-    extension
-        Completes the plan with documents, if there are any.
+    choices, options
+        How to resolve the source, and what to write.
+    executor, open_progress
+        See `plan_merge`.
 
     Raises
     ------
@@ -256,18 +172,18 @@ def _plan_and_check(
         All problems, in one error.
     """
     executor = executor or InlineExecutor()
-    diagnostics = Diagnostics(strict=options.strict)
+    diagnostics, extension = Diagnostics(strict=choices.strict), _extension(target, options)
     resolved, plan = None, None
-    is_compared = options.manifest != "ignore"
+    is_compared = choices.manifest != "ignore"
     listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
         if refusal is not None:
             raise refusal
         resolved = resolve(
-            catalog, strategy, options, executor, diagnostics, open_progress=policy.open_progress
+            catalog, strategy, choices, executor, diagnostics, open_progress=open_progress
         )
-        with policy.open_progress(0, "planning"):
-            plan = targets.plan(resolved, target, diagnostics)
+        with open_progress(0, "planning"):
+            plan = targets.plan(resolved, target, options, diagnostics)
             if plan is not None:
                 provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
                 plan = replace(plan, provenance=provenance, listed=listed)
@@ -275,13 +191,12 @@ def _plan_and_check(
                 plan = extension.complete(plan, diagnostics)
     except CkptToolError as error:
         diagnostics.failures.append(error)
-    crc = "crc_num" in target.attrs
     files = catalog.files.values()
-    has_checks = crc or any(file.cipher is not None for file in files)
+    has_checks = options.crc or any(file.cipher is not None for file in files)
     nbytes = sum(file.nbytes for file in files)
-    show_phase = policy.open_progress if has_checks else no_progress
+    show_phase = open_progress if has_checks else no_progress
     with show_phase(nbytes, "verifying checksums") as on_progress:
-        checksum_errors, notes = check_files(catalog, executor, crc, on_progress)
+        checksum_errors, notes = check_files(catalog, executor, options.crc, on_progress)
     diagnostics.add(*notes)
     if resolved is not None:
         _check_contents(resolved, plan, diagnostics)
@@ -290,22 +205,21 @@ def _plan_and_check(
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
     source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
-    found = Diagnostics()
-    assignment = preflight(
+    assignment, found = preflight(
         target if plan is None else plan.target,
         plan,
         catalog,
         inputs=[*_files(catalog), *source_files, *target.sharding.files],
         documents=[] if extension is None else extension.documents,
-        policy=policy,
+        options=options,
         executor=executor,
-        diagnostics=found,
+        open_progress=open_progress,
     )
     diagnostics.extend(found)
     diagnostics.add(*(assignment.notes if assignment is not None else ()))
-    diagnostics.failures[:0] = checksum_errors
-    if catalog.errors():  # first, since what else is wrong may follow from them
-        diagnostics.failures.insert(0, PlanError(catalog.errors()))
+    # What is wrong with the files comes first, since what else is wrong may follow from it.
+    of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
+    diagnostics.failures = [*of_files, *checksum_errors, *diagnostics.failures]
     has_errors = bool(diagnostics.failures or diagnostics.errors)
     if has_errors and (changed := changed_sources(catalog)):
         raise PlanError([*changed, *found.errors])
@@ -387,19 +301,11 @@ def plan_merge(
     attrs = header_attrs(output.crc)
     if format == "safetensors":
         attrs["format"] = "pt"  # all loaders accept this mark; see `ckpttool.formats.safetensors`
-    target, numbered = Target(format, {0: path}, attrs=attrs), None
+    target = Target(format, {0: path}, attrs=attrs)
     if output.max_shard_bytes is not None:
-        numbered = ShardedOutput(path, format, output.max_shard_bytes, attrs)
-        target = numbered.target()
+        target = numbered_target(path, format, attrs)
     return _plan_and_check(
-        catalog,
-        strategy,
-        None,
-        target,
-        resolve_options,
-        output.policy(open_progress),
-        executor,
-        numbered,
+        catalog, strategy, None, target, resolve_options, output, executor, open_progress
     )
 
 
@@ -446,9 +352,9 @@ def plan_split(
         _several_ranks_error(catalog) if is_full else None,
         rank_files(strategy, folder, output_options),
         resolve_options,
-        output_options.policy(open_progress),
+        output_options,
         executor,
-        _sidecar(output_options),
+        open_progress,
     )
 
 
@@ -463,9 +369,13 @@ def _several_ranks_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("strategy", text, hint=hint, ranks=ranks, where=catalog.root)])
 
 
-def _sidecar(options: OutputOptions) -> StrategySidecar | None:
-    path = options.strategy_path
-    return None if path is None else StrategySidecar(path, options.part is not None)
+def _extension(target: Target, options: OutputOptions) -> ShardedOutput | StrategySidecar | None:
+    """Return what completes the plan with documents; None if there are none."""
+    if options.max_shard_bytes is not None:
+        return ShardedOutput(target.output_folder, target.format, options.max_shard_bytes)
+    if options.strategy_path is not None:
+        return StrategySidecar(options.strategy_path, options.part is not None)
+    return None
 
 
 def plan_reshard(
@@ -509,7 +419,7 @@ def plan_reshard(
         refusal,
         rank_files(dst_strategy, folder, output_options),
         resolve_options,
-        output_options.policy(open_progress),
+        output_options,
         executor,
-        _sidecar(output_options),
+        open_progress,
     )

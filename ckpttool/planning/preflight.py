@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+from ckpttool.concurrency import OpenProgress
 from ckpttool.discovery.file_names import NUMBER, RANK_IN_NAME
 from ckpttool.discovery.mindformers_output import CHECKPOINT_FOLDERS, is_run_output
 from ckpttool.discovery.rank_folders import is_in_rank_folder
-from ckpttool.formats import FORMAT_NAMES, format_of_suffix, get_format, suffix_of
+from ckpttool.formats import FORMATS, format_of_suffix, get_format, suffix_of
 from ckpttool.formats.local import find_file_id
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.dtypes import NOT_LOADED_FROM_SAFETENSORS
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.plan import Plan, Target
 from ckpttool.model.tensors import FileId
@@ -32,7 +32,7 @@ from ckpttool.storage.files import (
     is_there,
 )
 from ckpttool.transaction.outputs import stale_files
-from ckpttool.transaction.resume import Assignment, DestinationPolicy, inspect_previous_run
+from ckpttool.transaction.resume import Assignment, OutputOptions, inspect_previous_run
 from ckpttool.wording import format_bytes, shorten
 
 NUMBERED_BYTES = 10 * 10**9  # of numbered files that a hint proposes
@@ -62,14 +62,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
             replaced += is_there(path)
             need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
     found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
-    if plan.target.format == "safetensors" and dtypes & NOT_LOADED_FROM_SAFETENSORS:
-        words = ", ".join(sorted(dtypes & NOT_LOADED_FROM_SAFETENSORS))
-        text = f"MindSpore 2.10 does not load {words} from safetensors"
-        found.add(Diagnostic("format", text))
-    has_checksum = "crc_num" in attrs
-    if plan.target.format == "safetensors" and has_checksum and "BFloat16" in dtypes:
-        text = "MindSpore 2.10 does not verify checksums of safetensors files with BFloat16"
-        found.add(Diagnostic("format", text, hint="load these without crc_check"))
+    found.add(*format.notes(dtypes, attrs))
     by_device: dict[int, tuple[Path, int]] = {}
     for folder, nbytes in need.items():
         first, total = by_device.get(folder.stat().st_dev, (folder, 0))
@@ -101,13 +94,13 @@ def format_option(path: str, format: str) -> str:
 def _other_outputs(plan: Plan) -> str:
     """Return the options that write the same tensors otherwise; "" if no format holds them."""
     target = plan.target
-    others = [name for name in FORMAT_NAMES if name != target.format and _can_hold(name, plan)]
+    others = [name for name in FORMATS if name != target.format and _can_hold(name, plan)]
     if target.is_numbered or not target.is_merged:
         return ", or ".join(f"--format {name}" for name in others)
     path = next(iter(target.paths.values()))
     words = [format_option(path, name) for name in others]
     folder = path if format_of_suffix(path) is None else str(Path(path).with_suffix(""))
-    numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES, target.attrs)
+    numbered = ShardedOutput(folder, target.format, NUMBERED_BYTES)
     spread = numbered.complete(plan, Diagnostics())
     if spread is not None and _can_hold(target.format, spread):
         words.insert(0, f"-o {quote(folder)} --max-shard-size {NUMBERED_BYTES // 10**9}GB")
@@ -133,7 +126,7 @@ def _destination_problems(
     source: Catalog,
     target: Target,
     blocked: Mapping[str, Diagnostic],
-    policy: DestinationPolicy,
+    options: OutputOptions,
     existing: Sequence[str],
     assignment: Assignment | None,
 ) -> Iterator[Diagnostic]:
@@ -147,7 +140,7 @@ def _destination_problems(
         The outputs.
     blocked
         Outputs that cannot be written at all; see `_blocked`.
-    policy
+    options
         How to treat existing files.
     existing
         Files that only ``--overwrite`` replaces.
@@ -155,19 +148,19 @@ def _destination_problems(
         What the run writes; None without a plan.
     """
     yield from dict.fromkeys(blocked.values())
-    is_in_the_way = bool(existing) and not policy.overwrite
+    is_in_the_way = bool(existing) and not options.overwrite
     busy = list(assignment.busy_problems()) if is_in_the_way and assignment is not None else []
     yield from busy
     if is_in_the_way and not busy:
         message, facts = f"{existing[0]} exists already", ""
         if len(existing) > 1:
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
-        hint = f"{'--resume --overwrite' if policy.resume else '--overwrite'}, or {ELSEWHERE}"
+        hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if policy.overwrite or blocked else _find_stale_files(target)
+    stale = None if options.overwrite or blocked else _find_stale_files(target)
     if stale is not None:
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
@@ -305,13 +298,14 @@ def preflight(
     source: Catalog,
     inputs: Sequence[str],
     documents: Sequence[str],
-    policy: DestinationPolicy,
+    options: OutputOptions,
     executor: Executor,
-    diagnostics: Diagnostics,
-) -> Assignment | None:
+    open_progress: OpenProgress,
+) -> tuple[Assignment | None, Diagnostics]:
     """Inspect the destination, and find everything that prevents a run from writing there.
 
-    Return what the run writes and keeps; None without a plan.
+    Return what the run writes and keeps, None without a plan; and problems, with errors of files
+    that cannot be read.
 
     Parameters
     ----------
@@ -325,17 +319,16 @@ def preflight(
         All files that are read; none of them is replaced, by whatever name.
     documents
         Small files that are written with the outputs.
-    policy
+    options
         How to treat existing files, and which outputs this run writes.
-    executor
-        Reads outputs of an earlier run where their contents decide.
-    diagnostics
-        Collects problems, and errors of files that cannot be read.
+    executor, open_progress
+        Read outputs of an earlier run where their contents decide.
     """
-    found = None if plan is None else Assignment.of(plan, policy)
+    diagnostics = Diagnostics()
+    found = None if plan is None else Assignment.of(plan, options)
     if found is not None:
         target = target.limited_to(found.ranks)
-    elif policy.part is not None:  # only a plan decides which outputs belong to a part
+    elif options.part is not None:  # only a plan decides which outputs belong to a part
         target = target.limited_to(())
     blocked = _blocked(target, inputs, documents)
     # The record is read later, so it names the run that has written what is there now.
@@ -345,13 +338,13 @@ def preflight(
     if plan is not None and found is not None and not blocked:
         seen = Diagnostics()
         try:
-            found = inspect_previous_run(found, policy, executor, seen)
-            kept = found.replaceable if policy.resume else ()
+            found = inspect_previous_run(found, executor, open_progress, seen)
+            kept = found.replaceable if options.resume else ()
             seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if policy.overwrite and (stale := _find_stale_files(target)) is not None:
+        if options.overwrite and (stale := _find_stale_files(target)) is not None:
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
@@ -359,6 +352,6 @@ def preflight(
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(source, target, blocked, policy, existing, found)
+    problems = _destination_problems(source, target, blocked, options, existing, found)
     diagnostics.add(*problems)
-    return found
+    return found, diagnostics

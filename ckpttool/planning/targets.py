@@ -45,18 +45,21 @@ from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
+from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
 
-def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) -> Plan | None:
+def plan(
+    resolved: ResolvedSources, target: Target, options: OutputOptions, diagnostics: Diagnostics
+) -> Plan | None:
     """Plan the transfer of sources to a target, without reading files.
 
     Parameters
     ----------
     resolved
         The sources.
-    target
-        The outputs.
+    target, options
+        The outputs; of the options only ``not_in_target`` acts here.
     diagnostics
         Collects all problems of the target.
 
@@ -66,13 +69,13 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
         None if the sources have problems, or do not fit the target.
     """
     catalog = resolved.catalog
-    target, problems = _resolve_names(target, resolved)
+    target, problems = _resolve_names(target, resolved, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not problems:
         diagnostics.add(*target.sharding.notes)
-        transfers, not_listed = _find_transfers(resolved, target, diagnostics)
+        transfers, not_listed = _find_transfers(resolved, target, options, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         verb = "is" if len(outside) == 1 else "are"
@@ -89,26 +92,26 @@ def plan(resolved: ResolvedSources, target: Target, diagnostics: Diagnostics) ->
 
 
 def _resolve_names(
-    target: Target, resolved: ResolvedSources
+    target: Target, resolved: ResolvedSources, options: OutputOptions
 ) -> tuple[Target, Sequence[Diagnostic]]:
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
     if isinstance(target.sharding, Merged):
         return target, ()
     full = {source.meta.name: source.meta for source in resolved.sources}
     names = {**resolved.catalog.metas, **full}
-    is_rest_decided = target.not_in_target != "follow"
+    is_rest_decided = options.not_in_target != "follow"
     src = resolved.catalog.root
     strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided, src)
     return replace(target, sharding=strategy), problems
 
 
 def _find_transfers(
-    resolved: ResolvedSources, target: Target, diagnostics: Diagnostics
+    resolved: ResolvedSources, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each source to write, and the tensors that the target does not list."""
     transfers: list[Transfer] = []
     sources = resolved.sources
-    chooser = _LayoutChooser(resolved, target)
+    chooser = _LayoutChooser(resolved, target, options)
     for source in sources:
         name, shape = source.meta.name, source.meta.shape
         layouts = chooser.layouts(source)
@@ -145,8 +148,9 @@ class _LayoutChooser:
     shows what is no state (`_stays_in_full`).
     """
 
-    def __init__(self, resolved: ResolvedSources, target: Target) -> None:
+    def __init__(self, resolved: ResolvedSources, target: Target, options: OutputOptions) -> None:
         self.target = target
+        self.options = options
         self.src_sharding = resolved.sharding
         self.metas = {source.meta.name: source.meta for source in resolved.sources}
         self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
@@ -165,7 +169,7 @@ class _LayoutChooser:
 
     def layouts(self, source: Source) -> tuple[Layout, ...] | None:
         """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
-        target, strategy, name = self.target, self.target.sharding, source.meta.name
+        strategy, name = self.target.sharding, source.meta.name
         if isinstance(strategy, Merged) or source.meta.text is not None:
             return ()
         if name in strategy.layouts:
@@ -177,12 +181,12 @@ class _LayoutChooser:
         )
         is_followed = is_state and not self._stays_in_full(source)
         layouts = state_layouts(strategy, name, self.owners) if is_followed else ()
-        if layouts and target.not_in_target == "follow":
+        if layouts and self.options.not_in_target == "follow":
             self.not_listed.followed[name] = source.meta
             return layouts
         if source.meta.is_single and parse_name(name).map is None:
             return ()
-        if target.not_in_target == "drop":
+        if self.options.not_in_target == "drop":
             self.not_listed.dropped[name] = source.meta
             return None
         self.not_listed.full[name] = source.meta
@@ -421,27 +425,19 @@ class ShardedOutput:
         The output folder, and the format of the files.
     limit
         Maximum bytes of each file.
-    attrs
-        Attributes of every header.
     """
 
     folder: str
     format: str
     limit: int
-    attrs: Mapping[str, str]
 
     @property
     def documents(self) -> list[str]:
         """The index files."""
         return [str(Path(self.folder, name)) for name in index_names(self.format)]
 
-    def target(self) -> Target:
-        """Return a target of one file, which `complete` spreads over numbered files."""
-        paths = {0: self._path(None, 0)}
-        return Target(self.format, paths, attrs=self.attrs, is_numbered=True)
-
     def complete(self, plan: Plan, diagnostics: Diagnostics) -> Plan | None:
-        """Return the plan of `target` spread over numbered files, with their indexes.
+        """Return the plan of a `numbered_target` spread over numbered files, with their indexes.
 
         The result is None, with an error in ``diagnostics``, if no reader takes such an index.
         """
@@ -493,6 +489,12 @@ class ShardedOutput:
 
     def _path(self, number: int | None, count: int) -> str:
         return str(Path(self.folder, shard_file_name(number, count, self.format)))
+
+
+def numbered_target(folder: str, format: str, attrs: Mapping[str, str]) -> Target:
+    """Return a target of one file, which `ShardedOutput` spreads over numbered files."""
+    paths = {0: str(Path(folder, shard_file_name(None, 0, format)))}
+    return Target(format, paths, attrs=attrs, is_numbered=True)
 
 
 def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str]) -> Plan:

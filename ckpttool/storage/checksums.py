@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.concurrency import check_cancelled, wait_result
-from ckpttool.formats import checksum_inputs
+from ckpttool.formats import get_format
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog
@@ -138,7 +138,7 @@ def compute_checksum(
     in_order = sorted(known, key=_start_of)
     buffer = memoryview(bytearray(BUFFER_BYTES))
     with open_source(index.file) as file:
-        for given in checksum_inputs(index, as_saved):
+        for given in get_format(index.format).checksum_inputs(index, as_saved):
             for one in _split_at_known(given, in_order) if isinstance(given, Extent) else [given]:
                 if isinstance(one, bytes):
                     crc = zlib.crc32(one, crc)

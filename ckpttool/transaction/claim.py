@@ -110,22 +110,22 @@ class Claim:
         if problems:
             raise PlanError(problems)
         found = destination.plan
-        if not assignment.overwrites:
+        if not assignment.options.overwrite:
             for error in destination.damaged:
                 if error.path == str(record.plan):
                     raise error
         is_other = found is not None and found.provenance.digest != outputs.provenance.digest
         is_new = found != assignment.destination.plan
-        if found is not None and is_other and is_new and not assignment.overwrites:
+        if found is not None and is_other and is_new and not assignment.options.overwrite:
             raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
         self.plan = plan = outputs.plan()
         text = sealed_text(plan.head(), plan.lines())
         left = found.files if is_other and found is not None else ()
         if is_other or found is None or not self._has_locks:
             remove_half_written(record, left)
-            is_new = found is None and not assignment.overwrites
+            is_new = found is None and not assignment.options.overwrite
             self._write_plan(text, is_new)
-        if assignment.overwrites and outputs.part is None:
+        if assignment.options.overwrite and outputs.part is None:
             for error in destination.damaged:
                 if Path(error.path) in record.logs():
                     Path(error.path).unlink(missing_ok=True)
@@ -153,7 +153,7 @@ class Claim:
         try:
             kept = Log.read(lock.path).nbytes
         except FormatError:
-            if not self._assignment.overwrites:
+            if not self._assignment.options.overwrite:
                 raise
             kept = 0
         run = self._outputs.provenance

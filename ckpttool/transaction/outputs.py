@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
-from ckpttool.formats import FORMAT_NAMES, read_index, suffix_of
+from ckpttool.formats import FORMATS, read_index, suffix_of
 from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.problems import Diagnostic, FormatError
@@ -139,7 +139,7 @@ def _files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]
     paths = (
         folder / match[0] / f"{prefix}{match[1]}{ending}"
         for match in matches
-        for ending in map(suffix_of, FORMAT_NAMES)
+        for ending in map(suffix_of, FORMATS)
         if match is not None and (int(match[1]) not in ranks or ending != suffix)
     )
     return sorted(str(path) for path in paths if path.exists())

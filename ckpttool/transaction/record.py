@@ -96,7 +96,7 @@ class Transaction:
             A file cannot be read or created.
         """
         if assignment.is_finished:
-            ended = assignment.destination.plan if assignment.is_alone else None
+            ended = assignment.destination.plan if assignment.options.no_locks else None
             remove_leftovers(assignment.outputs.record, ended)
             return cls(plan, assignment, None)
         if changed := changed_sources(*plan.inputs):
@@ -105,7 +105,7 @@ class Transaction:
         try:
             if assignment.replaces_itself:
                 transaction._list_finished(assignment)
-            if assignment.is_resumed:
+            if assignment.options.resume:
                 transaction._find_kept()
         except BaseException as error:
             clean_up(error, transaction.abandon)

@@ -19,15 +19,16 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import get_args
 
-from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.concurrency import OpenProgress
+from ckpttool.formats import FORMATS
 from ckpttool.formats.local import list_folder, read_file
 from ckpttool.model.manifest import Provenance, read_otherwise
-from ckpttool.model.plan import Document, Plan
+from ckpttool.model.plan import Document, NotInTarget, Plan
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, join_clauses
 from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there, is_within, stamp_at
@@ -52,31 +53,79 @@ from ckpttool.wording import count, shorten
 WITHOUT_RESUME = "the same command without --resume"
 
 
-class DestinationPolicy(NamedTuple):
-    """What becomes of files at the destination, and which outputs a run writes.
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Options of the outputs, and of existing files.
 
     Attributes
     ----------
-    overwrite
-        Whether files of other runs may be replaced.
-    resume
-        Whether outputs that an earlier run of the same plan completed are kept.
+    format
+        Format of the outputs; None to take it from the suffix, else HDF5.
+    prefix
+        Start of the names of rank files: ``rank_R/{prefix}R`` with the suffix of the format.
+    ranks
+        Write only these ranks of the strategy.
+    not_in_target
+        How to write parameters that the target strategy does not list.  ``"follow"`` shards
+        optimizer state like its parameter and writes the rest in full to every rank.  ``"full"``
+        writes everything in full.  ``"drop"`` writes nothing.  Single values go to every rank.
+    strategy_path
+        Write the strategy of the outputs to this file, which MindSpore's own tools can read; see
+        `ckpttool.planning.targets`.
+    max_shard_bytes
+        Write a merged checkpoint as a folder of numbered files with at most this many bytes of
+        tensors each.  The default format is then safetensors.  The folder also gets the index files
+        of MindSpore and of Hugging Face.
+    crc
+        Verify the checksums of the source, and store one in every output.
     part
-        ``(k, n)``: which of how many runs that write one set; None if one run writes it.
+        ``(k, n)``: write only the outputs of run ``k``, from 1, of ``n`` runs of the same plan; see
+        `ckpttool.finalize`.
+    overwrite
+        Replace existing outputs; an input is never replaced.
+    resume
+        Keep the outputs that an interrupted run of the same plan completed.  Other files of that
+        run are replaced with and without this option.
     no_locks
-        Whether a run that a file system without locks shows has ended, as the user says.
+        On a file system without locks, go on where a plan is left: its run has ended.
     command
-        The command line, which the record tells to users.
-    open_progress
-        Called with the bytes that are to be read, to prove what an earlier run left.
+        The command line, which the record of the run tells to users.
+
+    Examples
+    --------
+    >>> OutputOptions("ckpt", overwrite=True).prefix
+    'checkpoint_'
     """
 
+    format: str | None = None
+    prefix: str = "checkpoint_"
+    ranks: Collection[int] | None = None
+    not_in_target: NotInTarget = "follow"
+    strategy_path: str | None = None
+    max_shard_bytes: int | None = None
+    crc: bool = False
+    part: tuple[int, int] | None = None
     overwrite: bool = False
     resume: bool = False
-    part: tuple[int, int] | None = None
     no_locks: bool = False
-    command: str = ""
-    open_progress: OpenProgress = no_progress
+    command: str = "python"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
+            given = getattr(self, name)
+            if given not in (None, *choices):
+                raise ValueError(f"{name}={given!r}, expected one of {choices}")
+        if "/" in self.prefix:
+            raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
+        if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
+            raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
+
+    def refuse(self, *names: str) -> None:
+        """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        unused = sorted({*given} & {*names})
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +138,10 @@ class Assignment:
         Where the outputs lie.
     destination
         What lies there, as seen without a lock.
+    options
+        What the user wants.
     ranks
         Ranks of the outputs.
-    part
-        Which of several runs this is; None if one run writes them all.
-    is_resumed
-        Whether outputs that an earlier run of the same plan completed are kept.
-    overwrites
-        Whether files of other runs may be replaced.
-    is_alone
-        Whether no other run writes there, as the user says where no locks can.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -116,11 +159,8 @@ class Assignment:
 
     outputs: RunOutputs
     destination: Destination
+    options: OutputOptions
     ranks: tuple[int, ...]
-    part: Part | None = None
-    is_resumed: bool = False
-    overwrites: bool = False
-    is_alone: bool = False
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -129,18 +169,22 @@ class Assignment:
     notes: tuple[Diagnostic, ...] = ()
 
     @classmethod
-    def of(cls, plan: Plan, policy: DestinationPolicy) -> Assignment:
+    def of(cls, plan: Plan, options: OutputOptions) -> Assignment:
         """Return which outputs a run writes, before anything is known of what lies there."""
         notes: list[Diagnostic] = []
-        part = None if policy.part is None else Part(*policy.part)
+        part = None if options.part is None else Part(*options.part)
         ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
         if part is not None and not ranks:
             facts = f"{count(len(plan.target.paths), 'output file')} for {part.count} parts"
             notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
-        outputs = RunOutputs.of(plan, ranks, part, policy.command)
+        outputs = RunOutputs.of(plan, ranks, part, options.command)
         nothing = Destination(outputs.record, State.NONE)
-        choices = policy.resume, policy.overwrite, policy.no_locks
-        return cls(outputs, nothing, ranks, part, *choices, notes=tuple(notes))
+        return cls(outputs, nothing, options, ranks, notes=tuple(notes))
+
+    @property
+    def part(self) -> Part | None:
+        """Which of several runs this is; None if one run writes all outputs."""
+        return self.outputs.part
 
     def busy_problems(self) -> Iterator[Diagnostic]:
         """Yield why the run cannot begin beside those that are writing now."""
@@ -233,8 +277,8 @@ class RunOutputs:
 
 def inspect_previous_run(
     assignment: Assignment,
-    policy: DestinationPolicy,
     executor: Executor,
+    open_progress: OpenProgress,
     diagnostics: Diagnostics,
 ) -> Assignment:
     """Find what an earlier run left where a plan is to write, and which outputs can be kept.
@@ -243,15 +287,14 @@ def inspect_previous_run(
     ----------
     assignment
         Which outputs this run writes.
-    policy
-        What becomes of files that are there.
-    executor
-        Reads outputs whose stamps have changed, to prove them by their contents.
+    executor, open_progress
+        Read outputs whose stamps have changed, to prove them by their contents.
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
     outputs = assignment.outputs
-    record, seen = outputs.record, None if policy.overwrite else outputs.stamps()
+    overwrites = assignment.options.overwrite
+    record, seen = outputs.record, None if overwrites else outputs.stamps()
     assignment = replace(assignment, seen=seen)
     if not outputs.folder.is_dir():
         return assignment
@@ -260,18 +303,18 @@ def inspect_previous_run(
         return _without_other_problems(assignment, outputs)
     destination = look(record)
     assignment = replace(assignment, destination=destination)
-    diagnostics.add(*_foreign_partials(outputs, destination, policy.overwrite))
+    diagnostics.add(*_foreign_partials(outputs, destination, overwrites))
     find = partial(
         find_unchanged,
         outputs.folder,
         outputs.provenance,
         executor=executor,
-        open_progress=policy.open_progress,
+        open_progress=open_progress,
     )
     problems = list(busy_problems(assignment, destination))
     if destination.state is State.COMPLETE and not problems:
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
-    problems += () if policy.overwrite else _damage(outputs, destination)
+    problems += () if overwrites else _damage(outputs, destination)
     if problems:
         diagnostics.add(*problems)
         return _without_other_problems(assignment, outputs)
@@ -290,10 +333,10 @@ def _inspect_stopped(
     logged = destination.logged(digest)
     chosen = choose_entries(outputs.folder, (logged, destination.logged()))
     stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
-    is_read = assignment.is_resumed or not assignment.overwrites
+    is_read = assignment.options.resume or not assignment.options.overwrite
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
     done = {n for log in destination.finished_parts.values() for n in log.outputs}
-    replaceable = intact.keys() if assignment.is_resumed else intact.keys() - done
+    replaceable = intact.keys() if assignment.options.resume else intact.keys() - done
     paths = outputs.written_documents.union(str(outputs.folder / name) for name in replaceable)
     assignment = replace(assignment, replaceable=paths)
     plan = destination.plan
@@ -306,14 +349,14 @@ def _inspect_stopped(
         return _without_other_problems(assignment, outputs) if is_refused else assignment
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
     is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
-    if is_done and not assignment.is_resumed and not assignment.overwrites:
+    if is_done and not assignment.options.resume and not assignment.options.overwrite:
         diagnostics.add(_already_written(outputs))
         return _without_other_problems(assignment, outputs)
     stopped = destination.parts.keys() - destination.finished_parts.keys()
     ran_here = destination.state is not State.NONE
     if ran_here and (outputs.part is None or outputs.part in stopped):
-        diagnostics.add(*_describe_stopped(outputs, complete, assignment.is_resumed))
-    if not assignment.is_resumed:
+        diagnostics.add(*_describe_stopped(outputs, complete, assignment.options.resume))
+    if not assignment.options.resume:
         return assignment
     if plan is not None and complete:
         diagnostics.add(*_describe_replicas(outputs, plan.provenance))
@@ -328,7 +371,7 @@ def _inspect_other_plan(
     several = len(parts) > 1
     named = f"part{'s' if several else ''} {shorten(map(str, parts), 3)}"
     written = f"{named} {'were' if several else 'was'} written by another run"
-    if assignment.overwrites:
+    if assignment.options.overwrite:
         if parts:
             message = f"{written} and {'are' if several else 'is'} replaced"
             yield Diagnostic("resumed", message, where=where)
@@ -336,7 +379,7 @@ def _inspect_other_plan(
         hint = "the same source, step and options for all parts, or --overwrite; "
         hint += "`ckpttool help parts` explains"
         yield Diagnostic("parts", written, hint=hint, facts=changes, where=where)
-    elif assignment.is_resumed:
+    elif assignment.options.resume:
         message, hint = "another run did not end here", WITHOUT_RESUME
         yield Diagnostic("resume", message, hint=hint, facts=changes, where=where)
     elif intact:
@@ -360,24 +403,24 @@ def _inspect_finished(
             paths = outputs.written_documents | {str(record.manifest)}
             return replace(assignment, replaceable=paths)
     except FormatError as error:
-        if assignment.is_resumed and not assignment.overwrites:
+        if assignment.options.resume and not assignment.options.overwrite:
             diagnostics.add(_damaged(error, "destination", "--resume needs it"))
             return _without_other_problems(assignment, outputs)
         return assignment
     known = destination.stamps.outputs if destination.stamps is not None else {}
     stamps = {name: known.get(name) for name in outputs.outputs}
-    code = "resume" if assignment.is_resumed else "destination"
+    code = "resume" if assignment.options.resume else "destination"
     problem = _other_set(outputs, destination, manifest, code)
     assignment = replace(assignment, replaces_itself=problem is None)
-    if outputs.part is not None and assignment.overwrites:
+    if outputs.part is not None and assignment.options.overwrite:
         text = "complete, and this part takes the set apart"
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
         diagnostics.add(Diagnostic("resumed", text, hint=hint, where=str(record.output)))
-    if assignment.is_resumed and problem is None:
+    if assignment.options.resume and problem is None:
         return _inspect_outputs(
             outputs, destination, assignment, manifest, stamps, find, diagnostics
         )
-    if assignment.overwrites:
+    if assignment.options.overwrite:
         return assignment
     is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
     if problem is None and not is_unchanged:
@@ -451,7 +494,7 @@ def _inspect_outputs(
         return _without_other_problems(assignment, outputs)
     if destination.stamps is not None and kept:
         diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
-    if changed and not assignment.overwrites:
+    if changed and not assignment.options.overwrite:
         text = f"{count(len(changed), 'output')} changed since written"
         hint, facts = "--resume --overwrite", shorten(changed, 3)
         diagnostics.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
@@ -566,7 +609,7 @@ def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[
     outputs, running = assignment.outputs, destination.running
     record, plan = outputs.record, destination.plan
     if is_held(record.lock) is None:
-        if plan is not None and not (assignment.overwrites or assignment.is_alone):
+        if plan is not None and not (assignment.options.overwrite or assignment.options.no_locks):
             yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
         return
     if outputs.part is not None:
@@ -652,5 +695,5 @@ def destination_changes(
     new = [path for path, stamp in now.items() if seen.get(path) != stamp]
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
-        hint = "the same command" if assignment.is_resumed else "--overwrite"
+        hint = "the same command" if assignment.options.resume else "--overwrite"
         yield Diagnostic("destination", text, hint=hint, where=where)

@@ -269,11 +269,15 @@ def lose_ranks(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
 
 def use_other_folders(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
     prepare(shell)
-    shell.remark("23 a pattern that matches nothing, ranks in other folders")
+    shell.remark("23 a pattern that matches nothing, ranks in other folders: what is below")
     shell.run("inspect C --pattern 'node{rank}/*.ckpt'")
     shell.run("inspect C --pattern 'rank_0/*.ckpt'")
     for rank in range(8):
-        Path(f"C/rank_{rank}").rename(f"C/run{rank}")
+        Path(f"C/rank_{rank}").rename(f"C/card{rank}")
+    shell.run("merge C -s S.ckpt -o x.ckpt -q")  # numbers from 0 are those of ranks
+    shell.clear("x.ckpt")
+    for rank in range(8):
+        Path(f"C/card{rank}").rename(f"C/run{rank}")
     shell.run("merge C -s S.ckpt -o x.ckpt")
     shell.run("inspect C --pattern 'run{rank}/*.ckpt'")
     shell.remark("the folder above, an empty folder, a file that is not there")

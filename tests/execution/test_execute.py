@@ -12,11 +12,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.execution import copy
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import CopyOptions, cut_into_tasks, fill
 from ckpttool.execution.execute import _failure, execute
@@ -25,6 +28,7 @@ from ckpttool.formats import get_format, header_of, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import CombinedError, FormatError
+from ckpttool.storage import region_io
 from ckpttool.storage.files import PARTIAL, PartialFile, write_header
 from tests.support.checkpoints import create_file, write_file, write_holes
 from tests.support.commands import files_below
@@ -481,3 +485,35 @@ def test_a_failure_names_every_problem_of_its_cause():
     errors += [FormatError(f"{name}.ckpt", None, "cut short") for name in "cde"]
     facts = _failure("out.h5", CombinedError(errors)).facts
     assert facts == "byte 1; b.ckpt: encrypted; byte 2; c.ckpt: cut short; 2 more"
+
+
+@pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
+def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch, output_format):
+    """All else has the types of slices and of outputs: sizes, bands, headers, hashes, manifest."""
+
+    def read_band(files, tensor, band, out):
+        (term,) = tensor.terms
+        stored = replace(tensor, meta=replace(tensor.meta, dtype=term.source.meta.dtype))
+        data = np.empty((*band.shape, stored.meta.itemsize), np.uint8)
+        region_io.read_band(files, stored, band, data)
+        numbers = data.view(np.float32).astype(np.float16 if out.shape[-1] == 2 else np.float32)
+        out[...] = numbers.view(np.uint8)
+
+    monkeypatch.setattr(copy, "read_band", read_band)
+    plan, assignment = make_plan(tmp_path / "out", output_format, crc=output_format != "hdf5")
+    transfers = [
+        replace(one, dtype="Float16") if one.dtype == "Float32" else one for one in plan.transfers
+    ]
+    execute(replace(plan, transfers=tuple(transfers)), assignment)
+    execute(*make_plan(tmp_path / "stored", output_format))
+    for rank in range(4):
+        name = f"rank_{rank}/checkpoint_{rank}{suffix_of(output_format)}"
+        cast, stored = (read(tmp_path / folder / name) for folder in ("out", "stored"))
+        for tensor, entry in stored.items():
+            expected = entry.array()
+            if entry.dtype == "Float32":
+                expected = expected.astype(np.float16)
+            assert cast[tensor].array().tobytes() == expected.tobytes()
+    strategy = ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")])
+    done = ckpttool.verify(ckpttool.scan(str(tmp_path / "out")), strategy, deep=True, crc=True)
+    assert [one.code for one in done.findings] == []

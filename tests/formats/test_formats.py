@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.formats import (
-    FORMAT_NAMES,
+    FORMATS,
     ckpt,
     format_of_content,
     format_of_suffix,
@@ -63,7 +63,7 @@ def assert_same_header(read_back, created):
     assert (read_back.format, read_back.nbytes) == (created.format, created.nbytes)
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_every_type_and_shape_is_read_back_as_created(format, tmp_path):
     tensors = metas(format)
     created = create(format, tmp_path, tensors)
@@ -71,7 +71,7 @@ def test_every_type_and_shape_is_read_back_as_created(format, tmp_path):
     assert_same_header(read_index(created.path), created)
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_every_name_is_read_back_as_created(format, tmp_path):
     tensors = [TensorMeta(name, "Float32", (i + 1,)) for i, name in enumerate(NAMES)]
     assert not list(get_format(format).refusals(tensors))
@@ -80,12 +80,12 @@ def test_every_name_is_read_back_as_created(format, tmp_path):
     assert_same_header(read_index(created.path), created)
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_file_without_tensors_is_read_back(format, tmp_path):
     assert not read_index(create(format, tmp_path, []).path).tensors
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_bytes_written_are_the_bytes_read_by_anyone(format, tmp_path):
     index = create(format, tmp_path, metas(format))
     expected = {name: content(tensor) for name, tensor in index.tensors.items()}
@@ -113,7 +113,7 @@ def test_bytes_written_are_the_bytes_read_by_anyone(format, tmp_path):
             )
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_no_two_tensors_share_a_byte_and_none_lies_outside_the_file(format, tmp_path):
     index = create(format, tmp_path, metas(format))
     extents = sorted(
@@ -126,7 +126,7 @@ def test_no_two_tensors_share_a_byte_and_none_lies_outside_the_file(format, tmp_
     assert ends[-1] <= (tmp_path / f"file{suffix_of(format)}").stat().st_size == index.nbytes
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 def test_creating_replaces_a_longer_file(format, tmp_path):
     long = create(format, tmp_path, [TensorMeta("long", "Int8", (100_000,))])
     write_contents(long, {"long": b"\xff" * 100_000})
@@ -143,7 +143,7 @@ TENSORS = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("format", FORMAT_NAMES)
+@pytest.mark.parametrize("format", FORMATS)
 @settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TENSORS)
 def test_any_tensors_are_read_back_as_created(format, tmp_path, tensors):
@@ -191,7 +191,7 @@ def test_hdf5_behind_a_user_block_is_found(offset, tmp_path):
 
 
 def test_suffixes_name_formats():
-    assert {suffix_of(name) for name in FORMAT_NAMES} == {".h5", ".ckpt", ".safetensors"}
+    assert {suffix_of(name) for name in FORMATS} == {".h5", ".ckpt", ".safetensors"}
     assert format_of_suffix("a/b.hdf5") == format_of_suffix("b.H5") == "hdf5"
     assert format_of_suffix("a.ckpt.tmp") is None
     assert format_of_suffix("net.h5.partial") is None

@@ -42,8 +42,8 @@ def plan_of(catalog, strategy, target, choice, content_groups=None):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    made = Target("ckpt", paths, ranks, target or Merged(), not_in_target=choice)
-    return plan_in_memory(catalog, strategy, made, content_groups or {})
+    made = Target("ckpt", paths, ranks, target or Merged())
+    return plan_in_memory(catalog, strategy, made, content_groups or {}, not_in_target=choice)
 
 
 def held_by(plan):
@@ -75,14 +75,11 @@ def test_states_follow_or_all_is_written_in_full_or_left_out(choice, states, fro
 @pytest.mark.parametrize("choice", CHOICES)
 def test_what_each_rank_has_of_its_own_is_left_out_with_the_rest(choice):
     ranks = {rank: {"w": (4, 3), "rng": (5,)} for rank in range(4)}
-    target = Target(
-        *("ckpt", {rank: f"out/{rank}" for rank in range(2)}, 2, strategy_of({"w": TWO_ROWS})),
-        not_in_target=choice,
-    )
+    paths = {rank: f"out/{rank}" for rank in range(2)}
+    target = Target("ckpt", paths, 2, strategy_of({"w": TWO_ROWS}))
     content_groups = {"rng": ((0,), (1,), (2,), (3,))}
-    made = plan_in_memory(
-        catalog_of(ranks), strategy_of({"w": ROWS}), target, content_groups, "rank"
-    )
+    read = catalog_of(ranks), strategy_of({"w": ROWS})
+    made = plan_in_memory(*read, target, content_groups, "rank", not_in_target=choice)
     assert ("rng" in held_by(made)[1]) == (choice != "drop")
     assert made.not_listed.sizes["dropped" if choice == "drop" else "full"] == (1, 20)
 

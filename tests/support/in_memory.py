@@ -16,6 +16,7 @@ from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics
+from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import catalog_of, stored
 from tests.support.readers import Entry
 
@@ -30,8 +31,11 @@ def catalog_of_entries(ranks) -> Catalog:
     return Catalog("run", files)
 
 
-def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None):
-    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors."""
+def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None, **options):
+    """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors.
+
+    ``options`` are those of the outputs.
+    """
     sharding = Merged() if strategy is None else strategy
     notes = [*scan_notes(catalog, sharding), *sharding.notes]
     sources = find_sources(catalog, sharding, content_groups or {}, unlisted)
@@ -39,7 +43,7 @@ def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None
     found.failures += sources.damage
     found.add(*notes, *sources.notes, *sources.problems)
     resolved = ResolvedSources(catalog, sharding, tuple(sources.found), sources.is_deduplicated)
-    made = plan(resolved, target, found)
+    made = plan(resolved, target, OutputOptions(**options), found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
 
