@@ -41,7 +41,6 @@ from ckpttool.wording import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.model.layout import Layout
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.summary import Parallelism, Placement, Stage, Summary
 
@@ -389,14 +388,15 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
             "tensors": _name,
             "listed shape" if found is None else "full shape": _shape,
             "dtype": _dtype,
-            "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
+            "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
             "ranks of the layout" if "deduplicated" in codes else "ranks of each slice": ranks,
         }
     if found is not None and all(one.placement.known == "full" for one in summary.entries):
-        files = found.catalog.files.values()
-        paths = {name: file.path for file in files for name in file.header if len(files) > 1}
+        files = [*found.catalog.files.values()]
+        several = files[::-1] if len(files) > 1 else ()  # the first of those with a name counts
+        paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
             "full shape": _shape,
@@ -502,15 +502,17 @@ def _only(texts: Iterable[str]) -> str:
 
 
 def _device_matrix(row: Row) -> str:
-    return "" if row.first.layout is None else format_shape(row.first.layout.device_matrix)
+    layout = row.first.placement.layout
+    return "" if layout is None else format_shape(layout.device_matrix)
 
 
 def _tensor_map(row: Row) -> str:
-    axes = () if row.first.layout is None else row.first.layout.tensor_map
+    layout = row.first.placement.layout
+    axes = () if layout is None else layout.tensor_map
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
+def sharded_text(placement: Placement) -> str:
     """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
     if placement.known == "unlisted":
         return "not listed"
@@ -524,8 +526,9 @@ def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
         for axis, slices in enumerate(placement.cuts)
         if slices > 1
     ]
-    if layout is not None and 0 < len(layout.rows) <= _MAX_UNEVEN:
-        parts[0] = f"rows / {' + '.join(map(str, layout.rows))}"
+    rows = () if placement.layout is None else placement.layout.rows
+    if 0 < len(rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, rows))}"
     shard = placement.optimizer_shard
     return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 

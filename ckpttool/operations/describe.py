@@ -185,8 +185,8 @@ def _summarize(facts: Facts) -> Summary:
     catalog, resolved = facts.readable, facts.resolved
     if resolved is None:
         states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
-        return Summary(entries_of_files(catalog), states)
-    entries, layouts = entries_of_sources(resolved), resolved.sharding.layouts
+        return Summary(tuple(entries_of_files(catalog)), states)
+    entries, layouts = tuple(entries_of_sources(resolved)), resolved.sharding.layouts
     metas = {source.meta.name: source.meta for source in resolved.sources}
     listed = listed_names(catalog, resolved.sharding)
     states = drop_unlike_shapes(match_states(listed, metas), metas)
