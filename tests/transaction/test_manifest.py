@@ -132,18 +132,6 @@ def test_it_is_beside_a_single_file_and_in_a_folder_of_numbered_ones(tmp_path):
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
-def test_a_set_as_it_was_written_is_clean(tmp_path, output_format):
-    run_well(*reshard_words(tmp_path / "out", output_format))
-    run_well(*merge_words(tmp_path / f"m.{output_format}", "--format", output_format))
-    run_well(*merge_words(tmp_path / "model", "--max-shard-size", "10KB"))
-    strategy = ["-s", CASE / "dst_strategy.ckpt"]
-    for words in (["out", *strategy], ["out"], [f"m.{output_format}"], ["model"]):
-        for more in ([], ["--deep"]):
-            result = run("verify", tmp_path / words[0], *words[1:], *more)
-            assert result.exit_code == 0, message(result)
-
-
-@pytest.mark.parametrize("output_format", FORMATS)
 def test_a_byte_that_was_changed_is_found_with_its_file_tensor_and_hashes(tmp_path, output_format):
     path = tmp_path / f"m{SUFFIXES[output_format]}"
     run_well(*merge_words(path))
@@ -302,12 +290,6 @@ def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
     (tmp_path / f"m.ckpt.{MANIFEST}").write_text("a note of somebody's\n")
     result = run(*merge_words(tmp_path / "m.ckpt"))
     assert f"m.ckpt.{MANIFEST} exists already Try: --overwrite" in message(result)
-
-
-def test_a_set_with_a_manifest_is_read_without_a_word_about_it(tmp_path):
-    run_well(*reshard_words(tmp_path / "out", "ckpt"))
-    result = run_well("inspect", tmp_path / "out")
-    assert "ckpttool.json" not in message(result)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "merge", "diff"])
