@@ -195,6 +195,11 @@ CASES = {
         held(STATES, adam_m__w=SLICE, contents={"adam_m.w": "aabb"}),
     ),
     "check_replicas": ("replica", held(contents={"w": "abcc"}), held()),
+    "check_compared": (
+        "replica",
+        replace(held(), compared=(Diagnostic("replica", "differs"),)),
+        replace(held(), compared=()),
+    ),
     "check_shards": (
         "contradicted",
         held(strategy_of({"w": SHARDED})),
