@@ -23,7 +23,10 @@ _NO_FILE = "no checkpoint file found in"
 
 
 def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what the scan noted; with a strategy, `check_replaced` reports the missing ranks."""
+    """Yield what the scan of the files noted.
+
+    With a strategy, `check_replaced` reports the missing ranks.
+    """
     catalog = checkpoint.catalog
     errors = catalog.errors()
     for one in catalog.diagnostics:
