@@ -21,7 +21,7 @@ The type of a dataset is a datatype message of its header:
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
 Attributes of the root group whose names begin with ``ckpttool.`` say how the file was made; see
-`ckpttool.planning.plans`.  They are strings of the same type, written first and in the order of
+`ckpttool.operations.plans`.  They are strings of the same type, written first and in the order of
 their names.  No other attribute of a group is read, and no string of variable length: libhdf5 can
 hang on the heap of such strings in a damaged file.
 

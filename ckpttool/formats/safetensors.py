@@ -18,7 +18,7 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
   marks all its files so.  Its loaders ignore the mark, and ``unified_safetensors`` copies it, with
   all metadata, from the files of ranks into its own.  Merged files are marked ``"pt"``: Hugging
   Face's loaders refuse ``"ms"``, and metadata without a mark.
-* Names that begin with ``ckpttool.`` say how the file was made; see `ckpttool.planning.plans`.
+* Names that begin with ``ckpttool.`` say how the file was made; see `ckpttool.operations.plans`.
 * An ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  MindSpore takes every
   entry with the name of a tensor for that tensor's type.  So an entry of ``attrs`` with the name
   of a tensor is not written.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
+from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.formats.foreign import Device, ForeignFile
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import drop_unlike_shapes, match_states
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Strategy
 from ckpttool.operations.summary import (
     Entry,
     EqualRanks,
@@ -21,17 +22,11 @@ from ckpttool.operations.summary import (
     Summary,
     entries_of_files,
     entries_of_layouts,
-    entries_of_sources,
+    entries_of_tensors,
     find_parallelism,
     layouts_of_rules,
 )
-from ckpttool.planning.missing import ranks_without_file
-from ckpttool.planning.sources import listed_names
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES
 from ckpttool.problems import Diagnostics, StrategyError
-
-if TYPE_CHECKING:
-    from ckpttool.planning.resolve import ResolvedSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +52,8 @@ class Facts:
     catalog: Catalog
     readable: Catalog
     found: Diagnostics
-    sharding: Sharding | None
-    resolved: ResolvedSources | None = None
+    sharding: Strategy | None
+    resolved: Checkpoint | None = None
     devices: Mapping[int, Device] = field(default_factory=dict)
 
 
@@ -99,7 +94,7 @@ class Inspection:
     summary: Summary
     completeness: Completeness
     found: Diagnostics
-    sharding: Sharding | None
+    sharding: Strategy | None
     devices: Mapping[int, Device]
 
     def with_samples(self, equal_ranks: Mapping[str, EqualRanks]) -> Inspection:
@@ -187,7 +182,7 @@ def describe_checkpoint(facts: Facts) -> Inspection:
         summary,
         assess(facts, summary.entries),
         facts.found,
-        None if resolved is None else resolved.sharding,
+        None if resolved is None else resolved.strategy,
         facts.devices,
     )
 
@@ -198,14 +193,13 @@ def _summarize(facts: Facts) -> Summary:
     if resolved is None:
         states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
         return Summary(entries_of_files(catalog), states)
-    entries, layouts = entries_of_sources(resolved), resolved.sharding.layouts
-    metas = {source.meta.name: source.meta for source in resolved.sources}
-    listed = listed_names(catalog, resolved.sharding)
-    states = drop_unlike_shapes(match_states(listed, metas), metas)
+    entries, layouts = entries_of_tensors(resolved), resolved.strategy.layouts
+    metas = {one.name: one.meta for one in resolved.tensors}
+    states = drop_unlike_shapes(match_states(resolved.listed, metas), metas)
     expected = catalog.holders or layouts  # of files that cannot be read
     incomplete = {name: layouts[name] for name in layouts if name in expected and name not in metas}
     with_layouts = (*entries, *entries_of_layouts(incomplete))
-    return Summary(entries, states, find_parallelism(with_layouts, states, resolved.sharding))
+    return Summary(entries, states, find_parallelism(with_layouts, states, resolved.strategy))
 
 
 _DOUBTS = (
@@ -232,7 +226,7 @@ def assess(facts: Facts, entries: Sequence[Entry]) -> Completeness:
     failures = [one for one in found.failures if one not in catalog.damaged.values()]
     if catalog.damaged.keys() - replaced or (failures and sharding is not None):
         wrong.append("damaged")
-    of_ranks = Merged() if catalog.is_merged or sharding is None else sharding
+    of_ranks = sharding or Strategy.without_layouts()
     # A strategy that does not fit tells nothing of ranks.
     missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
     unreadable = tuple(catalog.damaged)

@@ -21,8 +21,8 @@ from ckpttool.problems import describe_diagnostics, describe_errors, severities
 if TYPE_CHECKING:
     from ckpttool.formats.foreign import Device
     from ckpttool.model.layout import Layout
-    from ckpttool.model.slicing import Source
-    from ckpttool.model.strategy import Sharding
+    from ckpttool.model.slicing import FullTensor
+    from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import FileIndex, TensorMeta
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
@@ -186,7 +186,7 @@ def _rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:
     }
 
 
-def _full_tensor(source: Source, sharding: Sharding) -> Json:
+def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
     """Describe a full tensor, and the ranks that hold its slices."""
     meta, slicing = source.meta, source.slicing
     if isinstance(slicing, BoxSlicing):
@@ -213,7 +213,7 @@ def _full_tensor(source: Source, sharding: Sharding) -> Json:
     }
 
 
-def _slices(source: Source) -> Json:
+def _slices(source: FullTensor) -> Json:
     """Describe a full tensor: the shape of its first slice, and all shapes if there are several."""
     shapes = slice_shapes(source)
     several = shapes if len(shapes) > 1 else None

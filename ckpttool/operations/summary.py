@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Literal
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Sharding, Strategy
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import Checkpoint
     from ckpttool.model.catalog import Catalog
-    from ckpttool.planning.resolve import ResolvedSources
 
 # How a distribution is known: a strategy lists the tensor or its parameter; the checkpoint
 # describes its slices; a strategy or a description omits it; a merged checkpoint holds it; nothing
@@ -109,7 +109,7 @@ class Entry:
     total_nbytes: int = 0
     elements: int = 0
     layout: Layout | None = None  # that a strategy gives
-    source: Source | None = None  # of a resolved checkpoint
+    source: FullTensor | None = None  # of a resolved checkpoint
 
     @property
     def is_single_value(self) -> bool:
@@ -281,7 +281,7 @@ def _add_up(entries: Sequence[Entry]) -> Amount:
 # ------------------------------------------------------------------------------------------ entries
 
 
-def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
+def entries_of_tensors(checkpoint: Checkpoint) -> tuple[Entry, ...]:
     """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
     If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
@@ -289,12 +289,12 @@ def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
     """
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
     entries = []
-    for source in resolved.sources:
+    for source in checkpoint.tensors:
         meta, slicing = source.meta, source.slicing
-        held = resolved.catalog.holders[meta.name]
+        held = checkpoint.catalog.holders[meta.name]
         key = (slicing.distribution_key, source.has_layout, id(held))
         if key not in placements:
-            placements[key] = _place(source, held, resolved.is_deduplicated)
+            placements[key] = _place(source, held, checkpoint.is_deduplicated)
         elements = 0 if meta.text is not None else math.prod(meta.header_shape)
         is_laid_out = source.has_layout and isinstance(slicing, LayoutSlicing)
         entries.append(
@@ -308,7 +308,7 @@ def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _place(source: Source, held: Ranks, is_deduplicated: bool) -> Placement:
+def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
     slicing, having = source.slicing, frozenset(held)
     if not source.has_layout:
@@ -395,7 +395,7 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(name for name, number in holders.items() if number > 1)
 
 
-def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
+def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
     """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
     if isinstance(source.slicing, BoxSlicing):
         return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
@@ -476,7 +476,7 @@ def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
 
 
 def find_parallelism(
-    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Sharding
+    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Strategy
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
@@ -502,7 +502,7 @@ def find_parallelism(
         len(groups.pop()) if is_tensor_parallel else None,
         len(listed),
         tuple(Split(*key, number) for key, number in splits.most_common()),
-        tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
+        tuple(_find_stages(sharding)) if sharding.layouts or sharding.rules else (),
         tuple(OptimizerShard(*item) for item in sorted(shards.items()) if item[0] > 1),
     )
 

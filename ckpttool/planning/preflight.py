@@ -339,7 +339,10 @@ def preflight(
         seen = Diagnostics()
         try:
             found = inspect_previous_run(found, executor, open_progress, seen)
-            kept = found.replaceable if options.resume else ()
+            seen.add(*found.refusals)
+            kept: Collection[str] = found.replaceable if options.resume else ()
+            if found.refusals and options.resume:  # nobody knows what it could keep
+                kept = {str(Path(path)) for path in target.paths.values()}
             seen.extend(_check_format_and_space(plan.limited_to(found.ranks), kept))
         except CkptToolError as error:
             diagnostics.failures.append(error)
@@ -347,6 +350,8 @@ def preflight(
         if options.overwrite and (stale := _find_stale_files(target)) is not None:
             seen.add(stale)
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
+    if found is not None and found.refusals:
+        there = manifest = []  # a refusal says more than that a file exists
     # Without a plan nothing says whether a manifest matters whose outputs are gone.
     replaceable = frozenset(manifest) if found is None else found.replaceable
     existing = [path for path in there if str(Path(path)) not in replaceable]

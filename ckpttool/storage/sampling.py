@@ -13,7 +13,7 @@ import numpy as np
 from ckpttool.model.manifest import hashed, units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import FullTensor
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.storage.numbers import Bytes, decode, find_distances, find_magnitudes
 from ckpttool.storage.region_io import FlatFiles, read_band
@@ -155,7 +155,7 @@ def sample(tensor: StoredTensor) -> Sample:
     return take_samples([tensor])[0]
 
 
-def sample_box(source: Source) -> bytes:
+def sample_box(source: FullTensor) -> bytes:
     """Return a hash of three boxes of a full tensor: its first, middle and last elements.
 
     A box has at most one page.  It is read from the lowest owner of each slice that it overlaps.

@@ -153,6 +153,8 @@ class Assignment:
         Whether a finished set of the same plan and sources is there, which this run takes apart.
     is_finished
         Whether all is there and kept, so that nothing is to be done.
+    refusals
+        Why the run may not begin; they say more than that files of it exist.
     notes
         What is worth knowing of all that.
     """
@@ -166,6 +168,7 @@ class Assignment:
     replaceable: frozenset[str] = frozenset()
     replaces_itself: bool = False
     is_finished: bool = False
+    refusals: tuple[Diagnostic, ...] = ()
     notes: tuple[Diagnostic, ...] = ()
 
     @classmethod
@@ -298,9 +301,8 @@ def inspect_previous_run(
     assignment = replace(assignment, seen=seen)
     if not outputs.folder.is_dir():
         return assignment
-    if closed := list(access_problems(record, [record.log(outputs.part)])):
-        diagnostics.add(*closed)
-        return _without_other_problems(assignment, outputs)
+    if closed := tuple(access_problems(record, [record.log(outputs.part)])):
+        return replace(assignment, refusals=closed)
     destination = look(record)
     assignment = replace(assignment, destination=destination)
     diagnostics.add(*_foreign_partials(outputs, destination, overwrites))
@@ -316,8 +318,7 @@ def inspect_previous_run(
         return _inspect_finished(outputs, destination, assignment, find, diagnostics)
     problems += () if overwrites else _damage(outputs, destination)
     if problems:
-        diagnostics.add(*problems)
-        return _without_other_problems(assignment, outputs)
+        return replace(assignment, refusals=tuple(problems))
     return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
 
 
@@ -343,15 +344,15 @@ def _inspect_stopped(
     is_other = plan is not None and plan.provenance.digest != digest
     if plan is not None and is_other and (destination.finished_parts or not logged):
         changes = _compare_runs(outputs.provenance, plan.provenance)
-        found = list(_inspect_other_plan(destination, assignment, changes, len(intact)))
+        found = tuple(_inspect_other_plan(destination, assignment, changes, len(intact)))
+        if any(one.code != "resumed" for one in found):
+            return replace(assignment, refusals=found)
         diagnostics.add(*found)
-        is_refused = any(one.code != "resumed" for one in found)
-        return _without_other_problems(assignment, outputs) if is_refused else assignment
+        return assignment
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
     is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
     if is_done and not assignment.options.resume and not assignment.options.overwrite:
-        diagnostics.add(_already_written(outputs))
-        return _without_other_problems(assignment, outputs)
+        return replace(assignment, refusals=(_already_written(outputs),))
     stopped = destination.parts.keys() - destination.finished_parts.keys()
     ran_here = destination.state is not State.NONE
     if ran_here and (outputs.part is None or outputs.part in stopped):
@@ -404,8 +405,8 @@ def _inspect_finished(
             return replace(assignment, replaceable=paths)
     except FormatError as error:
         if assignment.options.resume and not assignment.options.overwrite:
-            diagnostics.add(_damaged(error, "destination", "--resume needs it"))
-            return _without_other_problems(assignment, outputs)
+            damage = _damaged(error, "destination", "--resume needs it")
+            return replace(assignment, refusals=(damage,))
         return assignment
     known = destination.stamps.outputs if destination.stamps is not None else {}
     stamps = {name: known.get(name) for name in outputs.outputs}
@@ -425,8 +426,7 @@ def _inspect_finished(
     is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
     if problem is None and not is_unchanged:
         return assignment
-    diagnostics.add(problem or _already_written(outputs))
-    return _without_other_problems(assignment, outputs)
+    return replace(assignment, refusals=(problem or _already_written(outputs),))
 
 
 def _other_set(
@@ -490,15 +490,15 @@ def _inspect_outputs(
     if missing and outputs.part is not None:
         text = f"{count(len(missing), 'output')} missing of a finalized set"
         hint, facts = "the same command without --part", shorten(missing, 3)
-        diagnostics.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
-        return _without_other_problems(assignment, outputs)
+        refusal = Diagnostic("destination", text, hint=hint, facts=facts, where=where)
+        return replace(assignment, refusals=(refusal,))
     if destination.stamps is not None and kept:
         diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
     if changed and not assignment.options.overwrite:
         text = f"{count(len(changed), 'output')} changed since written"
         hint, facts = "--resume --overwrite", shorten(changed, 3)
-        diagnostics.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
-        return _without_other_problems(assignment, outputs)
+        refusal = Diagnostic("destination", text, hint=hint, facts=facts, where=where)
+        return replace(assignment, refusals=(refusal,))
     if missing and kept:
         text = f"{count(len(missing), 'missing output')} written again, the others kept"
         diagnostics.add(Diagnostic("resumed", text, facts=shorten(missing, 3), where=where))
@@ -508,14 +508,6 @@ def _inspect_outputs(
         replaceable=_all_files(outputs),
         is_finished=not (missing or changed),
     )
-
-
-def _without_other_problems(assignment: Assignment, outputs: RunOutputs) -> Assignment:
-    """Return an assignment for which files that are there are no problem of their own.
-
-    A problem was found that says more than that each of them exists.
-    """
-    return replace(assignment, replaceable=_all_files(outputs))
 
 
 def _all_files(outputs: RunOutputs) -> frozenset[str]:

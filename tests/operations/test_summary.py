@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ckpttool.checks import run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint, group_ranks
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.describe import (
+    Facts,
+    Inspection,
+    describe_checkpoint,
+    group_ranks,
+)
 from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
@@ -18,10 +26,9 @@ from ckpttool.operations.summary import (
     entries_of_layouts,
     find_parallelism,
 )
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
+from tests.support.in_memory import checkpoint_in_memory
 
 ROWS = Layout((4, 2), ((0,), ()))  # two slices of rows, each on four of eight ranks
 COLUMNS = Layout((4, 2), ((), (0,)))
@@ -37,13 +44,11 @@ def inspection_of(strategy: Strategy, shapes, lost=(), found=None) -> Inspection
 
 
 def inspection_of_files(files, strategy, found=None) -> Inspection:
-    catalog = catalog_of({})
-    catalog = type(catalog)(catalog.root, files)
+    catalog = Catalog("run", files)
     found = Diagnostics("inspect") if found is None else found
-    sources = find_sources(catalog, strategy, {}, "first")
-    found.add(*sources.problems, *sources.notes)
-    resolved = ResolvedSources(catalog, strategy, tuple(sources.found))
-    return describe_checkpoint(Facts(catalog, catalog, found, strategy, resolved))
+    checkpoint = checkpoint_in_memory(catalog, strategy, unlisted="first")
+    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
+    return describe_checkpoint(Facts(catalog, catalog, found, strategy, checkpoint))
 
 
 def summary_of(strategy: Strategy, shapes, lost=()) -> Summary:
@@ -236,7 +241,7 @@ def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = Catalog("model", files, damaged=damaged, is_merged=True)
-    facts = Facts(catalog, catalog, Diagnostics("inspect"), Merged())
+    facts = Facts(catalog, catalog, Diagnostics("inspect"), Strategy.without_layouts())
     done = describe_checkpoint(facts).completeness
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 

@@ -18,7 +18,6 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
-from ckpttool.planning import manifest_check
 from ckpttool.problems import UnreadableError
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
@@ -257,8 +256,8 @@ def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp
     def fail(tensor):
         raise UnreadableError(tensor.file.path, None, "Input/output error")
 
-    monkeypatch.setattr(manifest_check, "hash_units", fail)
-    monkeypatch.setattr(manifest_check, "fingerprint", lambda *of: b"")
+    monkeypatch.setattr("ckpttool.checks.manifest.hash_units", fail)
+    monkeypatch.setattr("ckpttool.checks.manifest.fingerprint", lambda *of: b"")
     with pytest.raises(UnreadableError, match=r"m\.ckpt: Input/output error"):
         ckpttool.verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
 

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from ckpttool.checkpoint.contents import find_statistic_candidates
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Replicated, Strategy
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.unlisted import find_statistic_candidates
 from tests.support.checkpoints import noise
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -105,7 +105,7 @@ def metas(**shapes):
 
 
 def test_names_and_shapes_tell_which_they_are():
-    none = Replicated(range(4))
+    none = Strategy.without_layouts(4)
     pair = metas(bn__moving_mean=(8,), bn__moving_variance=(8,), bn__gamma=(8,))
     assert set(find_statistic_candidates(pair, none)) == {"bn.moving_mean", "bn.moving_variance"}
     mint = metas(running_mean=(8,), running_var=(8,), num_batches_tracked=())

@@ -5,16 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.model.layout import Layout
-from ckpttool.model.names import match_states
-from ckpttool.model.plan import Target
-from ckpttool.model.strategy import Merged
-from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     copy_manual_split,
     followed_parameter,
 )
-from ckpttool.planning.sources import find_sources
+from ckpttool.model.layout import Layout
+from ckpttool.model.names import match_states
+from ckpttool.model.plan import Target
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.strategy_files.writer import write_strategy
 from tests.support.checkpoints import (
     ONE_STAGE,
@@ -23,7 +21,6 @@ from tests.support.checkpoints import (
     WHOLE,
     catalog_of,
     cut,
-    find,
     noise,
     slice_catalog,
     strategy_of,
@@ -32,8 +29,7 @@ from tests.support.checkpoints import (
     write_ranks,
 )
 from tests.support.commands import run_well
-from tests.support.diagnostics import is_warning
-from tests.support.in_memory import plan_in_memory
+from tests.support.in_memory import find, plan_in_memory
 from tests.support.readers import Entry, read
 
 TARGET = strategy_of({"w": Layout((2,), ((0,), ()))})
@@ -43,9 +39,7 @@ def plan(catalog, strategy, target=None, **more):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    return plan_in_memory(
-        catalog, strategy, Target("ckpt", paths, ranks, target or Merged()), {}, **more
-    )
+    return plan_in_memory(catalog, strategy, Target("ckpt", paths, ranks, target), {}, **more)
 
 
 def output_shapes(plan):
@@ -259,9 +253,9 @@ def test_states_of_few_parameters_under_an_unknown_prefix_are_warned_about(prefi
     strategy = strategy_of(dict.fromkeys(names, ROWS))
     held = [*names, *(f"{prefix}.{name}" for name in names[:states])]
     content_groups = {f"{prefix}.{name}": SHARED for name in names[:states]}
-    sources = find_sources(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups, None)
-    assert not sources.problems
-    warned = [note.text for note in sources.notes if is_warning(note)]
+    _, problems, notes = find(with_names(dict.fromkeys(held, (4, 3))), strategy, content_groups)
+    assert not problems
+    warned = notes.get("guessed", [])
     if prefix == "adam_m" or states == 2:
         assert not warned
     else:

@@ -21,8 +21,8 @@ from functools import lru_cache
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout, fold_layout, without_axis
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, parse_name
-from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Sharding, Strategy
+from ckpttool.model.slicing import FullTensor
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
@@ -37,7 +37,7 @@ def has_expected_full_shape(
 
 
 def state_layouts(
-    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a state of a listed parameter; none for any other tensor.
 
@@ -53,7 +53,7 @@ def state_layouts(
 
 def followed_parameter(
     catalog: Catalog,
-    sharding: Sharding,
+    sharding: Strategy,
     name: str,
     ranks: Sequence[int],
     parameter_of_state: ParameterOfState,
@@ -103,7 +103,7 @@ def copy_manual_split(
 
 
 def target_layouts(
-    sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a listed parameter in a target.
 
@@ -119,7 +119,7 @@ def target_layouts(
 
 
 def correct_layouts(
-    catalog: Catalog, sharding: Sharding, name: str, parameter_of_state: ParameterOfState
+    catalog: Catalog, sharding: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Correct the layouts of a listed parameter by its slices and by its parameter.
 
@@ -185,11 +185,15 @@ def _infer_shard(catalog: Catalog, name: str, layout: Layout) -> Layout:
     Return it unchanged if no shard does.  The shard in the strategy is 0, although the slices have
     one, with ``optimizer_weight_shard_aggregated_save``.
     """
-    full_shape, implied = layout.full_shape, _full_shape(catalog, name, layout)
-    slice_shape = _slice_shape(catalog, name, layout)
-    if full_shape and slice_shape and len(slice_shape) < len(full_shape):
+    full_shape, slice_shape = layout.full_shape, None
+    if full_shape:
+        slice_shape = _slice_shape(catalog, name, layout)
+    if not full_shape or slice_shape is None:
+        return layout
+    if len(slice_shape) < len(full_shape):
         return _infer_expanded_shard(layout, slice_shape)
-    if not full_shape or not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
+    implied = _full_shape(catalog, name, layout)
+    if not implied or not implied[0] or layout.rows or layout.optimizer_shard > 1:
         return layout
     shard, remainder = divmod(full_shape[0], implied[0])
     if remainder or shard < 2 or full_shape[1:] != implied[1:] or layout.replicas % shard:
@@ -215,7 +219,7 @@ def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layou
 
 
 def odd_state_shapes(
-    catalog: Catalog, sharding: Sharding, meta: TensorMeta, parameter_of_state: ParameterOfState
+    catalog: Catalog, sharding: Strategy, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
     """Return the shapes of an unlisted state with neither the slice nor the full shape.
 
@@ -279,7 +283,7 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
 
 
 def contradiction(
-    sharding: Sharding, message: str, facts: str = "", ranks: Sequence[int] = ()
+    sharding: Strategy, message: str, facts: str = "", ranks: Sequence[int] = ()
 ) -> Diagnostic:
     """Return the problem that the strategy contradicts the files."""
     hint = (
@@ -303,7 +307,7 @@ def _mismatched_full_shapes(
     folded = _fold_for_slice(layout, slice_shape)
     folded_state = _fold_for_slice(state_layout, state_slice_shape)
     if slice_shape is None or folded is None or folded_state is None or not layout.has_boxes:
-        return None  # `find_sources` reports what is wrong
+        return None  # `checks.layouts.check_fit` reports what is wrong
     shards = (layout.optimizer_shard, state_layout.optimizer_shard)
     are_equal = _are_equal_without_shard(folded, folded_state)
     is_expected = parse_name(name).is_gradient or parse_name(name).is_second_moment
@@ -356,7 +360,7 @@ def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _expected_shapes(
-    catalog: Catalog, sharding: Sharding, name: str, parameter: str
+    catalog: Catalog, sharding: Strategy, name: str, parameter: str
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
     for layout in sharding.layouts[parameter]:
@@ -427,7 +431,7 @@ class GradientShards:
     sharded: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
-        self, source: Source, sharding: Sharding, layouts: tuple[Layout, ...]
+        self, source: FullTensor, sharding: Strategy, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 

@@ -7,13 +7,10 @@ import shutil
 
 import pytest
 
-from ckpttool.planning.missing import is_deduplicated
-from ckpttool.planning.unlisted import find_partly_held
 from tests.support.checkpoints import (
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     noise,
     strategy_of,
     with_names,
@@ -21,6 +18,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.in_memory import checkpoint_in_memory, find
 from tests.support.readers import read, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
@@ -36,8 +34,8 @@ def lacking(name, *ranks):
 
 
 def partly(catalog, strategy=LISTED):
-    found = find_partly_held(catalog, strategy, is_deduplicated(catalog, strategy))
-    return [(one.names, one.ranks, one.missing) for one in found]
+    found = checkpoint_in_memory(catalog, strategy)
+    return [(one.names, one.ranks, one.missing) for one in found.partly_held]
 
 
 @pytest.mark.parametrize("name", ["global_step", "table"])
@@ -95,7 +93,7 @@ def test_state_that_follows_its_parameter_is_not_meant():
 def test_saved_without_redundancy_each_may_be_on_one_rank():
     strategy = strategy_of({"a": WHOLE, "b": WHOLE, "c": WHOLE, "d": WHOLE})
     ranks = {rank: {"abcd"[rank]: (4, 3), "efgh"[rank]: (2, 2)} for rank in range(4)}
-    assert is_deduplicated(catalog_of(ranks), strategy)
+    assert checkpoint_in_memory(catalog_of(ranks), strategy).is_deduplicated
     assert not partly(catalog_of(ranks), strategy)
     for rank in range(3):  # what is on three of four was not handed out
         ranks[rank]["global_step"] = ()

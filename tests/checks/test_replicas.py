@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from ckpttool.checks.replicas import replica_problems
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -96,19 +97,16 @@ def test_very_many_differences_are_one_message(tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_compared_is_an_error(tmp_path, monkeypatch):
-    import ckpttool.planning.resolve as module
-
     write_ranks(tmp_path / "src", {r: {"w": noise("w", "Int8", (64,))} for r in (0, 1)}, "ckpt")
     (tmp_path / "s.json").write_text(
         '{"parallel_layout_item": {"w": {"dev_matrix": [2], "tensor_map": [-1]}}}'
     )
-    compare = module.replica_problems
 
     def shrink(*arguments):
         write_file(tmp_path / "src" / "rank_1" / "net.ckpt", {}, "ckpt")
-        return compare(*arguments)
+        return replica_problems(*arguments)
 
-    monkeypatch.setattr(module, "replica_problems", shrink)
+    monkeypatch.setattr("ckpttool.operations.source.replica_problems", shrink)
     merge = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-o", tmp_path / "m.h5"]
     result = run(*merge, "--check-replicas")
     assert result.exit_code == 5

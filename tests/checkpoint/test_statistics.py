@@ -10,7 +10,6 @@ from tests.strategies import examples, layouts
 from tests.support.checkpoints import (
     catalog_of,
     cut,
-    find,
     noise,
     strategy_of,
     the_one,
@@ -20,7 +19,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run_well
 from tests.support.file_bytes import layout, operator, strategy
-from tests.support.in_memory import plan_in_memory
+from tests.support.in_memory import find, plan_in_memory
 from tests.support.readers import Entry, read, read_ranks
 
 # A matrix that MindSpore 2.10 compiled for eight ranks: columns cut by two, an optimizer shard over

@@ -9,8 +9,7 @@ import pytest
 import ckpttool
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Replicated
-from ckpttool.planning.sources import find_sources
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
     ForeignError,
     FormatError,
@@ -18,19 +17,11 @@ from ckpttool.problems import (
     UnsupportedError,
     join_alike,
 )
-from tests.support.checkpoints import (
-    ONE_STAGE,
-    ROWS,
-    SHARDED,
-    catalog_of,
-    find,
-    strategy_of,
-    the_one,
-)
+from tests.support.checkpoints import ONE_STAGE, ROWS, SHARDED, catalog_of, strategy_of, the_one
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import cut_short
-from tests.support.diagnostics import is_warning
+from tests.support.in_memory import check_in_memory, checkpoint_in_memory, find
 from tests.support.readers import rank_file, read
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"  # every slice is on two or four ranks
@@ -45,9 +36,9 @@ def damaged(catalog, *ranks, kind=FormatError):
 
 def outcome(catalog, strategy=ONE_STAGE, unlisted=None, content_groups=None):
     """Damage that is left, problems, and notes of replicas."""
-    sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
-    notes = [note.text for note in sources.notes if is_warning(note)]
-    return sources.damage, [problem.text for problem in join_alike(sources.problems)], notes
+    found = check_in_memory(checkpoint_in_memory(catalog, strategy, content_groups, unlisted))
+    warnings = [one.text for one in found.of("warning")]
+    return found.failures, [problem.text for problem in join_alike(found.errors)], warnings
 
 
 FULL = catalog_of({rank: {"w": (4, 3), "step": ()} for rank in range(4)})
@@ -170,17 +161,17 @@ def test_each_ranks_own_of_a_missing_rank_is_told_to_be_lost():
     differ = {"rng": ((0,), (1,), (2,))}
     _, problems, notes = outcome(catalog, unlisted="rank", content_groups=differ)
     assert not problems
-    assert notes[1].startswith("rank 3: own values of 1 parameter are lost\n  rng: not in the ")
+    assert notes[0].startswith("rank 3: own values of 1 parameter are lost\n  rng: not in the ")
 
 
 def test_where_every_rank_holds_everything_any_other_replaces_a_damaged_one():
     catalog = damaged(catalog_of({rank: {"w": (4, 3)} for rank in range(3)}), 0)
-    strategy = Replicated(range(3))
+    strategy = Strategy.without_layouts(3)
     damage, problems, notes = outcome(catalog, strategy, content_groups={"w": ((1, 2),)})
     assert not damage
     assert not problems
     assert "replicas: rank 1" in notes[0]
-    damage, *_ = outcome(damaged(catalog_of({0: {"w": (4,)}}), 0), Replicated(range(1)))
+    damage, *_ = outcome(damaged(catalog_of({0: {"w": (4,)}}), 0), Strategy.without_layouts(1))
     assert len(damage) == 1
 
 

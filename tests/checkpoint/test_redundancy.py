@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from ckpttool.checkpoint.presence import is_deduplicated, quarantine_empty
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
-from ckpttool.planning.missing import is_deduplicated, quarantine_damaged
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     noise,
     strategy_of,
     the_one,
@@ -27,6 +26,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
+from tests.support.in_memory import find
 from tests.support.readers import rank_file, read, read_ranks, write_ckpt
 
 CASE = GOLDEN / "safetensors_remove_redundancy"
@@ -236,9 +236,9 @@ def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plai
 def test_a_stage_without_layouts_may_hold_nothing():
     catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
     two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
-    assert quarantine_damaged(catalog, two_stages) == catalog
+    assert quarantine_empty(catalog, two_stages) == catalog
     catalog = emptied(catalog, 3)
-    assert list(quarantine_damaged(catalog, two_stages).damaged) == [3]
+    assert list(quarantine_empty(catalog, two_stages).damaged) == [3]
 
 
 # ------------------------------------------------------------------------- without any layouts
@@ -317,7 +317,7 @@ def test_an_empty_rank_is_told_even_if_all_is_there():
     _, problems, notes = find(catalog, ONE_STAGE)
     assert not problems
     (text,) = notes.pop("emptied")
-    assert not notes
+    assert notes.keys() == {"lacking"}
     facts = "run/rank_3/net.ckpt: 0 bytes; the checkpoint was not saved without redundancy"
     assert text.startswith(f"rank 3 holds nothing\n  {facts}\n  Try: copy the file again")
 

@@ -2,22 +2,22 @@
 
 import pytest
 
+from ckpttool.checkpoint.interpret import decided_by_contents
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Merged, Replicated
-from ckpttool.planning.sources import content_decided_names, find_sources
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import FormatError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
     WHOLE,
     catalog_of,
-    find,
     slice_catalog,
     strategy_of,
     the_one,
     with_names,
 )
+from tests.support.in_memory import check_in_memory, checkpoint_in_memory, find
 
 # ------------------------------------------------------------------------------ listed names
 
@@ -29,7 +29,7 @@ def test_a_listed_parameter_has_its_layout_and_its_full_shape():
     assert not notes
     assert (source.meta.shape, source.layout) == ((8, 3), ROWS)
     assert source.is_listed
-    assert source.parameter is source.rank_cycle is None
+    assert source.parameter is source.only_for is None
 
 
 def test_a_slice_is_taken_from_the_lowest_owner_that_has_it():
@@ -71,9 +71,10 @@ def test_many_parameters_that_one_rank_lacks_are_one_problem():
 def test_a_damaged_file_that_nobody_replaces_is_an_error_and_what_is_lost_is_named():
     catalog = catalog_of({0: {"w": (4, 3)}, 1: {"w": (4, 3)}, 3: {}})
     damaged = {2: FormatError("run/rank_2/net.ckpt", 7, "cut short")}
-    sources = find_sources(Catalog("run", catalog.files, damaged=damaged), ONE_STAGE, {}, None)
-    assert sources.damage == [damaged[2]]
-    the_one([problem.text for problem in sources.problems], "rank 2: not read", "w: some slices")
+    catalog = Catalog("run", catalog.files, damaged=damaged)
+    found = check_in_memory(checkpoint_in_memory(catalog, ONE_STAGE))
+    assert found.failures == [damaged[2]]
+    the_one([problem.text for problem in found.errors], "rank 2: not read", "w: some slices")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_strategy_of_another_model_is_a_problem():
 
 
 def test_a_strategy_without_layouts_says_that_all_ranks_hold_everything():
-    empty = Replicated(range(2))
+    empty = Strategy.without_layouts(2)
     found, problems, _ = find(with_names({"w": (8, 3)}, [0, 4]), empty, {"w": ((0, 4),)})
     assert not problems
     assert found["w"][0].meta.shape == (8, 3)
@@ -268,7 +269,8 @@ def test_only_unlisted_names_that_are_alike_on_several_ranks_are_compared():
             1: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (2,), "text": "y"},
         }
     )
-    assert content_decided_names(catalog, ONE_STAGE) == {"step": None}
+    records = checkpoint_in_memory(catalog, ONE_STAGE).records
+    assert decided_by_contents(catalog, records) == {"step": None}
 
 
 def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
@@ -279,7 +281,7 @@ def test_an_unlisted_name_that_is_equal_everywhere_is_one_undivided_tensor():
     (source,) = found["step"]
     assert not problems
     assert not notes
-    assert (source.meta.shape, source.rank_cycle, source.is_listed) == ((2,), None, False)
+    assert (source.meta.shape, source.only_for, source.is_listed) == ((2,), None, False)
     assert source.slicing.find_slice((0,))[1].file.path == "run/rank_0/net.ckpt"
 
 
@@ -323,16 +325,16 @@ def test_unlisted_drop_leaves_it_out():
 def test_unlisted_rank_gives_every_rank_its_own():
     found, problems, notes = find(DIFFERENT, content_groups=GROUPS, unlisted="rank")
     assert not problems
-    assert [source.rank_cycle for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert [source.only_for for source in found["rng"]] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [source.layout.first_rank for source in found["rng"]] == [0, 1, 2, 3]
     assert "rng: target rank r takes that of source rank r modulo 4" in notes["decided"][0]
 
 
 def test_unlisted_rank_never_gives_two_ranks_the_same_turn():
-    empty = Replicated(range(2))
+    empty = Strategy.without_layouts(2)
     catalog = with_names({"rng": (2,)}, [0, 4])
     found, _, _ = find(catalog, empty, {"rng": ((0,), (4,))}, "rank")
-    assert [source.rank_cycle for source in found["rng"]] == [(0, 5), (4, 5)]
+    assert [source.only_for for source in found["rng"]] == [(0, 5), (4, 5)]
 
 
 def test_many_groups_are_not_all_listed():
@@ -343,7 +345,7 @@ def test_many_groups_are_not_all_listed():
 
 
 def test_an_undivided_checkpoint_has_every_parameter_whole():
-    sources = find_sources(catalog_of({3: {"w": (4, 3), "s": "x"}}), Merged(), {}, None)
-    assert [source.meta.name for source in sources.found] == ["w", "s"]
-    assert sources.found[0].slicing.find_slice((0, 0))[1].file.path == "run/rank_3/net.ckpt"
-    assert not find_sources(Catalog("run", {}), Merged(), {}, None).found
+    tensors = checkpoint_in_memory(catalog_of({3: {"w": (4, 3), "s": "x"}}), None).tensors
+    assert [one.name for one in tensors] == ["w", "s"]
+    assert tensors[0].slicing.find_slice((0, 0))[1].file.path == "run/rank_3/net.ckpt"
+    assert not checkpoint_in_memory(Catalog("run", {}), None).tensors

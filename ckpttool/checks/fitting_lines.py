@@ -14,8 +14,7 @@ from functools import lru_cache
 from itertools import combinations, product
 
 from ckpttool.model.layout import Layout
-
-RankGroups = tuple[tuple[int, ...], ...]  # ranks with equal slices, group by group
+from ckpttool.model.slicing import RankGroups
 
 
 def fitting_lines(

@@ -11,28 +11,23 @@ import hashlib
 import os
 import re
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool._version import __version__
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Plan, Target
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
-from ckpttool.planning.manifest_check import check_source
-from ckpttool.planning.missing import find_incomplete_files
 from ckpttool.planning.preflight import format_option, preflight
-from ckpttool.planning.resolve import (
-    ResolvedSources,
-    ResolveOptions,
-    no_strategy_error,
-    resolve,
-)
-from ckpttool.planning.sources import not_full_problems
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
 from ckpttool.storage.checksums import check_files
@@ -96,7 +91,7 @@ def rank_files(strategy: Strategy, folder: str, options: OutputOptions) -> Targe
         format,
         paths,
         ranks=len(strategy.ranks),
-        sharding=strategy,
+        strategy=strategy,
         attrs=header_attrs(options.crc),
     )
 
@@ -112,7 +107,7 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, str]:
+def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
@@ -131,22 +126,40 @@ def _provenance_of(catalog: Catalog, src: Sharding, dst: Sharding) -> dict[str, 
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
-def _hash_strategy(sharding: Sharding) -> str | None:
-    """Return the hash of the files that a strategy was read from; None for other kinds."""
-    if not isinstance(sharding, Strategy) or not sharding.files:
+def _hash_strategy(strategy: Strategy | None) -> str | None:
+    """Return the hash of the files that a strategy was read from; None for no files."""
+    if strategy is None or not strategy.files:
         return None
     state = hashlib.sha256()
-    for path in dict.fromkeys(sharding.files):
+    for path in dict.fromkeys(strategy.files):
         state.update(read_file(path))
     return f"sha256:{state.hexdigest()}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The source of a conversion.
+
+    Attributes
+    ----------
+    catalog, strategy, options
+        The files, their layouts and how they are resolved; see `resolve`.
+    refusal
+        An error if the command does not accept the source, else None.
+    by_file
+        Whether it is one file of full tensors, whatever its folder.
+    """
+
+    catalog: Catalog
+    strategy: Strategy | None
+    options: ResolveOptions
+    refusal: CkptToolError | None = None
+    by_file: bool = False
+
+
 def _plan_and_check(
-    catalog: Catalog,
-    strategy: Strategy | Merged | None,
-    refusal: CkptToolError | None,
+    source: _Source,
     target: Target,
-    choices: ResolveOptions,
     options: OutputOptions,
     executor: Executor | None,
     open_progress: OpenProgress,
@@ -155,14 +168,12 @@ def _plan_and_check(
 
     Parameters
     ----------
-    catalog, strategy
-        The source and its layouts; see `resolve`.
-    refusal
-        An error if the command does not accept the source, else None.
+    source
+        The source.
     target
         The outputs.
-    choices, options
-        How to resolve the source, and what to write.
+    options
+        What to write.
     executor, open_progress
         See `plan_merge`.
 
@@ -171,21 +182,27 @@ def _plan_and_check(
     FormatError, StrategyError, PlanError
         All problems, in one error.
     """
+    catalog, strategy, choices = source.catalog, source.strategy, source.options
     executor = executor or InlineExecutor()
     diagnostics, extension = Diagnostics(strict=choices.strict), _extension(target, options)
-    resolved, plan = None, None
+    of_target = Diagnostics(strict=choices.strict)
+    checkpoint, plan = None, None
     is_compared = choices.manifest != "ignore"
     listed = check_source(catalog, executor, diagnostics) if is_compared else {}
     try:
-        if refusal is not None:
-            raise refusal
-        resolved = resolve(
-            catalog, strategy, choices, executor, diagnostics, open_progress=open_progress
+        if source.refusal is not None:
+            raise source.refusal
+        checkpoint = resolve(
+            *(catalog, strategy, choices, executor, diagnostics),
+            by_file=source.by_file,
+            open_progress=open_progress,
         )
         with open_progress(0, "planning"):
-            plan = targets.plan(resolved, target, options, diagnostics)
+            plan = targets.plan(checkpoint, target, options, of_target)
+            diagnostics.extend(of_target)
             if plan is not None:
-                provenance = _provenance_of(catalog, resolved.sharding, target.sharding)
+                src = checkpoint.strategy if catalog.description is None else None
+                provenance = _provenance_of(catalog, src, target.strategy)
                 plan = replace(plan, provenance=provenance, listed=listed)
             if plan is not None and extension is not None:
                 plan = extension.complete(plan, diagnostics)
@@ -198,18 +215,16 @@ def _plan_and_check(
     with show_phase(nbytes, "verifying checksums") as on_progress:
         checksum_errors, notes = check_files(catalog, executor, options.crc, on_progress)
     diagnostics.add(*notes)
-    if resolved is not None:
-        _check_contents(resolved, plan, diagnostics)
     if plan is not None:
         if extension is not None:
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    source_files = resolved.sharding.files if resolved else strategy.files if strategy else ()
+    strategies = (checkpoint.strategy if checkpoint else strategy, target.strategy)
     assignment, found = preflight(
         target if plan is None else plan.target,
         plan,
         catalog,
-        inputs=[*_files(catalog), *source_files, *target.sharding.files],
+        inputs=[*_files(catalog), *(name for one in strategies if one for name in one.files)],
         documents=[] if extension is None else extension.documents,
         options=options,
         executor=executor,
@@ -227,22 +242,6 @@ def _plan_and_check(
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
-
-
-def _check_contents(resolved: ResolvedSources, plan: Plan | None, diagnostics: Diagnostics) -> None:
-    """Add the problems that contents show, and those of a merged source that may be slices."""
-    catalog, sharding = resolved.catalog, resolved.sharding
-    if isinstance(sharding, Merged) or catalog.is_merged:
-        diagnostics.add(*not_full_problems(catalog))
-    elif plan is not None and not resolved.is_deduplicated:
-        diagnostics.add(
-            *(
-                replace(one, facts="; ".join(filter(None, (one.facts, "those are read"))))
-                for one in find_incomplete_files(catalog, resolved.sources)
-                if one.code == "lacking"
-            )
-        )
-    diagnostics.add(*resolved.content_diagnostics)
 
 
 def _files(catalog: Catalog) -> list[str]:
@@ -304,9 +303,8 @@ def plan_merge(
     target = Target(format, {0: path}, attrs=attrs)
     if output.max_shard_bytes is not None:
         target = numbered_target(path, format, attrs)
-    return _plan_and_check(
-        catalog, strategy, None, target, resolve_options, output, executor, open_progress
-    )
+    source = _Source(catalog, strategy, resolve_options)
+    return _plan_and_check(source, target, output, executor, open_progress)
 
 
 def plan_split(
@@ -346,16 +344,10 @@ def plan_split(
         An option applies to merged checkpoints only.
     """
     is_full = not (resolve_options.replicated or catalog.description is not None)
-    return _plan_and_check(
-        catalog,
-        Merged() if is_full else None,
-        _several_ranks_error(catalog) if is_full else None,
-        rank_files(strategy, folder, output_options),
-        resolve_options,
-        output_options,
-        executor,
-        open_progress,
-    )
+    refusal = _several_ranks_error(catalog) if is_full else None
+    source = _Source(catalog, None, resolve_options, refusal, by_file=is_full)
+    target = rank_files(strategy, folder, output_options)
+    return _plan_and_check(source, target, output_options, executor, open_progress)
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -413,13 +405,6 @@ def plan_reshard(
     is_described = catalog.description is not None
     if src_strategy is None and not is_described and not resolve_options.replicated:
         refusal = no_strategy_error(catalog, "-s STRATEGY")
-    return _plan_and_check(
-        catalog,
-        src_strategy,
-        refusal,
-        rank_files(dst_strategy, folder, output_options),
-        resolve_options,
-        output_options,
-        executor,
-        open_progress,
-    )
+    source = _Source(catalog, src_strategy, resolve_options, refusal)
+    target = rank_files(dst_strategy, folder, output_options)
+    return _plan_and_check(source, target, output_options, executor, open_progress)

@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint.evidence import Asking
-from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Strategy
-from ckpttool.planning.hidden_shards import (
+from ckpttool.checkpoint.hidden_shards import (
     InferredStrategy,
     inconsistent_states,
     match_parameters,
@@ -28,6 +26,8 @@ from ckpttool.planning.hidden_shards import (
     set_shards,
     shown_shards,
 )
+from ckpttool.model.slicing import FullTensor
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
@@ -49,7 +49,7 @@ def _names(strategy: Strategy) -> list[str]:
 
 
 def find_joined_shards(
-    listed: Strategy, sources: Sequence[Source], by_samples: bool
+    listed: Strategy, sources: Sequence[FullTensor], by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
 
@@ -90,14 +90,14 @@ def find_joined_shards(
     return InferredStrategy(set_shards(bare, kept), notes)
 
 
-def _shard_of(listed: Strategy, source: Source) -> int:
+def _shard_of(listed: Strategy, source: FullTensor) -> int:
     """Return the optimizer shard that the strategy lists for the stage of a source."""
     layouts = listed.layouts[source.meta.name]
     return next(one.optimizer_shard for one in layouts if one.ranks == source.layout.ranks)
 
 
 def _shown(
-    present: Sequence[Source], shards: Mapping[str, int], by_samples: bool
+    present: Sequence[FullTensor], shards: Mapping[str, int], by_samples: bool
 ) -> Asking[dict[str, int]]:
     """Return name to the optimizer shard that contents or shapes show, where they do.
 
@@ -127,7 +127,7 @@ def _shown(
 def _notes(
     joined: Sequence[str],
     kept: Mapping[str, int],
-    assumed: Sequence[Source],
+    assumed: Sequence[FullTensor],
     shards: Mapping[str, int],
 ) -> Iterator[Diagnostic]:
     """Yield what became of the optimizer shards in the strategy, and what shows it."""
@@ -149,7 +149,7 @@ def _notes(
         yield Diagnostic("inferred", text, hint=hint, facts=facts)
 
 
-def _shape(source: Source, shard: int) -> tuple[int, ...]:
+def _shape(source: FullTensor, shard: int) -> tuple[int, ...]:
     """Return the full shape of a source, which has no shard, with one."""
     rows, *others = source.meta.shape
     return (rows * shard, *others)

@@ -25,23 +25,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.evidence import Asking, ask
-from ckpttool.model.layout import Layout
-from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
-from ckpttool.model.slicing import LayoutSlicing, Source
-from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import StoredTensor
-from ckpttool.planning.optimizer_state import (
+from ckpttool.checkpoint.optimizer_state import (
     contradiction,
 )
+from ckpttool.model.layout import Layout
+from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import StoredTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.sampling import Sample, digest, nearness, sample
 from ckpttool.wording import count, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+    Contents = Mapping[int, Sample]  # rank to sample, for one tensor
 
 
 def ambiguity_reason(
-    listed: Sequence[Source],
+    listed: Sequence[FullTensor],
     contents: Sequence[Contents],
     shards: Mapping[str, int],
 ) -> Asking[str | None]:
@@ -70,13 +75,17 @@ def ambiguity_reason(
     return (yield from _nearness_reason(sharded, of_sharded))
 
 
-def _is_divisible(source: Source, shard: int) -> bool:
+def _is_divisible(source: FullTensor, shard: int) -> bool:
     """Return whether a shard divides the rows and the replicas of a tensor."""
     return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
 
 
-def _nearness_reason(sharded: Sequence[Source], contents: Sequence[Contents]) -> Asking[str | None]:
+def _nearness_reason(
+    sharded: Sequence[FullTensor], contents: Sequence[Contents]
+) -> Asking[str | None]:
     """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
+    from ckpttool.storage.sampling import nearness
+
     pairs = [
         (source, pair)
         for source, held in zip(sharded, contents, strict=True)
@@ -95,7 +104,7 @@ def _nearness_reason(sharded: Sequence[Source], contents: Sequence[Contents]) ->
     return "most numbers nearly equal" if near * 2 > total else None
 
 
-def _differing_pair(source: Source, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+def _differing_pair(source: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
     """Return two replicas of a slice that differ, neither of them constant; None without any."""
     for tensors in source.slicing.replicas():
         ranks = [rank for rank in tensors if not held[rank].is_constant]
@@ -103,9 +112,6 @@ def _differing_pair(source: Source, held: Contents) -> tuple[StoredTensor, Store
         if other is not None:
             return tensors[ranks[0]], tensors[other]
     return None
-
-
-Contents = Mapping[int, Sample]  # rank to sample, for one source
 
 
 def infer_shard(layout: Layout, contents: Contents) -> int | None:
@@ -123,7 +129,7 @@ def infer_shard(layout: Layout, contents: Contents) -> int | None:
     return shard if are_distinct else 0
 
 
-def possible_shards(source: Source, contents: Contents) -> list[int]:
+def possible_shards(source: FullTensor, contents: Contents) -> list[int]:
     """Return the optimizer shards that explain the contents, if missing ranks leave several.
 
     The result is empty if all ranks have the tensor, since their contents decide.
@@ -134,7 +140,7 @@ def possible_shards(source: Source, contents: Contents) -> list[int]:
     return ways if len(ways) > 1 else []
 
 
-def missing_ranks(source: Source) -> list[int]:
+def missing_ranks(source: FullTensor) -> list[int]:
     """Return the ranks of a layout without a file, or with one that lacks the tensor."""
     slicing = source.slicing
     pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
@@ -154,7 +160,7 @@ def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, boo
     return is_consistent, all(len(set(samples)) == len(samples) for samples in telling)
 
 
-def shards_by_gradients(listed: Sequence[Source]) -> dict[str, int]:
+def shards_by_gradients(listed: Sequence[FullTensor]) -> dict[str, int]:
     """Return name to optimizer shard above 1, where the shapes of gradients prove it.
 
     Accumulated gradients have as many elements as their parameter.  The same shard splits them, or
@@ -185,8 +191,8 @@ def limit_shard(layout: Layout, requested: int) -> int:
 
 
 def complete_shards(
-    listed: Sequence[Source], shards: Mapping[str, int], requested: int | None
-) -> tuple[dict[str, int], list[Source], list[str]]:
+    listed: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
+) -> tuple[dict[str, int], list[FullTensor], list[str]]:
     """Add the shards of tensors whose own contents do not decide.
 
     Returns
@@ -201,7 +207,7 @@ def complete_shards(
     rows, parameters = _rows(listed, shards), match_parameters(listed)
     rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
     completed = dict(shards)
-    undecided: list[Source] = []
+    undecided: list[FullTensor] = []
     by_request: list[str] = []
     for source in listed:
         name = source.meta.name
@@ -219,13 +225,13 @@ def complete_shards(
     return completed, undecided, by_request
 
 
-def inconsistent_states(listed: Sequence[Source], shards: Mapping[str, int]) -> list[str]:
+def inconsistent_states(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> list[str]:
     """Return the names of states whose full rows differ from those of their parameter."""
     rows, parameters = _rows(listed, shards), match_parameters(listed)
     return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
 
 
-def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]:
+def _rows(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
     """Return name to full rows, for the tensors with a shard."""
     return {
         source.meta.name: source.meta.shape[0] * shards[source.meta.name]
@@ -234,7 +240,7 @@ def _rows(listed: Sequence[Source], shards: Mapping[str, int]) -> dict[str, int]
     }
 
 
-def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
+def match_parameters(listed: Sequence[FullTensor]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
     metas = {source.meta.name: source.meta for source in listed}
     owners = drop_unlike_shapes(match_states(metas, metas), metas)
@@ -244,7 +250,7 @@ def match_parameters(listed: Sequence[Source]) -> dict[str, str]:
 
 
 def ambiguity_problems(
-    undecided: Sequence[Source], possible: Mapping[str, Sequence[int]]
+    undecided: Sequence[FullTensor], possible: Mapping[str, Sequence[int]]
 ) -> tuple[Diagnostic, ...]:
     """Return the problems of tensors that fit several shards.
 
@@ -253,7 +259,7 @@ def ambiguity_problems(
     return tuple(_ambiguity_problem(source, possible.get(source.meta.name)) for source in undecided)
 
 
-def _ambiguity_problem(source: Source, possible: Sequence[int] | None) -> Diagnostic:
+def _ambiguity_problem(source: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
     """Return the problem of a tensor with equal elements, or without slices of some ranks."""
     lost = () if possible is None else tuple(missing_ranks(source))
     shards = divisors(source.layout.replicas) if possible is None else possible
@@ -274,7 +280,7 @@ _EXPLAINED = "`ckpttool help undecided_shard` explains"
 _OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 
 
-def _shapes(source: Source, shards: Sequence[int]) -> str:
+def _shapes(source: FullTensor, shards: Sequence[int]) -> str:
     """Return the full shapes of a tensor with each shard, for messages."""
     rows, *others = source.meta.shape
     return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
@@ -307,7 +313,7 @@ class InferredStrategy:
 
 def infer_strategy(
     strategy: Strategy,
-    sources: Iterable[Source],
+    sources: Iterable[FullTensor],
     requested: int | None,
     by_samples: bool = False,
 ) -> Asking[InferredStrategy | None]:
@@ -339,7 +345,7 @@ def infer_strategy(
 
 
 def _infer_from(
-    strategy: Strategy, listed: Sequence[Source], requested: int | None, by_samples: bool
+    strategy: Strategy, listed: Sequence[FullTensor], requested: int | None, by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Infer the strategy from the contents of ``listed``, its candidates."""
     if requested is not None:
@@ -357,13 +363,13 @@ def _infer_from(
     return (yield from _infer(strategy, listed, contents, requested))
 
 
-def has_proven_shard(strategy: Strategy, sources: Sequence[Source]) -> bool:
+def has_proven_shard(strategy: Strategy, sources: Sequence[FullTensor]) -> bool:
     """Return whether shapes alone prove an optimizer shard that the strategy hides."""
     by_gradients = shards_by_gradients(_candidates(strategy, sources))
     return bool(by_gradients or _shards_by_full_shapes(strategy, sources))
 
 
-def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[Source]) -> dict[str, int]:
+def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[FullTensor]) -> dict[str, int]:
     """Return name to optimizer shard where only the full shape in the strategy shows it."""
     return {
         source.meta.name: source.layout.optimizer_shard
@@ -376,7 +382,7 @@ def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[Source]) -> dic
 
 
 def _refuse_untrained(
-    strategy: Strategy, sources: Sequence[Source], inferred: InferredStrategy | None
+    strategy: Strategy, sources: Sequence[FullTensor], inferred: InferredStrategy | None
 ) -> InferredStrategy | None:
     """Return the problems of shards that a strategy without optimizer state cannot hide.
 
@@ -422,7 +428,7 @@ def _refuse_untrained(
 _NO_STATES = "and the strategy lists no optimizer state"
 
 
-def _candidates(strategy: Strategy, sources: Iterable[Source]) -> list[Source]:
+def _candidates(strategy: Strategy, sources: Iterable[FullTensor]) -> list[FullTensor]:
     """Return the sources that may have a hidden shard, without hand-written layouts."""
     return [
         source
@@ -437,7 +443,7 @@ def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) ->
 
 
 def _is_final(
-    inferred: InferredStrategy | None, listed: Sequence[Source], contents: Sequence[Contents]
+    inferred: InferredStrategy | None, listed: Sequence[FullTensor], contents: Sequence[Contents]
 ) -> Asking[bool]:
     """Return whether reading everything cannot change what samples show.
 
@@ -453,7 +459,7 @@ def _is_final(
     return 0 in shown_shards(smallest, in_full)
 
 
-def shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list[int | None]:
+def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> list[int | None]:
     """Return the shard that the contents of each tensor show, else that of its gradients."""
     by_shape = shards_by_gradients(listed)
     by_contents = [
@@ -468,7 +474,7 @@ def shown_shards(listed: Sequence[Source], contents: Sequence[Contents]) -> list
 
 def _infer(
     strategy: Strategy,
-    listed: Sequence[Source],
+    listed: Sequence[FullTensor],
     contents: Sequence[Contents],
     requested: int | None,
 ) -> Asking[InferredStrategy | None]:
@@ -518,7 +524,7 @@ def _infer(
 
 
 def _is_one_shard(
-    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None]
+    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None]
 ) -> bool:
     """Return whether one optimizer shard of the run explains the shards of all tensors.
 
@@ -555,7 +561,9 @@ def set_shards(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
     return replace(strategy, layouts=layouts)
 
 
-def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -> Diagnostic | None:
+def _indivisible_problem(
+    listed: Sequence[FullTensor], requested: int, ranks: int
+) -> Diagnostic | None:
     """Return a problem if the requested shard divides no number of replicas; else None.
 
     A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
@@ -577,7 +585,7 @@ def _indivisible_problem(listed: Sequence[Source], requested: int, ranks: int) -
 
 
 def _contradicted(
-    strategy: Strategy, listed: Sequence[Source], found: Sequence[int | None], requested: int
+    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None], requested: int
 ) -> InferredStrategy | None:
     """Return the problem of tensors that show another shard than ``requested``, if any do."""
     others = {
@@ -597,7 +605,7 @@ def _contradicted(
 
 
 def _ambiguous(
-    strategy: Strategy, listed: Sequence[Source], shards: Mapping[str, int], reason: str
+    strategy: Strategy, listed: Sequence[FullTensor], shards: Mapping[str, int], reason: str
 ) -> InferredStrategy:
     """Return the problem of replicas that differ and may be slices of a hidden shard."""
     sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
@@ -618,7 +626,7 @@ def _ambiguous(
     return _undecided(strategy, problem, names)
 
 
-def may_be_sharded(source: Source) -> bool:
+def may_be_sharded(source: FullTensor) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
     if not isinstance(source.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
@@ -630,8 +638,12 @@ def may_be_sharded(source: Source) -> bool:
     return source.is_listed and not is_decided and is_splittable
 
 
-def read_contents(sources: Sequence[Source], by_samples: bool) -> Asking[list[dict[int, Sample]]]:
+def read_contents(
+    sources: Sequence[FullTensor], by_samples: bool
+) -> Asking[list[dict[int, Sample]]]:
     """Return the sample or the digest of each rank's slice, for each source."""
+    from ckpttool.storage.sampling import digest, sample
+
     held = [
         {rank: one for ranks in source.slicing.replicas() for rank, one in ranks.items()}
         for source in sources
@@ -653,7 +665,7 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
         yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
 
 
-def _limited_notes(listed: Sequence[Source], requested: int | None) -> Iterator[Diagnostic]:
+def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
     """Yield a note if the requested shard is larger than the replicas of every parameter."""
     most = max((source.layout.replicas for source in listed), default=1)
     if requested is not None and requested > most:

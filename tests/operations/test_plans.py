@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.planning.plans import choose_format
+from ckpttool.operations.plans import choose_format
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.readers import read
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.checkpoint.hidden_shards import infer_shard
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.planning import hidden_shards
-from ckpttool.planning.hidden_shards import infer_shard
 from ckpttool.storage.sampling import Sample, digest, sample
 from tests.support.checkpoints import catalog_on_disk, noise
 from tests.support.commands import mentions, message, run, run_well
@@ -445,7 +444,7 @@ def count_reads(monkeypatch):
         read.append(tensor.meta.name)
         return digest(tensor)
 
-    monkeypatch.setattr(hidden_shards, "digest", look)
+    monkeypatch.setattr("ckpttool.storage.sampling.digest", look)
     return read
 
 

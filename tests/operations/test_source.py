@@ -28,11 +28,11 @@ def catalog(tmp_path):
 
 def test_a_checkpoint_is_resolved_to_full_tensors(catalog):
     resolved = ckpttool.resolve(catalog, ONE_STAGE, ckpttool.ResolveOptions(unlisted="first"))
-    assert [(one.meta.name, one.meta.shape) for one in resolved.sources] == [
+    assert [(one.meta.name, one.meta.shape) for one in resolved.tensors] == [
         ("w", (8, 3)),
         ("b", (5,)),
     ]
-    assert resolved.sharding.layouts == ONE_STAGE.layouts
+    assert resolved.strategy.layouts == ONE_STAGE.layouts
 
 
 def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
@@ -40,7 +40,7 @@ def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
         ckpttool.resolve(catalog, ONE_STAGE)
     found = Diagnostics()
     resolved = ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found)
-    assert [source.meta.name for source in resolved.sources] == ["w"]
+    assert [source.meta.name for source in resolved.tensors] == ["w"]
     with pytest.raises(ckpttool.PlanError) as collected:
         found.raise_if_errors()
     assert texts_of(collected.value) == texts_of(raised.value)
@@ -76,21 +76,11 @@ def test_so_it_is_though_the_target_does_not_fit(catalog, tmp_path):
     assert "is a file" in texts_of(raised.value)[-1]
 
 
-def test_only_resolve_itself_reads_less_than_a_conversion_needs(catalog, tmp_path):
-    with pytest.raises(TypeError, match="contents"):
-        ckpttool.ResolveOptions(contents="samples")
-    found = Diagnostics()
-    ckpttool.resolve(catalog, ONE_STAGE, diagnostics=found, contents="samples")
-    assert not found.has_errors  # `b` was not compared
-    with pytest.raises(ckpttool.PlanError, match="different between ranks"):
-        ckpttool.plan_merge(catalog, replace(ONE_STAGE, files=()), str(tmp_path / "merged.h5"))
-
-
 def test_strict_makes_warnings_errors_of_resolve_and_diff(catalog):
     files = {rank: file for rank, file in catalog.files.items() if rank != 1}
     some = replace(catalog, files=files)
     options = ckpttool.ResolveOptions(unlisted="drop")
-    assert ckpttool.resolve(some, ONE_STAGE, options).sources
+    assert ckpttool.resolve(some, ONE_STAGE, options).tensors
     strict = replace(options, strict=True)
     with pytest.raises(ckpttool.PlanError, match="rank 1"):
         ckpttool.resolve(some, ONE_STAGE, strict)
@@ -107,7 +97,7 @@ def test_resolve_compares_replicas_if_wanted(tmp_path):
     data[extent.offset + extent.nbytes // 3] ^= 1  # between the samples
     path.write_bytes(data)
     catalog = ckpttool.scan(str(tmp_path / "src"))
-    assert ckpttool.resolve(catalog, ONE_STAGE).sources
+    assert ckpttool.resolve(catalog, ONE_STAGE).tensors
     with pytest.raises(ckpttool.PlanError, match="replicas differ"):
         ckpttool.resolve(catalog, ONE_STAGE, ckpttool.ResolveOptions(check_replicas=True))
 
