@@ -10,7 +10,7 @@ A case lists strategies, tensors of ranks, and what comes of them:
 - ``damaged 2 FormatError``, ``empty 3``, ``marked True``: files that cannot be read, that hold
   nothing, that say whether they were saved without redundancy;
 - ``> unlisted=rank``: a conversion with these options, its tensors and diagnostics;
-- ``>> not_in_target=full``: one for the target, and the shapes of each rank.
+- ``>> not_in_target=full``: one for the target, and what each rank gets from which.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from ckpttool import problems
 from ckpttool.checks import run_checks
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
+from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
 from ckpttool.transaction.resume import OutputOptions
+from ckpttool.wording import format_ranks
 from tests.support.checkpoints import catalog_of
 from tests.support.in_memory import resolve_in_memory
 from tests.support.transcripts import check_case, read_cases
@@ -174,21 +176,38 @@ class Case:
         found.add(*run_checks(checkpoint, "convert"))
         yield from tell(found)
 
-    def plan(self, **options):
-        """Yield the shapes of the outputs for each rank, and what is found."""
-        checkpoint, target = self.checkpoint(), strategy_of(self.target, "dst.ckpt")
+    def plan(self, not_in_target="follow", ranks=None, **options):
+        """Yield what each rank of the target gets, and from which ranks, and what is found."""
+        checkpoint, target = self.checkpoint(options), strategy_of(self.target, "dst.ckpt")
         found = Diagnostics()
+        found.failures += checkpoint.damage
         found.add(*run_checks(checkpoint, "convert"))
-        paths = {rank: f"out/rank_{rank}" for rank in (target.ranks if target else range(1))}
-        target = Target("ckpt", paths, len(paths), target)
-        made = plan(checkpoint, target, OutputOptions(**options), found)
-        shapes = {}
+        all_ranks = range(1) if target is None else target.ranks
+        wanted = ranks_of(ranks) if ranks else all_ranks
+        target = Target("ckpt", {one: f"out/rank_{one}" for one in wanted}, len(all_ranks), target)
+        made = plan(checkpoint, target, OutputOptions(not_in_target=not_in_target), found)
+        given = {}
         for output in made or ():
-            for meta in output.metas:
-                shapes.setdefault(meta.name, []).append(meta.shape)
-        for name, of_ranks in shapes.items():
-            yield f"{name} " + " ".join(map(str, of_ranks))
+            for tensor in output.tensors:
+                shape = tensor.meta.shape
+                pieces = tensor.pieces(Region.whole(shape)) if tensor.meta.text is None else ()
+                what = (
+                    tensor.meta.text or f"{shape} from {format_numbers({p.rank for p in pieces})}"
+                )
+                given.setdefault(tensor.meta.name, {}).setdefault(what, []).append(output.rank)
+        for name, kinds in given.items():
+            yield f"{name}: " + "; ".join(
+                f"{format_numbers(r)} {what}" for what, r in kinds.items()
+            )
+        for kind, (number, nbytes) in made.not_listed.sizes.items() if made else ():
+            if number:
+                yield f"{kind}: {number} of {nbytes} B"
         yield from tell(found)
+
+
+def format_numbers(ranks):
+    """Format ranks without the word."""
+    return format_ranks(sorted(ranks)).partition(" ")[2]
 
 
 def sources_of(tensor):
