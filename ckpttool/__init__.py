@@ -18,6 +18,7 @@ from ckpttool._version import __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions, scan
     from ckpttool.execution.copy import CopyOptions
     from ckpttool.execution.execute import execute
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from ckpttool.formats import read_index
     from ckpttool.operations.diff import diff
     from ckpttool.operations.inspect import describe
+    from ckpttool.operations.plans import plan_merge, plan_reshard, plan_split
+    from ckpttool.operations.source import resolve
     from ckpttool.operations.verify import verify
-    from ckpttool.planning.plans import plan_merge, plan_reshard, plan_split
-    from ckpttool.planning.resolve import ResolveOptions, resolve
     from ckpttool.problems import (
         CkptToolError,
         CombinedError,
@@ -63,7 +64,7 @@ _MODULES = {
     "FormatError": "ckpttool.problems",
     "OutputOptions": "ckpttool.transaction.resume",
     "PlanError": "ckpttool.problems",
-    "ResolveOptions": "ckpttool.planning.resolve",
+    "ResolveOptions": "ckpttool.checkpoint.checkpoint",
     "RunOptions": "ckpttool.execution.executors",
     "SourceOptions": "ckpttool.discovery.scan",
     "StrategyError": "ckpttool.problems",
@@ -77,12 +78,12 @@ _MODULES = {
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "open_engine": "ckpttool.execution.executors",
-    "plan_merge": "ckpttool.planning.plans",
-    "plan_reshard": "ckpttool.planning.plans",
-    "plan_split": "ckpttool.planning.plans",
+    "plan_merge": "ckpttool.operations.plans",
+    "plan_reshard": "ckpttool.operations.plans",
+    "plan_split": "ckpttool.operations.plans",
     "read_index": "ckpttool.formats",
     "read_strategy": "ckpttool.strategy_files.reader",
-    "resolve": "ckpttool.planning.resolve",
+    "resolve": "ckpttool.operations.source",
     "scan": "ckpttool.discovery.scan",
     "verify": "ckpttool.operations.verify",
     "write_strategy": "ckpttool.strategy_files.writer",

@@ -115,9 +115,9 @@ def draw_reshard(folder: Path) -> str:
 def find_regions(folder: Path, strategy: Strategy) -> dict[int, Region]:
     """Return which elements of the parameter each rank holds."""
     catalog = ckpttool.scan(str(folder))
-    sources = ckpttool.resolve(catalog, strategy).sources
-    (source,) = (one for one in sources if one.meta.name == PARAMETER)
-    return {rank: source.slicing.bounds(rank) for rank in sorted(catalog.files)}
+    tensors = ckpttool.resolve(catalog, strategy).tensors
+    (tensor,) = (one for one in tensors if one.name == PARAMETER)
+    return {rank: tensor.slicing.bounds(rank) for rank in sorted(catalog.files)}
 
 
 def draw_ranks(left: int, regions: Mapping[int, Region], rows: int) -> Iterator[str]:

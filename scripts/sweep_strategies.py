@@ -39,19 +39,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import ckpttool
+from ckpttool.checkpoint.optimizer_state import state_layouts
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.strategy import Strategy
-from ckpttool.planning.optimizer_state import state_layouts
 from ckpttool.problems import severities
 from ckpttool.storage.region_io import FlatFiles
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from ckpttool.checkpoint.checkpoint import UnlistedChoice
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.tensors import StoredTensor
-    from ckpttool.planning.unlisted import UnlistedChoice
 
 
 ROOT = Path(__file__).parent.parent

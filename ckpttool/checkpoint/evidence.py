@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from ckpttool.concurrency import wait_result
 from ckpttool.model.tensors import StoredTensor
-from ckpttool.storage.sampling import sample, take_samples
+from ckpttool.problems import CkptToolError
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -52,26 +52,28 @@ class Evidence:
 
     def add(self, question: Question, executor: Executor) -> None:
         """Read the subjects of a question that were not read before."""
+        from ckpttool.storage.sampling import sample
+
         known = self.answers.setdefault(question.read, {})
-        tasks: dict[Hashable, list[Hashable]] = {}
+        tasks: dict[str | int, list[Hashable]] = {}
         for one in dict.fromkeys(question.of):
             if one not in known:
-                tasks.setdefault(_task_of(question.read, one), []).append(one)
-        futures = [(task, executor.submit(_read, question.read, task)) for task in tasks.values()]
-        for task, future in futures:
+                task: str | int = len(tasks)
+                if question.read is sample and isinstance(one, StoredTensor):
+                    task = one.file.path  # all samples of a file are one task, which opens it once
+                tasks.setdefault(task, []).append(one)
+        futures = [
+            (group, executor.submit(_read, question.read, group)) for group in tasks.values()
+        ]
+        for group, future in futures:
             answers = wait_result(future)
-            known.update(zip(task, answers, strict=True))
-
-
-def _task_of(read: Callable[..., object], subject: Hashable) -> Hashable:
-    """Return the key of the task that reads a subject; all samples of a file are one task."""
-    if read is sample and isinstance(subject, StoredTensor):
-        return subject.file.path
-    return subject
+            known.update(zip(group, answers, strict=True))
 
 
 def _read(read: Callable[..., object], subjects: Sequence[Hashable]) -> Sequence[object]:
     """Read the subjects of one task; runs on a worker."""
+    from ckpttool.storage.sampling import sample, take_samples
+
     if read is sample:
         return take_samples([one for one in subjects if isinstance(one, StoredTensor)])
     return [read(one) for one in subjects]
@@ -92,7 +94,7 @@ def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = Non
     Parameters
     ----------
     steps
-        The generator.
+        The generator.  An error of reading is raised in it, where it waits for the evidence.
     executor
         Reads the contents.
     evidence
@@ -102,7 +104,11 @@ def answer(steps: Asking[T], executor: Executor, evidence: Evidence | None = Non
     try:
         question = next(steps)
         while True:
-            evidence.add(question, executor)
-            question = steps.send(evidence)
+            try:
+                evidence.add(question, executor)
+            except CkptToolError as error:
+                question = steps.throw(error)
+            else:
+                question = steps.send(evidence)
     except StopIteration as done:
         return cast(T, done.value)

@@ -20,13 +20,13 @@ from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.operations.diff import Difference, TensorDifference
-    from ckpttool.planning.resolve import ResolveOptions
 
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:

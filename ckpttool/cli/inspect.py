@@ -9,10 +9,12 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables, workflow
-from ckpttool.problems import Diagnostics, severities
+from ckpttool.operations import documents
+from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
+    from ckpttool.operations.describe import Inspected
 
 
 @click.command(
@@ -52,71 +54,64 @@ def inspect(
     report: ReportOptions,
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
-    from ckpttool.cli import overview
-    from ckpttool.execution.executors import default_jobs
-    from ckpttool.operations import describe
-    from ckpttool.operations.inspect import examine
+    from ckpttool.cli.overview import print_inspected
 
-    strategies = (source.path, *more, *source.strategy_files)
-    if describe.are_strategies(strategies):
-        options.refuse_options("a strategy", {"strategy_files", "show_all"})
-        named = ckpttool.read_strategy(strategies)
-        summary = describe.summarize_strategy(named)
-        if report.as_json:
-            tables.print_json(describe.describe_strategy(named, summary))
-        else:
-            if not report.quiet:
-                overview.print_strategy(named, summary, show_all=show_all)
-            tables.print_notes(named.notes, severities("inspect"), report.quiet)
-        return
-    if more:
-        paths, hint = (source.path, *more), ""
-        checkpoints = [path for path in paths if not describe.are_strategies([path])]
-        if len(checkpoints) == 1:
-            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
-            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
-            hint = f"{click.get_current_context().command_path} {join(words)}"
-        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
-    foreign = describe.describe_foreign(source.path)
-    if foreign is not None:
-        options.refuse_options("not a checkpoint", ())
-        if report.as_json:
-            tables.print_json(foreign)
-        elif not report.quiet:
-            overview.print_foreign(foreign)
-        return
     found = Diagnostics("inspect")
-    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
-    if catalog.names_of:
-        found.add(*catalog.diagnostics)
-        if report.as_json:
-            tables.print_json(describe.describe_saves(catalog, found))
-        else:
-            if not report.quiet:
-                overview.print_saves(catalog)
-            tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
-        found.raise_if_errors()
-        return
-    reads_header_only = catalog.is_merged and strategy is None and not crc
-    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
-    with ckpttool.open_engine(engine) as executor:
-        examined = examine(
-            catalog,
-            strategy,
-            crc=crc,
-            every_tensor=show_all,
-            ignore_manifest=manifest == "ignore",
-            executor=executor,
-            diagnostics=found,
-        )
+    inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
     if report.as_json:
-        tables.print_json(describe.describe_inspection(examined))
+        tables.print_json(documents.inspect(inspected))
     else:
-        is_known = examined.catalog.files or not examined.catalog.errors("inspect")
-        if is_known and not report.quiet:
-            overview.print_checkpoint(examined, show_all=show_all, show_ranks=show_ranks)
+        if not report.quiet:
+            print_inspected(inspected, show_all=show_all, show_ranks=show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
     found.raise_if_errors()
+
+
+def _inspect(
+    source: Side,
+    more: tuple[str, ...],
+    found: Diagnostics,
+    report: ReportOptions,
+    crc: bool,
+    every_tensor: bool,
+    ignore_manifest: bool,
+) -> Inspected:
+    """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.describe import SavesInspection, describe_strategy
+    from ckpttool.operations.inspect import examine, inspect_foreign
+    from ckpttool.strategy_files.folders import are_strategies
+
+    strategies = (source.path, *more, *source.strategy_files)
+    if are_strategies(strategies):
+        options.refuse_options("a strategy", {"strategy_files", "show_all"})
+        return describe_strategy(ckpttool.read_strategy(strategies), found)
+    if more:
+        paths, hint = (source.path, *more), ""
+        checkpoints = [path for path in paths if not are_strategies([path])]
+        if len(checkpoints) == 1:
+            files = (path for path in (*source.strategy_files, *paths) if path not in checkpoints)
+            words = (*checkpoints, *(word for path in files for word in ("-s", path)))
+            hint = f"{click.get_current_context().command_path} {join(words)}"
+        raise options.too_many_paths("one checkpoint, or strategy files", paths, hint)
+    if foreign := inspect_foreign(source.path):
+        options.refuse_options("not a checkpoint", ())
+        return foreign
+    catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
+    if catalog.names_of:
+        found.add(*catalog.diagnostics)
+        return SavesInspection(catalog.root, catalog.names_of, found)
+    reads_header_only = catalog.is_merged and strategy is None and not crc
+    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
+    with ckpttool.open_engine(engine) as executor:
+        return examine(
+            *(catalog, strategy),
+            crc=crc,
+            every_tensor=every_tensor,
+            ignore_manifest=ignore_manifest,
+            executor=executor,
+            diagnostics=found,
+        )

@@ -43,9 +43,9 @@ from ckpttool.secret import Secret, forbid_core_dumps
 from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.resolve import ResolveOptions
     from ckpttool.transaction.resume import OutputOptions
 
 KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
@@ -409,7 +409,7 @@ def make_side(
 
 
 def _build_resolve(manifest: str | None = None, **values: Any) -> ResolveOptions:
-    from ckpttool.planning.resolve import ResolveOptions
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
 
     # The option has no default: before click 8.2 that of an option with a flag_value sets it.
     if manifest is not None:
@@ -676,7 +676,7 @@ def absolute_for_cluster(path: str, run: RunOptions) -> str:
 
 def with_format(path: str, output: OutputOptions) -> OutputOptions:
     """Resolve the output format from --format or the suffix of the file."""
-    from ckpttool.planning import plans
+    from ckpttool.operations import plans
 
     is_folder = output.max_shard_bytes is not None
     try:

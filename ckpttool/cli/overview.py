@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.tables import (
     INDENT,
@@ -20,9 +20,14 @@ from ckpttool.cli.tables import (
     terminal_columns,
 )
 from ckpttool.formats.base import PROVENANCE
-from ckpttool.model.catalog import Catalog
-from ckpttool.model.strategy import Strategy
-from ckpttool.operations.summary import Row, group_ranks
+from ckpttool.formats.foreign import FOREIGN_KINDS, ForeignFile, GroupInfo, RankTable
+from ckpttool.operations.describe import (
+    Inspection,
+    SavesInspection,
+    StrategyInspection,
+    group_ranks,
+)
+from ckpttool.operations.summary import Row
 from ckpttool.problems import CODES
 from ckpttool.wording import (
     count,
@@ -36,15 +41,8 @@ from ckpttool.wording import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.model.catalog import Catalog
-    from ckpttool.model.layout import Layout
-    from ckpttool.operations.describe import Inspection, Json
-    from ckpttool.operations.summary import (
-        Parallelism,
-        Placement,
-        Stage,
-        Summary,
-    )
+    from ckpttool.operations.describe import Inspected
+    from ckpttool.operations.summary import Parallelism, Placement, Stage, Summary
 
 MAX_ROWS = 40  # of the folded table; more are no overview
 _LEAST_RANKS = 30  # columns for the ranks of each slice
@@ -59,111 +57,113 @@ _KIND_TEXTS = {
     "one value": "of one value",
 }
 
+
+def print_inspected(found: Inspected, *, show_all: bool, show_ranks: bool) -> None:
+    """Print what was inspected."""
+    match found:
+        case Inspection():
+            print_checkpoint(found, show_all=show_all, show_ranks=show_ranks)
+        case SavesInspection():
+            _print_saves(found)
+        case StrategyInspection():
+            _print_strategy(found, show_all)
+        case ForeignFile():
+            _print_foreign(found)
+
+
 # ---------------------------------------------------------------------------------- the first lines
 
 
-def print_checkpoint(examined: Inspection, *, show_all: bool, show_ranks: bool) -> None:
+def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> None:
     """Print what a checkpoint is, and its tensors: folded, or with ``show_all`` each."""
-    catalog, summary = examined.catalog, examined.summary
+    files, summary = found.catalog.files, found.summary
+    if not files and found.catalog.errors("inspect"):
+        return  # it is not known what it is
     facts = {
-        "contents": list(_size_texts(examined)),
-        "ranks": list(_differing_ranks(examined)),
-        "parallelism": list(_parallelism_of(examined)),
-        "complete": [_completeness_text(examined)],
+        "contents": _contents(found),
+        "ranks": _differing_ranks(found),
+        "parallelism": _parallelism(found),
+        "complete": [_completeness(found)],
+        "recorded": _recorded(found),
+        "made by": _provenance(found),
     }
-    if catalog.description is not None and catalog.description.values:
-        values = catalog.description.values.items()
-        facts["recorded"] = [", ".join(f"{name} {value}" for name, value in values)]
-    if examined.is_merged:
-        facts["made by"] = list(_provenance(catalog))
-    print_facts(catalog.root, facts)
+    print_facts(found.catalog.root, facts)
     if show_ranks:
-        _print_files(examined)
+        _print_files(found)
     if show_all:
-        title = count(len({one.name for one in summary.entries}), "tensor")
-        _print_all(title, summary, _columns(summary, examined))
+        tensors = count(len({one.name for one in summary.entries}), "tensor")
+        _print_each(tensors, summary, _columns(summary, found))
     else:
-        _print_tensors(examined)
+        _print_folded(found)
     hints = [] if show_all else ["--all lists every tensor"]
-    if not show_ranks and not (examined.is_merged and len(catalog.files) == 1):
+    if not show_ranks and not (found.is_merged and len(files) == 1):
         hints.append("--ranks every file" if hints else "--ranks lists every file")
-    if hints and catalog.metas:
+    if hints and any(file.header for file in files.values()):
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
 
 
-def print_saves(catalog: Catalog) -> None:
-    """Print which ranks have which files, where no step was chosen."""
-    ranks = [rank for of_names in catalog.names_of for rank in of_names]
-    print_facts(catalog.root, {"contents": [f"{count(len(ranks), 'rank')}, no step was chosen"]})
-    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in catalog.names_of.items())
-    print_table("files of every step", ("ranks", "names"), rows)
-
-
-def _provenance(catalog: Catalog) -> Iterator[str]:
-    """Yield how ckpttool made the first file, if that says so; the other files say the same."""
-    for file in [*catalog.files.values()][:1]:
-        said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
-        if said["version"] is not None:
-            of_step = "" if said["step"] is None else f", step {said['step']}"
-            yield f"ckpttool {said['version']} from {said['source']}{of_step}"
-
-
-def _size_texts(examined: Inspection) -> Iterator[str]:
+def _contents(found: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
-    catalog, summary = examined.catalog, examined.summary
-    files = catalog.files.values()
-    weights, states, done = summary.weights, summary.optimizer_state, summary.completeness
-    assert done is not None
-    is_stored = summary.parallelism is None and not examined.is_merged
-    ranks = _all_ranks(examined)
-    readable = len(ranks) - len(done.missing_ranks) - len(done.unreadable_ranks)
-    of_all = f"{readable} of " if 0 < readable < len(ranks) else ""
-    parameters = f"{format_number(weights.parameters)} parameters"
-    dtypes = shorten(weights.dtypes, 3)
-    number = f"{parameters} ({dtypes})" if dtypes else parameters
-    if is_stored:
-        number = count(len(catalog.metas), "tensor")
-    elif not (dtypes or done.complete):
-        number = "parameters not known"
-    elif done.missing_tensors:
-        number = f"at least {number}"
-    reasons = dict.fromkeys(error.reason for error in catalog.damaged.values())
-    nbytes = format_bytes(sum(file.nbytes for file in files))
-    stored = (", ".join(sorted({file.format for file in files})), nbytes, number)
-    parts = (
-        of_all + count(len(ranks), "file" if examined.is_merged else "rank"),
+    catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
+    has_full_tensors = found.catalog.is_merged or found.sharding is not None
+    number, *sizes = _full_sizes(found) if has_full_tensors else _stored_sizes(found)
+    ranks = len(found.expected_ranks)
+    readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
+    of_all = f"{readable} of " if 0 < readable < ranks else ""
+    formats = ", ".join(sorted({file.format for file in files}))
+    stored = (formats, format_bytes(sum(file.nbytes for file in files)), number)
+    damage = dict.fromkeys(error.reason for error in catalog.damaged.values())
+    facts = (
+        of_all + count(ranks, "file" if found.is_merged else "rank"),
         f"step {catalog.step}" if catalog.step else "",
-        *(stored if files else [shorten(reasons, 1)]),
+        *(stored if files else [shorten(damage, 1)]),
     )
-    yield ", ".join(filter(None, parts))
-    sizes = []
-    if weights.tensors:
-        each = f" ({parameters}, {dtypes})" if is_stored else ""
-        sizes.append(f"weights {format_bytes(weights.nbytes)}{each}")
-    if states.tensors:
-        same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
-        each = "" if same else f" ({shorten(states.dtypes, 3)})"
-        sizes.append(f"optimizer state {format_bytes(states.nbytes)}{each}")
-    if is_stored and sizes:
-        sizes.append("as stored on all ranks" if len(files) > 1 else "as stored")
-    if done.missing_tensors:
-        sizes.append(f"without {count(len(done.missing_tensors), 'incomplete tensor')}")
+    yield ", ".join(filter(None, facts))
     if sizes:
         yield ", ".join(sizes)
 
 
-def _all_ranks(examined: Inspection) -> set[int]:
-    """Return the ranks that have a file, or should have one; of full tensors the files."""
-    done = examined.summary.completeness
-    assert done is not None
-    return {*examined.catalog.files, *done.unreadable_ranks, *done.missing_ranks}
+def _full_sizes(found: Inspection) -> Iterator[str]:
+    """Yield the number of parameters, and the sizes of full tensors."""
+    weights, missing = found.summary.amounts.weights, len(found.completeness.missing_tensors)
+    dtypes = f" ({shorten(weights.dtypes, 3)})" if weights.dtypes else ""
+    number = f"{format_number(weights.parameters)} parameters{dtypes}"
+    if not (dtypes or found.completeness.complete):
+        yield "parameters not known"
+    else:
+        yield f"at least {number}" if missing else number
+    if weights.tensors:
+        yield f"weights {format_bytes(weights.nbytes)}"
+    yield from _state_size(found)
+    if missing:
+        yield f"without {count(missing, 'incomplete tensor')}"
 
 
-def _differing_ranks(examined: Inspection) -> Iterator[str]:
+def _stored_sizes(found: Inspection) -> Iterator[str]:
+    """Yield the number of tensors, and the sizes of what ranks store."""
+    weights, states = found.summary.amounts.weights, found.summary.amounts.optimizer_state
+    yield count(len(found.catalog.metas), "tensor")
+    if weights.tensors:
+        number = f"{format_number(weights.parameters)} parameters, {shorten(weights.dtypes, 3)}"
+        yield f"weights {format_bytes(weights.nbytes)} ({number})"
+    yield from _state_size(found)
+    if weights.tensors or states.tensors:
+        yield "as stored on all ranks" if len(found.catalog.files) > 1 else "as stored"
+
+
+def _state_size(found: Inspection) -> Iterator[str]:
+    """Yield the size of the optimizer state, and its types if they are not that of the weights."""
+    states, dtypes = found.summary.amounts.optimizer_state, found.summary.amounts.weights.dtypes
+    if states.tensors:
+        is_same = states.dtypes.keys() <= dtypes.keys() and len(dtypes) == 1
+        others = "" if is_same else f" ({shorten(states.dtypes, 3)})"
+        yield f"optimizer state {format_bytes(states.nbytes)}{others}"
+
+
+def _differing_ranks(found: Inspection) -> Iterator[str]:
     """Yield a line on ranks whose files hold different tensors, if there are any."""
-    files = examined.catalog.files
-    groups = group_ranks(examined.catalog)
-    if examined.catalog.is_merged or len(groups) < 2:
+    files, groups = found.catalog.files, group_ranks(found.catalog)
+    if found.catalog.is_merged or len(groups) < 2:
         return
     texts = []
     for ranks in groups[:_MAX_GROUPS]:
@@ -178,29 +178,44 @@ def _differing_ranks(examined: Inspection) -> Iterator[str]:
     yield "; ".join(texts)
 
 
-def _parallelism_of(examined: Inspection) -> Iterator[str]:
+def _recorded(found: Inspection) -> Iterator[str]:
+    """Yield what a checkpoint that describes itself says besides, such as its step."""
+    description = found.catalog.description
+    if description is not None and description.values:
+        yield ", ".join(f"{name} {value}" for name, value in description.values.items())
+
+
+def _provenance(found: Inspection) -> Iterator[str]:
+    """Yield how ckpttool made the first file, if that says so; the other files say the same."""
+    for file in [*found.catalog.files.values()][: found.is_merged]:
+        said = {key: file.attrs.get(PROVENANCE + key) for key in ("version", "source", "step")}
+        if said["version"] is not None:
+            of_step = "" if said["step"] is None else f", step {said['step']}"
+            yield f"ckpttool {said['version']} from {said['source']}{of_step}"
+
+
+def _parallelism(found: Inspection) -> Iterator[str]:
     """Yield the lines on how the tensors are distributed."""
-    summary = examined.summary
-    assert summary.completeness is not None
-    codes = summary.completeness.complete_codes
+    summary, files = found.summary, found.catalog.files
+    codes = found.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if isinstance(examined.sharding, Strategy) and {"replica", "contradicted"} & {*codes}:
-            yield f"by {examined.sharding.origin}, with which some contents disagree:"
-        yield from parallelism_texts(summary.parallelism)
-    elif not examined.catalog.files:
+        if found.sharding and found.sharding.layouts and {"replica", "contradicted"} & {*codes}:
+            yield f"by {found.sharding.origin}, with which some contents disagree:"
+        yield from _parallelism_texts(summary.parallelism)
+    elif not files:
         yield "not known: no file can be read"
     elif doubts:
         yield f"not known: {CODES[doubts[0]].meaning}"
-    elif examined.is_merged:
+    elif found.is_merged:
         yield "none: full tensors"
     else:
-        replicas = f"perhaps {count(len(examined.catalog.files), 'full replica')}"
-        yield replicas if examined.looks_replicated else _NO_STRATEGY
-        yield from _samples_texts(summary)
+        replicas = f"perhaps {count(len(files), 'full replica')}"
+        yield replicas if found.looks_replicated else _NO_STRATEGY
+        yield from _samples_text(summary)
 
 
-def parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
+def _parallelism_texts(parallelism: Parallelism) -> Iterator[str]:
     """Yield how tensors are distributed in words, and the stages with their device matrices."""
     splits = sorted(parallelism.splits, key=lambda split: split.slices)
     shards, stages = parallelism.optimizer_shards, parallelism.stages
@@ -246,96 +261,93 @@ def _stages_text(stages: Sequence[Stage]) -> str:
     return "; ".join(texts[:4]) + (f"; and {len(texts) - 4} more" if len(texts) > 4 else "")
 
 
-def _samples_texts(summary: Summary) -> Iterator[str]:
+def _samples_text(summary: Summary) -> Iterator[str]:
     """Yield what samples tell of tensors on several ranks without a strategy."""
     kinds: Counter[str] = Counter(one.kind for one in summary.equal_ranks.values())
-    if not kinds:
-        if not summary.has_all_samples:
-            yield "--all samples every tensor and shows which ranks hold the same"
-        return
-    found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
-    which = "" if summary.has_all_samples else ", the first of each row (--all samples every one)"
-    number = count(kinds.total(), "tensor")
-    yield f"sampled pages of {number}{which}: {', '.join(found)}"
+    if kinds:
+        found = [f"{kinds[kind]} {text}" for kind, text in _KIND_TEXTS.items() if kinds[kind]]
+        first = ", the first of each row (--all samples every one)"
+        which = "" if summary.has_all_samples else first
+        yield f"sampled pages of {count(kinds.total(), 'tensor')}{which}: {', '.join(found)}"
+    elif not summary.has_all_samples:
+        yield "--all samples every tensor and shows which ranks hold the same"
 
 
-def _completeness_text(examined: Inspection) -> str:
+def _completeness(found: Inspection) -> str:
     """Return whether a checkpoint is complete, and what is missing."""
-    done = examined.summary.completeness
-    assert done is not None
+    done, catalog = found.completeness, found.catalog
     gone = []
     if missing := done.missing_ranks:
         has = "has" if len(missing) == 1 else "have"
         gone.append(f"{format_ranks(missing, most=_MAX_RANGES)} {has} no file")
-    if done.unreadable_ranks and not examined.catalog.is_merged:
+    if done.unreadable_ranks and not catalog.is_merged:
         gone.append(f"{format_ranks(done.unreadable_ranks, most=_MAX_RANGES)} cannot be read")
     if done.complete:
-        whole = "every tensor is there"
-        if done.replicas is not None:
-            least, most = done.replicas
-            each = f"{least} to {most} replicas" if least < most else count(most, "replica")
-            whole = f"every slice is there, {'once' if most == 1 else f'{each} each'}"
         others = f"; {', '.join(gone)}: replicas hold the slices" if gone else ""
-        return f"yes: {whole} (headers; verify --deep reads the data){others}"
+        return f"yes: {_whole(done.replicas)} (headers; verify --deep reads the data){others}"
     if done.missing_tensors:
         number = count(len(done.missing_tensors), "tensor")
-        names = shorten(done.missing_tensors, 3)
-        gone.append(f"{number} cannot be joined from slices: {names}")
+        gone.append(f"{number} cannot be joined from slices: {shorten(done.missing_tensors, 3)}")
     # What has a line of its own needs no meaning.
     codes = [one for one in done.complete_codes if not gone or one not in ("missing", "damaged")]
     reasons = "; ".join([*gone, *(CODES[code].meaning for code in codes[:2])])
     if done.complete is not None:
         return f"no: {reasons}"
-    if codes or not examined.catalog.files:
+    if codes or not catalog.files:
         needs = "; merge needs --unlisted" if "unlisted" in codes else ""
         return f"not known: {reasons}{needs}"
-    root = quote(examined.catalog.root)
-    compare = f"not known: `ckpttool merge {root} --replicated -o FILE` compares the replicas"
-    return "; ".join([compare if examined.looks_replicated else _NO_STRATEGY, *gone])
+    merge = f"`ckpttool merge {quote(catalog.root)} --replicated -o FILE` compares the replicas"
+    return "; ".join([f"not known: {merge}" if found.looks_replicated else _NO_STRATEGY, *gone])
+
+
+def _whole(replicas: tuple[int, int] | None) -> str:
+    """Return what a complete checkpoint has, with the fewest and the most ranks of a slice."""
+    if replicas is None:
+        return "every tensor is there"
+    least, most = replicas
+    each = f"{least} to {most} replicas" if least < most else count(most, "replica")
+    return f"every slice is there, {'once' if most == 1 else f'{each} each'}"
 
 
 # -------------------------------------------------------------------------------------- the tensors
 
 
-def _print_tensors(examined: Inspection) -> None:
+def _print_folded(found: Inspection) -> None:
     """Print the folded tensors: those with a known sharding in a table, the others in lines."""
-    summary = examined.summary
-    in_lines = [row for row in summary.rows if _is_in_line(row, summary)]
-    in_table = [row for row in summary.rows if not _is_in_line(row, summary)]
-    number = len({one.name for row in in_lines for one in row.entries})
-    what = "single value" if number == 1 else "single values"
-    if summary.parallelism is not None:
-        is_described = examined.catalog.description is not None
-        what = "not described" if is_described else "not in the strategy"
-    elif not in_table:
-        in_lines, in_table = [], in_lines
+    summary, is_known = found.summary, found.summary.parallelism is not None
+    in_table: list[Row] = []
+    in_lines: list[Row] = []
+    for row in summary.rows:
+        is_single = row.prefixes == ("",) and row.first.is_single_value
+        is_in_line = row.first.placement.known == "unlisted" if is_known else is_single
+        (in_lines if is_in_line else in_table).append(row)
+    number = len(_names_in(in_lines))
+    if is_known:
+        what = "not in the strategy" if found.catalog.description is None else "not described"
+    else:
+        what = "single value" if number == 1 else "single values"
+        if not in_table:
+            in_lines, in_table = [], in_lines
     title = _title(in_table, in_lines) + (f"; {number} {what}" if in_lines else "")
-    _print_rows(title, in_table, _columns(summary, examined))
+    _print_rows(title, in_table, _columns(summary, found))
     names: dict[str, list[str]] = {}
     for row in in_lines:
-        names.setdefault(_equality_text(row, examined), []).append(_name(row))
+        names.setdefault(_equality(row, found), []).append(_name(row))
     for text, alike in names.items():
         print_text(f"  {what}{text}: {shorten(alike, 8)}", indent=MARGIN + INDENT)
     if names:
         echo("")
 
 
-def _is_in_line(row: Row, summary: Summary) -> bool:
-    """Return whether a row is not in the table: what no strategy lists, or else a single value."""
-    if summary.parallelism is not None:
-        return row.first.placement.known == "unlisted"
-    return row.prefixes == ("",) and row.first.is_single_value
-
-
-def _equality_text(row: Row, examined: Inspection) -> str:
+def _equality(row: Row, found: Inspection) -> str:
     """Return which ranks hold equal tensors, in words; nothing for a merged checkpoint."""
-    summary, ranks = examined.summary, row.first.placement.owners[0]
-    if examined.is_merged:
+    summary, ranks = found.summary, row.first.placement.owners[0]
+    if found.is_merged:
         return ""
-    is_on_all = len(ranks) == len(_all_ranks(examined))
+    is_on_all = len(ranks) == len(found.expected_ranks)
     on = "" if is_on_all else f" on {format_ranks(ranks, most=_MAX_RANGES)}"
     if not summary.has_all_samples or len(ranks) == 1:
-        return f",{on}" if on else ""
+        return on and f",{on}"
     if len(groups := _equal_groups(row, summary)) > 1:
         return f", different between ranks ({groups_text(groups, _longest_ranks())})"
     is_sampled = any(summary.equal_ranks[one.name].sampled for one in row.entries)
@@ -353,53 +365,51 @@ def _longest_ranks() -> int:
     return max(_LEAST_RANKS, (terminal_columns(sys.stdout) or _PIPE) // 2)
 
 
+# ---------------------------------------------------------------------------------------- the table
+
 Columns = Mapping[str, Callable[[Row], str]]  # title to the cell of a row
 _DETAILS = ("device matrix", "tensor map", "file")  # columns that a folded table lacks
 
 
-def _columns(summary: Summary, examined: Inspection | None = None) -> Columns:
+def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
     """Return the columns of a checkpoint or of a strategy."""
     longest = _longest_ranks()
-    catalog = None if examined is None else examined.catalog
-    codes = {one.code for one in examined.found} if examined is not None else ()
-    of_each = "ranks of the layout" if "deduplicated" in codes else "ranks of each slice"
 
     def ranks(row: Row) -> str:
-        found = summary.equal_ranks.get(row.first.name)
-        if found is None:
-            return owners_text(row, longest)
+        equal = summary.equal_ranks.get(row.first.name)
+        if equal is None:
+            return _owners(row, longest)
         text = groups_text(_equal_groups(row, summary), longest)
-        return f"{text} (one value)" if found.kind == "one value" else text
+        return f"{text} (one value)" if equal.kind == "one value" else text
 
     if summary.parallelism is not None:
+        codes = () if found is None else {one.code for one in found.found}
         return {
             "tensors": _name,
-            "full shape" if catalog else "listed shape": _shape,
+            "listed shape" if found is None else "full shape": _shape,
             "dtype": _dtype,
-            "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
+            "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
-            of_each: ranks,
+            "ranks of the layout" if "deduplicated" in codes else "ranks of each slice": ranks,
         }
-    if catalog is not None and all(one.placement.known == "full" for one in summary.entries):
-        has_files = len(catalog.files) > 1
+    if found is not None and all(one.placement.known == "full" for one in summary.entries):
+        files = [*found.catalog.files.values()]
+        several = files[::-1] if len(files) > 1 else ()  # the first of those with a name counts
+        paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
             "full shape": _shape,
             "dtype": _dtype,
-            "size>": lambda row: format_bytes(sum(one.nbytes for one in row.entries)),
-            "file": lambda row: _file_name(row.first.name, catalog) if has_files else "",
+            "size>": lambda row: format_bytes(sum(one.total_nbytes for one in row.entries)),
+            "file": lambda row: PurePath(paths.get(row.first.name, "")).name,
         }
     title = "equal ranks" if summary.has_all_samples else "equal ranks, first"
     title = title if summary.equal_ranks else "ranks"
     return {"tensors": _name, "shape": _shape, "dtype": _dtype, title: ranks}
 
 
-def _file_name(name: str, catalog: Catalog) -> str:
-    return PurePath(catalog.files[catalog.holders[name][0]].path).name
-
-
-def _print_all(title: str, summary: Summary, columns: Columns) -> None:
+def _print_each(title: str, summary: Summary, columns: Columns) -> None:
     """Print a table with a row for each tensor."""
     _print_cells(title, [Row(entry.name, ("",), (entry,)) for entry in summary.entries], columns)
 
@@ -415,13 +425,12 @@ def _print_rows(title: str, rows: Sequence[Row], columns: Columns) -> None:
         return
     common = _common_prefixes(rows)
     rows = _join_unsharded(rows)
-    more = len(rows) - MAX_ROWS
-    rows = rows[:MAX_ROWS]
-    titles = {"size>": "size with states>"} if any(row.prefixes[1:] for row in rows) else {}
+    shown, more = rows[:MAX_ROWS], len(rows) - MAX_ROWS
+    titles = {"size>": "size with states>"} if any(row.prefixes[1:] for row in shown) else {}
     columns = {titles.get(key, key): columns[key] for key in columns if key not in _DETAILS}
-    if len({*map(_dtype, rows)}) == 1:
+    if len({*map(_dtype, shown)}) == 1:
         del columns["dtype"]  # a line above the table says it
-    _print_cells(title, rows, {**columns, "tensors": lambda row: _name(row, common)})
+    _print_cells(title, shown, {**columns, "tensors": lambda row: _name(row, common)})
     if more > 0:
         print_text(f"and {more} more rows")
 
@@ -430,9 +439,13 @@ def _title(rows: Sequence[Row], others: Sequence[Row] = ()) -> str:
     """Return the number of parameters, and the states that each has."""
     parameters = len({one.name for row in rows if "" in row.prefixes for one in row.parameters})
     states = ", ".join(filter(None, _common_prefixes(rows)))
-    text = count(len({one.name for row in (*rows, *others) for one in row.entries}), "tensor")
+    text = count(len(_names_in((*rows, *others))), "tensor")
     each = "each with" if parameters > 1 else "with"
     return f"{text}: {count(parameters, 'parameter')}, {each} {states}" if states else text
+
+
+def _names_in(rows: Iterable[Row]) -> set[str]:
+    return {one.name for row in rows for one in row.entries}
 
 
 def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -443,23 +456,25 @@ def _common_prefixes(rows: Iterable[Row]) -> tuple[str, ...]:
 
 def _join_unsharded(rows: Sequence[Row]) -> list[Row]:
     """Join the unsharded parameters on as many ranks, if others are sharded."""
-    if not any(row.first.placement.is_sharded for row in rows):
+    sharded = [row for row in rows if row.first.placement.is_sharded]
+    if not sharded:
         return list(rows)
-    shown = []
     unsharded: dict[object, list[Row]] = {}
     for row in rows:
-        placement = row.first.placement
-        if placement.is_sharded:
-            shown.append(row)
-        else:
+        if not row.first.placement.is_sharded:
             alone = None if "" in row.prefixes else row.pattern
-            unsharded.setdefault((row.prefixes, placement.replicas, alone), []).append(row)
-    for alike in unsharded.values():
-        first, *others = alike
-        number = sum(len(row.parameters) for row in alike)
-        entries = tuple(entry for row in alike for entry in row.entries)
-        shown.append(Row(f"{number} more", first.prefixes, entries) if others else first)
-    return shown
+            alike = row.prefixes, row.first.placement.replicas, alone
+            unsharded.setdefault(alike, []).append(row)
+    return [*sharded, *map(_join, unsharded.values())]
+
+
+def _join(rows: Sequence[Row]) -> Row:
+    """Return one row of several, of which the number of parameters is told."""
+    if len(rows) == 1:
+        return rows[0]
+    number = sum(len(row.parameters) for row in rows)
+    entries = tuple(entry for row in rows for entry in row.entries)
+    return Row(f"{number} more", rows[0].prefixes, entries)
 
 
 def _name(row: Row, common: tuple[str, ...] = ()) -> str:
@@ -487,17 +502,17 @@ def _only(texts: Iterable[str]) -> str:
 
 
 def _device_matrix(row: Row) -> str:
-    layout = row.first.layout
+    layout = row.first.placement.layout
     return "" if layout is None else format_shape(layout.device_matrix)
 
 
 def _tensor_map(row: Row) -> str:
-    layout = row.first.layout
+    layout = row.first.placement.layout
     axes = () if layout is None else layout.tensor_map
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
+def sharded_text(placement: Placement) -> str:
     """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
     if placement.known == "unlisted":
         return "not listed"
@@ -511,13 +526,14 @@ def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
         for axis, slices in enumerate(placement.cuts)
         if slices > 1
     ]
-    if layout is not None and 0 < len(layout.rows) <= _MAX_UNEVEN:
-        parts[0] = f"rows / {' + '.join(map(str, layout.rows))}"
+    rows = () if placement.layout is None else placement.layout.rows
+    if 0 < len(rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, rows))}"
     shard = placement.optimizer_shard
     return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
 
-def owners_text(row: Row, longest: int) -> str:
+def _owners(row: Row, longest: int) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
     placements = sorted(row.placements, key=lambda one: one.first_rank)
     of_stages = len(placements) > 1 and placements[0].known == "layout"
@@ -554,22 +570,17 @@ def groups_text(groups: Sequence[Sequence[int]], longest: int) -> str:
     return f"{len(groups)} slices x {each} rank{'' if each == '1' else 's'}"
 
 
-def _print_files(examined: Inspection) -> None:
+def _print_files(found: Inspection) -> None:
     """Print a table of all files."""
-    catalog = examined.catalog
-    rows = []
-    for rank, file in catalog.files.items():
-        device = examined.devices.get(rank)
-        names = (path.removeprefix(catalog.root).lstrip("/") or path for path in file.paths)
+    root, rows = found.catalog.root, []
+    for rank, file in found.catalog.files.items():
+        device = found.devices.get(rank)
+        names = (path.removeprefix(root).lstrip("/") or path for path in file.paths)
         rows.append(
             (
-                "" if examined.is_merged else str(rank),
-                device.server if device else "",
-                str(device.device) if device else "",
-                ", ".join(names),
-                file.format,
-                str(len(file.tensors)),
-                format_bytes(file.nbytes),
+                "" if found.is_merged else str(rank),
+                *((device.server, str(device.device)) if device else ("", "")),
+                *(", ".join(names), file.format, str(len(file.tensors)), format_bytes(file.nbytes)),
             )
         )
     columns = ("rank>", "server", "device>", "path", "format", "tensors>", "size>")
@@ -579,10 +590,17 @@ def _print_files(examined: Inspection) -> None:
 # ------------------------------------------------------------------------------------- other files
 
 
-def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> None:
+def _print_saves(found: SavesInspection) -> None:
+    """Print which ranks have which files, where no step was chosen."""
+    ranks = count(sum(map(len, found.saves)), "rank")
+    print_facts(found.path, {"contents": [f"{ranks}, no step was chosen"]})
+    rows = ((format_numbers(ranks), ", ".join(names)) for ranks, names in found.saves.items())
+    print_table("files of every step", ("ranks", "names"), rows)
+
+
+def _print_strategy(found: StrategyInspection, show_all: bool) -> None:
     """Print the stages of a strategy, and its parameters: folded, or with ``show_all`` each."""
-    assert summary.parallelism is not None
-    rules = strategy.rules
+    strategy, summary, rules = found.strategy, found.summary, found.strategy.rules
     listed = [row for row in summary.rows if row.first.name in strategy.layouts]
     parts = [f"a strategy for {count(len(strategy.ranks), 'rank')}"]
     titles = []
@@ -596,35 +614,31 @@ def print_strategy(strategy: Strategy, summary: Summary, *, show_all: bool) -> N
         titles.append(count(len(rules.rules), "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
         parts.append(f"{titles[-1]}, all other parameters {rest}")
-    texts = list(parallelism_texts(summary.parallelism))
+    assert summary.parallelism is not None, "a strategy has layouts"
+    texts = _parallelism_texts(summary.parallelism)
     print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
     title, columns = ", ".join(titles), _columns(summary)
     if show_all:
-        _print_all(title, summary, columns)
+        _print_each(title, summary, columns)
     else:
         _print_rows(title, summary.rows, columns)
         print_text("--all lists every layout, --json everything", indent=0)
 
 
-def print_foreign(document: Json) -> None:
-    """Print what `describe_foreign` says of a file that is not a checkpoint."""
-    from ckpttool.formats.foreign import FOREIGN_KINDS
-
-    shown: Mapping[str, Any] = document
-    noun = FOREIGN_KINDS[shown["kind"]].noun
-    print_text(f"{shown['path']}: {noun}, {format_bytes(shown['nbytes'])}")
-    if shown["kind"] == "group_info":
-        rows = [(one["name"], ", ".join(map(str, one["ranks"]))) for one in shown["groups"]]
-        print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
-        ranks = ", ".join(map(str, shown["ckpt_restore_rank_list"]))
-        print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
-    if shown["kind"] == "rank_table":
-        places = shown["ranks"]
-        print_table(
-            f"{len(places)} ranks on {count(len({one['server'] for one in places}), 'server')}",
-            ("rank>", "server", "device>", "device ip"),
-            (
-                (str(one["rank"]), one["server"], str(one["device"]), one["device_ip"] or "")
-                for one in places
-            ),
-        )
+def _print_foreign(found: ForeignFile) -> None:
+    """Print what a file is that is not a checkpoint."""
+    noun = FOREIGN_KINDS[found.kind].noun
+    print_text(f"{found.path}: {noun}, {format_bytes(found.nbytes)}")
+    match found.contents:
+        case GroupInfo(groups=groups, restore_ranks=restore_ranks):
+            rows = [(name, ", ".join(map(str, ranks))) for name, ranks in groups]
+            print_table(f"{len(rows)} groups", ("group", "ranks"), rows)
+            ranks = ", ".join(map(str, restore_ranks))
+            print_text(f"checkpoints that can stand in for this rank's: of ranks {ranks}")
+        case RankTable(devices=devices):
+            servers = count(len({one.server for one in devices}), "server")
+            print_table(
+                f"{len(devices)} ranks on {servers}",
+                ("rank>", "server", "device>", "device ip"),
+                ((str(one.rank), one.server, str(one.device), one.ip or "") for one in devices),
+            )

@@ -11,9 +11,9 @@ import ckpttool
 from ckpttool.cli import options, workflow
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.planning.resolve import ResolveOptions
     from ckpttool.transaction.resume import OutputOptions
 
 

@@ -15,10 +15,10 @@ from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.operations.verify import Verification
-    from ckpttool.planning.resolve import ResolveOptions
 
 
 @click.command(

@@ -93,8 +93,8 @@ from ckpttool.model.slicing import (
     Box,
     BoxSlicing,
     Description,
+    FullTensor,
     Listed,
-    Source,
     box_problems,
     fill_with_boxes,
 )
@@ -262,7 +262,7 @@ def _read_whole(
     _note_unnamed(folder, (), diagnostics)
     files = read_existing_files(folder, matches, errors)
     problems = list(_incomplete_sets(folder, matches.values()))
-    tensors: dict[str, Source] = {}
+    tensors: dict[str, FullTensor] = {}
     twice: dict[str, list[str]] = {}
     for file, match in matches.items():
         index = files.get(file)
@@ -275,7 +275,7 @@ def _read_whole(
             box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
             whole = fill_with_boxes(tensor.meta, [box])
             assert isinstance(whole, BoxSlicing), "one box is all of it"
-            tensors[name] = Source(tensor.meta, whole, Listed())
+            tensors[name] = FullTensor(tensor.meta, whole, Listed())
     problems += [_slices_problem(folder, twice, matches)] if twice else []
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"no {_METADATA}: every file is read as one of full tensors"
@@ -853,7 +853,7 @@ class _Placement:
         All problems, one sentence each.
     """
 
-    tensors: dict[str, Source] = field(default_factory=dict)
+    tensors: dict[str, FullTensor] = field(default_factory=dict)
     unlocated: list[str] = field(default_factory=list)
     unsaved_gradients: list[str] = field(default_factory=list)
     unsaved_states: list[str] = field(default_factory=list)
@@ -974,7 +974,7 @@ def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box
     wrong = list(_layout_problems(parameter, boxes))
     filled = [] if wrong else fill_with_boxes(parameter.meta, boxes)
     if isinstance(filled, BoxSlicing):
-        placement.tensors[parameter.meta.name] = Source(parameter.meta, filled, Listed())
+        placement.tensors[parameter.meta.name] = FullTensor(parameter.meta, filled, Listed())
     else:
         placement.problems += wrong or filled
 

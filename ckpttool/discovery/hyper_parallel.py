@@ -84,8 +84,8 @@ from ckpttool.model.slicing import (
     Box,
     BoxSlicing,
     Description,
+    FullTensor,
     Listed,
-    Source,
     box_problems,
     fill_with_boxes,
 )
@@ -420,7 +420,7 @@ def _place_boxes(
     tensors: Mapping[str, _HyperTensor], folder: _Folder, diagnostics: Diagnostics
 ) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
-    placed: dict[str, Source] = {}
+    placed: dict[str, FullTensor] = {}
     problems: list[Diagnostic] = []
     faults = Faults()
     for name, tensor in tensors.items():
@@ -431,7 +431,7 @@ def _place_boxes(
         wrong = box_problems(meta, boxes)
         filled = wrong or fill_with_boxes(meta, boxes)
         if isinstance(filled, BoxSlicing):
-            placed[name] = Source(meta, filled, Listed())
+            placed[name] = FullTensor(meta, filled, Listed())
             faults.add_harmless(reasons)
         else:
             problems += wrong or ([] if reasons else filled)

@@ -369,6 +369,16 @@ def read_rank_table(path: str) -> RankTable:
     return RankTable(version if isinstance(version, str) else None, tuple(devices))
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file that is shown as what it is: a graph, a model, group information or a rank table."""
+
+    path: str
+    kind: str
+    nbytes: int
+    contents: GroupInfo | RankTable | None = None
+
+
 def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
     """Yield the devices of a rank table in either form."""
     if "server_list" in table:

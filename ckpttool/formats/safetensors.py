@@ -18,7 +18,7 @@ offsets from the end of the header.  ``__metadata__`` maps strings to strings.
   marks all its files so.  Its loaders ignore the mark, and ``unified_safetensors`` copies it, with
   all metadata, from the files of ranks into its own.  Merged files are marked ``"pt"``: Hugging
   Face's loaders refuse ``"ms"``, and metadata without a mark.
-* Names that begin with ``ckpttool.`` say how the file was made; see `ckpttool.planning.plans`.
+* Names that begin with ``ckpttool.`` say how the file was made; see `ckpttool.operations.plans`.
 * An ``Int4`` tensor is ``I8`` with a metadata entry ``"<name>": "Int4"``.  MindSpore takes every
   entry with the name of a tensor for that tensor's type.  So an entry of ``attrs`` with the name
   of a tensor is not written.
@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out
+from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT
@@ -174,13 +174,9 @@ def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator
     """Yield a diagnostic for each tensor whose name or type the format cannot hold."""
     for meta in tensors:
         if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
-            yield _refusal(meta, "safetensors reserves this name")
+            yield refusal(meta, "safetensors reserves this name")
         elif meta.dtype == TEXT or ALL_DTYPES[meta.dtype].safetensors is None:
-            yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
-
-
-def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
-    return Diagnostic("destination", reason, tensor=meta.name)
+            yield refusal(meta, f"safetensors cannot hold {meta.dtype}")
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:

@@ -232,6 +232,11 @@ class Layout:
         return range(self.first_rank, self.first_rank + math.prod(self.device_matrix))
 
     @property
+    def stage(self) -> int:
+        """The number of the stage."""
+        return self.first_rank // len(self.ranks)
+
+    @property
     def slice_counts(self) -> tuple[int, ...]:
         """Number of slices along each tensor axis, optimizer shard included."""
         return self._grid.slice_counts

@@ -16,8 +16,8 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import LayoutSlicing, NotInStrategy, Piece, Source
-from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
 
@@ -38,7 +38,7 @@ class Term:
         The number of its checkpoint in ``Plan.inputs``.
     """
 
-    source: Source
+    source: FullTensor
     weight: float = 1.0
     input: int = 0
 
@@ -48,7 +48,7 @@ class Term:
         return replace(self, source=replace(self.source, slicing=slicing))
 
 
-def single_source(terms: Sequence[Term]) -> Source:
+def single_source(terms: Sequence[Term]) -> FullTensor:
     """Return the source of a tensor that is a copy: one term, with weight 1.
 
     All tensors are copies at present.  Only this function asserts it.
@@ -78,7 +78,7 @@ class OutputTensor:
     terms: tuple[Term, ...]
 
     @classmethod
-    def full(cls, source: Source) -> OutputTensor:
+    def full(cls, source: FullTensor) -> OutputTensor:
         """Return a copy of the full tensor of a source."""
         return cls(source.meta, Region.whole(source.meta.shape), (Term(source),))
 
@@ -87,7 +87,7 @@ class OutputTensor:
         """Return a copy of one stored tensor."""
         shape = tensor.meta.shape
         slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
-        return cls.full(Source(tensor.meta, slicing, NotInStrategy()))
+        return cls.full(FullTensor(tensor.meta, slicing, Whole(((0,),))))
 
     @property
     def stored_itemsize(self) -> int:
@@ -141,8 +141,8 @@ class Target:
         Rank to output file, ascending; only the ranks to write.
     ranks
         Number of all ranks of the target.
-    sharding
-        The layouts of rank files; `Merged` if full tensors are written.
+    strategy
+        The layouts of rank files; None if full tensors are written.
     attrs
         Attributes of every header, as formats take them: ``"crc_num"`` for a checksum, and the mark
         of safetensors files.  `Plan.provenance` has more.
@@ -153,7 +153,7 @@ class Target:
     format: str
     paths: Mapping[int, str]
     ranks: int = 1
-    sharding: Strategy | Merged = Merged()
+    strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
 
@@ -165,7 +165,7 @@ class Target:
     @property
     def is_merged(self) -> bool:
         """Whether the outputs hold full tensors."""
-        return isinstance(self.sharding, Merged)
+        return self.strategy is None
 
     @property
     def output_folder(self) -> str:
@@ -247,12 +247,12 @@ class Transfer:
     layouts: tuple[Layout, ...]
 
     @classmethod
-    def copy_of(cls, source: Source, layouts: tuple[Layout, ...]) -> Transfer:
+    def copy_of(cls, source: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
         """Return the transfer of a parameter that keeps its name, type and elements."""
         return cls(source.meta.name, source.meta.dtype, (Term(source),), layouts)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FullTensor:
         """The only source; see `single_source`."""
         return single_source(self.terms)
 

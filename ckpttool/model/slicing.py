@@ -160,35 +160,48 @@ class LayoutSlicing:
         raise LookupError(f"no owner of slice {index}")
 
 
+RankGroups = tuple[tuple[int, ...], ...]  # each group of ranks holds equal tensors
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """The strategy lists the tensor, or the checkpoint describes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class FollowsParameter:
+class Follows:
     """Optimizer state that the strategy does not list; it is sharded like its ``parameter``."""
 
     parameter: str
 
 
 @dataclass(frozen=True, slots=True)
-class NotInStrategy:
-    """A tensor without a layout, which one file holds in full.
+class Whole:
+    """Files hold the tensor in full: those of a merged checkpoint, or of replicated ranks.
 
-    ``rank_cycle`` is ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with
-    ``t % n == r``; None for one that is the same for all ranks.
+    ``groups`` are the ranks that hold it, grouped by what headers and contents show to be equal.
     """
 
-    rank_cycle: tuple[int, int] | None = None
-
-
-Origin = Listed | FollowsParameter | NotInStrategy
+    groups: RankGroups
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A full tensor, distributed over files.
+class Unlisted:
+    """Nothing says how the tensor is sharded, so ranks that hold it should hold the same.
+
+    ``odd_shapes`` says that it is named like optimizer state, and is neither a slice nor full.
+    """
+
+    groups: RankGroups
+    odd_shapes: str = ""
+
+
+KnownBy = Listed | Follows | Whole | Unlisted
+
+
+@dataclass(frozen=True, slots=True)
+class FullTensor:
+    """A tensor of a checkpoint, distributed over files: everything that is known of it.
 
     Attributes
     ----------
@@ -196,13 +209,28 @@ class Source:
         Name, element type and full shape.
     slicing
         The stored slices and their elements.
-    origin
-        How the slicing was found.
+    known_by
+        How the slicing is known.
+    copies
+        The slicings of the other stages that hold all of it, if stages share it.
+    is_corrected
+        Whether the strategy lists another layout than the slices have.
+    only_for
+        ``(r, n)`` for a tensor that goes only to the target ranks ``t`` with ``t % n == r``; None
+        for one that is the same for all ranks.
     """
 
     meta: TensorMeta
     slicing: Slicing
-    origin: Origin
+    known_by: KnownBy
+    copies: tuple[LayoutSlicing, ...] = ()
+    is_corrected: bool = False
+    only_for: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.meta.name
 
     @property
     def layout(self) -> Layout:
@@ -218,22 +246,47 @@ class Source:
     @property
     def is_listed(self) -> bool:
         """Whether the strategy lists the tensor, or the checkpoint describes it."""
-        return isinstance(self.origin, Listed)
+        return isinstance(self.known_by, Listed)
 
     @property
     def has_layout(self) -> bool:
         """Whether the strategy or the checkpoint gives its slicing, or that of its parameter."""
-        return not isinstance(self.origin, NotInStrategy)
+        return isinstance(self.known_by, Listed | Follows)
 
     @property
     def parameter(self) -> str | None:
         """The parameter that unlisted optimizer state follows; None for any other tensor."""
-        return self.origin.parameter if isinstance(self.origin, FollowsParameter) else None
+        return self.known_by.parameter if isinstance(self.known_by, Follows) else None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenTensor:
+    """A tensor of a checkpoint whose slices make no full tensor.
+
+    Attributes
+    ----------
+    meta
+        Its slice on the lowest rank that holds one.
+    known_by
+        How its slicing would be known.
+    gaps
+        The ranks that should hold each missing slice.
+    problem
+        Why its slices do not fit together, if there is another reason.
+    is_corrected
+        See `FullTensor`.
+    """
+
+    meta: TensorMeta
+    known_by: KnownBy
+    gaps: tuple[tuple[int, ...], ...] = ()
+    problem: Diagnostic | None = None
+    is_corrected: bool = False
 
     @property
-    def rank_cycle(self) -> tuple[int, int] | None:
-        """See `NotInStrategy`; None for a tensor that has a layout."""
-        return self.origin.rank_cycle if isinstance(self.origin, NotInStrategy) else None
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.meta.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +405,7 @@ class Description:
     """
 
     files: tuple[str, ...]
-    tensors: Mapping[str, Source]
+    tensors: Mapping[str, FullTensor]
     broken: frozenset[str] = frozenset()
     problems: tuple[Diagnostic, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -403,7 +456,7 @@ def box_problems(meta: TensorMeta, boxes: Sequence[Box]) -> list[Diagnostic]:
     return [*problems, *_shared(meta, boxes)]
 
 
-def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Source | None:
+def follow(base: FullTensor, name: str, tensors: Mapping[int, StoredTensor]) -> FullTensor | None:
     """Return undescribed optimizer state as sharded like its parameter; None if it does not fit.
 
     Parameters
@@ -425,10 +478,10 @@ def follow(base: Source, name: str, tensors: Mapping[int, StoredTensor]) -> Sour
     slicing = fill_with_boxes(meta, boxes)
     if not isinstance(slicing, BoxSlicing):
         return None
-    return Source(meta, slicing, FollowsParameter(base.meta.name))
+    return FullTensor(meta, slicing, Follows(base.meta.name))
 
 
-def described_state_shapes(base: Source, meta: TensorMeta) -> str | None:
+def described_state_shapes(base: FullTensor, meta: TensorMeta) -> str | None:
     """Return the shapes of undescribed state that `follow` refused; None if it may be taken."""
     full = base.meta.shape
     if len(full) != len(meta.shape) or full == meta.shape or math.prod(meta.shape) == 1:

@@ -1,4 +1,4 @@
-"""How tensors are spread over files: by the layouts of a strategy, or in one of three other ways.
+"""How tensors are spread over files: the layouts of a strategy.
 
 A strategy file holds for each parameter its layouts, one per pipeline stage.  A hand-written
 strategy lists patterns of names (rules).  `Strategy.resolve` turns its rules into layouts with the
@@ -25,6 +25,8 @@ from ckpttool.wording import count, format_ranks, shorten
 @dataclass(frozen=True)  # no slots, for cached_property
 class Strategy:
     """The layouts of parameters, as a strategy file lists them.
+
+    Without any layout each file holds full tensors, or the checkpoint describes its slices.
 
     Attributes
     ----------
@@ -58,6 +60,11 @@ class Strategy:
     handwritten: Mapping[str, str] = field(default_factory=dict)
     replicates_rest: bool = False
     is_of_group: bool = False
+
+    @classmethod
+    def without_layouts(cls, ranks: int = 1, files: tuple[str, ...] = ()) -> Strategy:
+        """Return the strategy of files that need none, which ``files`` say, or an option."""
+        return cls({}, 1, ranks, files, replicates_rest=True)
 
     @property
     def origin(self) -> str:
@@ -236,58 +243,6 @@ class Strategy:
             replicates_rest=rules.replicates_rest,
         )
         return resolved, tuple(problems)
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutLayouts:
-    """Common fields of the kinds of sharding that need no strategy.
-
-    Attributes
-    ----------
-    ranks
-        The ranks that have a file.
-    files
-        The files that describe the sharding; empty if an option or the catalog shows it.
-    notes
-        Notes of reading these files.
-    """
-
-    ranks: range = range(1)
-    files: tuple[str, ...] = ()
-    notes: tuple[Diagnostic, ...] = ()
-
-    @property
-    def layouts(self) -> Mapping[str, tuple[Layout, ...]]:
-        """An empty mapping; see `Strategy.layouts`."""
-        return {}
-
-    @property
-    def handwritten(self) -> Mapping[str, str]:
-        """An empty mapping; see `Strategy.handwritten`."""
-        return {}
-
-    @property
-    def origin(self) -> str:
-        """The files that were read, for messages."""
-        return shorten(self.files, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Replicated(_WithoutLayouts):
-    """Every rank holds the same full tensors."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelfDescribed(_WithoutLayouts):
-    """The checkpoint lists the boxes of each tensor that a rank holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merged(_WithoutLayouts):
-    """Each file holds full tensors, or is read separately because layouts are not available."""
-
-
-Sharding = Strategy | Replicated | SelfDescribed | Merged
 
 
 def join_stages(

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from ckpttool.model.dtypes import ALL_DTYPES, SAFETENSORS_DTYPES, TEXT
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.model.dtypes import ALL_DTYPES, TEXT
+from ckpttool.problems import FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -35,6 +35,8 @@ class TensorMeta:
         The shape in the header of a tensor that is only copied whole; None for all others.  Several
         of its elements share a byte, or it has more than `MAX_AXES` axes.  Its ``shape`` has one
         axis.
+    itemsize
+        Bytes per element; 1 for a string.
     nbytes
         Bytes of all elements; of a string, bytes in UTF-8.
 
@@ -49,6 +51,7 @@ class TensorMeta:
     shape: tuple[int, ...]
     text: str | None = None
     whole_shape: tuple[int, ...] | None = None
+    itemsize: int = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -59,12 +62,14 @@ class TensorMeta:
         ):
             raise ValueError(f"{self.name}: a string entry has a text, and no shape")
         if self.text is not None:
-            nbytes = len(self.text.encode())
+            itemsize, nbytes = 1, len(self.text.encode())
         elif self.dtype in ALL_DTYPES:
-            nbytes = math.prod(self.shape) * ALL_DTYPES[self.dtype].itemsize
+            itemsize = ALL_DTYPES[self.dtype].itemsize
+            nbytes = math.prod(self.shape) * itemsize
         else:
             raise ValueError(f"{self.name}: no element type {self.dtype}")
-        object.__setattr__(self, "nbytes", nbytes)  # computed once, as it is needed often
+        object.__setattr__(self, "itemsize", itemsize)  # computed once, as they are needed often
+        object.__setattr__(self, "nbytes", nbytes)
 
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
@@ -79,11 +84,6 @@ class TensorMeta:
     def is_single(self) -> bool:
         """Whether it is a single value: one element, or a text."""
         return self.text is not None or math.prod(self.shape) == 1
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element; 1 for a string."""
-        return 1 if self.text is not None else ALL_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,8 @@ class FileIndex:
         What else the header says: the metadata of a safetensors file, the checksum of a ``.ckpt``,
         how ckpttool made an HDF5 file.  ``"crc_num"`` is MindSpore's checksum wherever there is
         one.
+    header
+        The tensors, one object for all files with an equal header; their files may differ.
     """
 
     files: tuple[StoredFile, ...]
@@ -221,6 +223,12 @@ class FileIndex:
     nbytes: int
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
+    header: Mapping[str, StoredTensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tensors = self.tensors
+        header = tensors.header if isinstance(tensors, SharedHeader) else tensors
+        object.__setattr__(self, "header", header)
 
     @property
     def file(self) -> StoredFile:
@@ -241,11 +249,6 @@ class FileIndex:
     def cipher(self) -> Ciphertext | None:
         """How the first file is encrypted; None if it is not."""
         return self.file.cipher
-
-    @property
-    def header(self) -> Mapping[str, StoredTensor]:
-        """The tensors, one object for all files with an equal header; their files may differ."""
-        return self.tensors.header if isinstance(self.tensors, SharedHeader) else self.tensors
 
 
 def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
@@ -279,17 +282,6 @@ def refuse_shared_extents(index: FileIndex) -> None:
                 places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
     for (path, _), places in known.items():
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
-
-
-def foreign_type_problems(tensors: Iterable[TensorMeta], format: str) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each tensor that only safetensors can hold."""
-    for meta in tensors:
-        if meta.dtype in SAFETENSORS_DTYPES:
-            text = f"safetensors' {meta.dtype} has no counterpart in {format}"
-            yield Diagnostic("destination", text, tensor=meta.name)
-        elif meta.whole_shape is not None:
-            text = f"{len(meta.whole_shape)} axes; only safetensors keeps more than {MAX_AXES}"
-            yield Diagnostic("destination", text, tensor=meta.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import LayoutSlicing, Source
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -76,7 +76,7 @@ class Conversion:
         return self.plan.documents if self.assignment.part is None else ()
 
     @property
-    def largest_sharded(self) -> Sequence[Source]:
+    def largest_sharded(self) -> Sequence[FullTensor]:
         """The largest sharded tensors, with the layouts with which they were read.
 
         A strategy file contains no shapes, and a file from a different run may fit.  A person can
@@ -92,6 +92,6 @@ class Conversion:
         return [*reversed(sharded.values())][:MAX_SHARDED]
 
 
-def _size(source: Source) -> tuple[bool, int]:
+def _size(source: FullTensor) -> tuple[bool, int]:
     is_parameter = parse_name(source.meta.name).same_shape_parameter is None
     return is_parameter, source.meta.nbytes

@@ -13,15 +13,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checks.manifest import check_source
+from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.slicing import Source
+from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.manifest_check import check_source
-from ckpttool.planning.missing import find_nothing
-from ckpttool.planning.resolve import ResolveOptions, resolve
+from ckpttool.operations.source import resolve
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -154,7 +155,7 @@ def diff(
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
-        sides: list[Sequence[Source]] = []
+        sides: list[Sequence[FullTensor]] = []
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -166,15 +167,12 @@ def diff(
             if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
-                resolved = resolve(
-                    *(catalog, given, own, executor, found),
-                    keep_going=True,
-                    open_progress=open_progress,
+                checkpoint = resolve(
+                    *(catalog, given, own, executor, found), open_progress=open_progress
                 )
             except (PlanError, StrategyError) as error:
                 errors += [one.on_side(side) for one in (*catalog.damaged.values(), error)]
                 continue
-            found.add(*resolved.content_diagnostics)
             found.add(*(one for one in find_nothing(catalog) if one.code != "nothing"))
             checksum_errors, of_checksums = check_files(catalog, executor, crc=False)
             wrong = list(found.errors)
@@ -189,7 +187,7 @@ def diff(
             errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            sides.append(resolved.sources)
+            sides.append(checkpoint.tensors)
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
@@ -222,8 +220,8 @@ class _Pair:
 
     name: str
     rank: int | None
-    a: Source | None
-    b: Source | None
+    a: FullTensor | None
+    b: FullTensor | None
 
     @property
     def nbytes(self) -> int:
@@ -252,7 +250,7 @@ class _Pair:
         return TensorDifference(self.name, kind, a, b, self.rank, values)
 
 
-def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
+def _pairs(a: Sequence[FullTensor], b: Sequence[FullTensor]) -> Iterator[_Pair]:
     """Yield the tensors of both sides, those of A first."""
     sides = [_by_name(sources) for sources in (a, b)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
@@ -264,11 +262,11 @@ def _pairs(a: Sequence[Source], b: Sequence[Source]) -> Iterator[_Pair]:
             yield _Pair(name, rank, in_a, in_b)
 
 
-def _by_name(sources: Sequence[Source]) -> dict[str, dict[int | None, Source]]:
+def _by_name(sources: Sequence[FullTensor]) -> dict[str, dict[int | None, FullTensor]]:
     """Return name to rank to source; the rank of a full tensor is None."""
-    by_name: dict[str, dict[int | None, Source]] = {}
+    by_name: dict[str, dict[int | None, FullTensor]] = {}
     for source in sources:
-        rank = None if source.rank_cycle is None else source.rank_cycle[0]
+        rank = None if source.only_for is None else source.only_for[0]
         by_name.setdefault(source.meta.name, {})[rank] = source
     return by_name
 

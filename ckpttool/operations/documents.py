@@ -1,143 +1,370 @@
 """The JSON documents of the commands: a function for each, which takes the answer of the command.
 
-Every document has ``"schema"``; see `ckpttool._version.SCHEMA`.
+Every key stands here.  Most are names of fields or properties of the answer (`_take`).  Every
+document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
-from ckpttool.problems import Diagnostic, describe_diagnostics, describe_errors, severities
+from ckpttool.formats.foreign import ForeignFile, GroupInfo, RankTable
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import BoxSlicing, LayoutSlicing
+from ckpttool.operations.describe import Inspection, SavesInspection, StrategyInspection
+from ckpttool.operations.summary import layouts_of_rules, slice_shapes
+from ckpttool.problems import describe_diagnostics, describe_errors, severities
 
 if TYPE_CHECKING:
-    from ckpttool.model.tensors import TensorMeta
+    from ckpttool.formats.foreign import Device
+    from ckpttool.model.layout import Layout
+    from ckpttool.model.slicing import FullTensor
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import FileIndex, TensorMeta
     from ckpttool.operations.convert import Conversion
-    from ckpttool.operations.describe import Json
+    from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
-    from ckpttool.storage.compare import TensorDelta
+    from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
 
+Json = dict[str, object]
+
+_FILE = "path format nbytes"
+_AMOUNT = "tensors parameters nbytes dtypes"
 _OUTPUT = "rank path format nbytes tensors"
+_NO_LAYOUT: Json = {"device_matrix": None, "tensor_map": None, "optimizer_shard": None}
 
 
-def convert(done: Conversion) -> Json:
-    """Return the document of merge, split and reshard."""
-    from ckpttool.operations.describe import describe_layout
-
-    target, part = done.plan.target, done.assignment.part
-    indexes, strategies = (
-        [one.path for one in done.documents if one.kind == kind] for kind in ("index", "strategy")
-    )
-    choice, sizes = done.assignment.options.not_in_target, done.plan.not_listed.sizes
-    not_listed = {
-        kind: {"tensors": tensors, "nbytes": nbytes} for kind, (tensors, nbytes) in sizes.items()
-    }
-    return {
-        "schema": SCHEMA,
-        "outputs": [{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
-        "step": done.source.step,
-        **_take(done, "src_bytes dst_bytes"),
-        "seconds": round(done.seconds, 6),
-        **_given(
-            largest_sharded=[describe_layout(one) for one in done.largest_sharded],
-            not_in_target=not target.is_merged and {"choice": choice, **not_listed},
-        ),
-        "notes": describe_diagnostics(done.notes, severities("convert")),
-        **_given(
-            indexes=indexes,
-            strategy=strategies and strategies[0],
-            part=part and str(part),
-            manifest=done.manifest,
-        ),
-    }
-
-
-def finalize(folder: str, manifest: Manifest) -> Json:
-    """Return the document of finalize."""
-    return {
-        "schema": SCHEMA,
-        "path": folder,
-        "outputs": [_take(one, _OUTPUT) for one in manifest.outputs],
-        **_take(manifest, "step plan"),
-        "notes": describe_diagnostics(manifest.notes, severities("convert")),
-    }
+def inspect(found: Inspected) -> Json:
+    """Return the document of inspect."""
+    match found:
+        case Inspection():
+            contents = _of_files(found) if found.is_merged else _of_ranks(found)
+            return _document(contents, _diagnostics(found.found), summary=_summary(found))
+        case SavesInspection(saves=saves):
+            listed = [{"ranks": ranks, "files": names} for ranks, names in saves.items()]
+            return _document({"path": found.path, "saves": listed}, _diagnostics(found.found))
+        case StrategyInspection():
+            return _document(_of_strategy(found))
+        case ForeignFile():
+            return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
 
 
 def verify(found: Verification, limit: int | None) -> Json:
     """Return the document of verify, with the first ``limit`` findings."""
     counts = found.count_severities()
-    return {
-        "schema": SCHEMA,
-        **_take(found, "path step files"),
-        "ranks": list(found.ranks or ()),
+    return _document(
+        _take(found, "path step files"),
+        ranks=found.ranks or (),
         **_take(found, "tensors nbytes deep"),
-        "clean": not found.findings,
-        "errors": counts["error"],
-        "warnings": counts["warning"],
-        "findings": describe_diagnostics(found.findings[:limit], found.severity_of),
-        "notes": describe_diagnostics(found.notes, found.severity_of),
-    }
+        clean=not found.findings,
+        errors=counts["error"],
+        warnings=counts["warning"],
+        findings=describe_diagnostics(found.findings[:limit], found.severity_of),
+        notes=describe_diagnostics(found.notes, found.severity_of),
+    )
 
 
 def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
     """Return the document of diff, with the first ``limit`` differences."""
-    return {
-        "schema": SCHEMA,
-        "a": a,
-        "b": b,
-        "equal": found.is_equal,
+    return _document(
+        a=a,
+        b=b,
+        equal=found.is_equal,
         **_take(found, "tensors nbytes"),
-        "tolerance": found.tolerance and asdict(found.tolerance),
-        "counts": found.count_kinds(),
-        "differences": [_tensor_difference(one) for one in found.differences[:limit]],
-        "findings": describe_diagnostics(found.findings, severities("diff")),
-        "notes": describe_diagnostics(found.notes, severities("diff")),
-    }
+        tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
+        counts=found.count_kinds(),
+        differences=[*map(_difference, found.differences[:limit])],
+        findings=describe_diagnostics(found.findings, severities("diff")),
+        notes=describe_diagnostics(found.notes, severities("diff")),
+    )
+
+
+def convert(done: Conversion) -> Json:
+    """Return the document of merge, split and reshard."""
+    target, part = done.plan.target, done.assignment.part
+    indexes = [one.path for one in done.documents if one.kind == "index"]
+    strategies = [one.path for one in done.documents if one.kind == "strategy"]
+    sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
+    not_listed: Json = {"choice": done.assignment.options.not_in_target}
+    for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():
+        not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
+    return _document(
+        outputs=[{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
+        step=done.source.step,
+        **_take(done, "src_bytes dst_bytes"),
+        seconds=round(done.seconds, 6),
+        **_given(
+            largest_sharded=sharded or None,
+            not_in_target=None if target.is_merged else not_listed,
+        ),
+        notes=describe_diagnostics(done.notes, severities("convert")),
+        **_given(
+            indexes=indexes or None,
+            strategy=next(iter(strategies), None),
+            part=part and str(part),
+            manifest=done.manifest,
+        ),
+    )
+
+
+def finalize(folder: str, manifest: Manifest) -> Json:
+    """Return the document of finalize."""
+    return _document(
+        path=folder,
+        outputs=_each(manifest.outputs, _OUTPUT),
+        **_take(manifest, "step plan"),
+        notes=describe_diagnostics(manifest.notes, severities("convert")),
+    )
 
 
 def failure(exit_code: int, problems: Iterable[Diagnostic]) -> Json:
     """Return the document of a command that could not do what was requested."""
-    error = {"exit_code": exit_code, "diagnostics": describe_errors(problems)}
-    return {"schema": SCHEMA, "error": error}
+    return _document(error={"exit_code": exit_code, "diagnostics": describe_errors(problems)})
 
 
-def _tensor_difference(one: TensorDifference) -> Json:
-    values = one.values and one.a and _values(one.values, math.prod(one.a.shape))
+# ------------------------------------------------------------------------------------------ inspect
+
+
+def _of_files(found: Inspection) -> Json:
+    """Describe a merged checkpoint: one file, or several with an index."""
+    catalog, files = found.catalog, found.catalog.files.values()
+    if not (catalog.indexes or catalog.errors("inspect")):
+        (file,) = files
+        return {**_take(file, f"{_FILE} attrs"), "tensors": _stored(file)}
     return {
-        **_take(one, "name rank kind"),
-        "a": one.a and _meta(one.a),
-        "b": one.b and _meta(one.b),
-        **_given(values=values),
+        "path": catalog.root,
+        "format": ", ".join(sorted({file.format for file in files})),
+        "nbytes": sum(file.nbytes for file in files),
+        "indexes": catalog.indexes,
+        "files": [{**_take(one, f"{_FILE} attrs"), "tensors": len(one.tensors)} for one in files],
+        "tensors": [{**tensor, "file": one.path} for one in files for tensor in _stored(one)],
     }
 
 
-def _values(values: TensorDelta, elements: int) -> Json:
-    """Describe values that differ; JSON has no infinity, which is then a text."""
-    largest = {"max_abs": values.max_abs, "max_rel": values.max_rel}
+def _stored(file: FileIndex) -> list[Json]:
+    """Describe the stored tensors of a file."""
+    return [
+        {
+            **_take(one.meta, "name dtype"),
+            "shape": one.meta.header_shape,
+            "nbytes": one.meta.nbytes,
+            **_given(text=one.meta.text, map=parse_name(one.meta.name).map),
+        }
+        for one in file.tensors.values()
+    ]
+
+
+def _of_ranks(found: Inspection) -> Json:
+    """Describe the files of ranks, and the full tensors, or those that ranks store."""
+    catalog, sharding, description = found.catalog, found.sharding, found.catalog.description
     return {
-        "elements": elements,
-        "differing": values.count,
-        "same_number": values.same_number,
-        "nan_on_one_side": values.nans,
-        **{key: "Infinity" if one == math.inf else one for key, one in largest.items()},
-        "first": None if values.first is None else list(values.first),
+        "path": catalog.root,
+        "step": catalog.step,
+        "ranks": [_rank(rank, file, found.devices) for rank, file in catalog.files.items()],
+        **_given(values=None if description is None else description.values),
+        "tensors": [
+            {**_take(one, "name dtype shape nbytes"), "ranks": one.placement.owners[0]}
+            if one.source is None or sharding is None
+            else _full_tensor(one.source, sharding)
+            for one in found.summary.entries
+        ],
     }
+
+
+def _rank(rank: int, file: FileIndex, devices: Mapping[int, Device]) -> Json:
+    device = devices.get(rank)
+    place = {"server": device and device.server, "device": device and device.device}
+    return {
+        "rank": rank,
+        **_take(file, _FILE),
+        "tensors": len(file.tensors),
+        **_given(other_paths=file.paths[1:] or None),
+        **(place if devices else {}),
+    }
+
+
+def _full_tensor(source: FullTensor, sharding: Strategy) -> Json:
+    """Describe a full tensor, and the ranks that hold its slices."""
+    meta, slicing = source.meta, source.slicing
+    if isinstance(slicing, BoxSlicing):
+        slices = [(boxes[0].region, [box.rank for box in boxes]) for boxes in slicing.slices]
+        return {
+            **_slices(source),
+            "nbytes": meta.nbytes,
+            **_NO_LAYOUT,
+            "stages": [],
+            "ranks": sorted({rank for _, ranks in slices for rank in ranks}),
+            "parts": slicing.slice_counts if slicing.is_grid else None,
+            "slices": [{**_take(one, "start shape"), "ranks": ranks} for one, ranks in slices],
+        }
+    assert isinstance(slicing, LayoutSlicing)
+    base = meta.name if source.is_listed else source.parameter
+    layouts = sharding.layouts.get(base, ()) if base else ()
+    return {
+        **_slices(source),
+        **(_layout(source.layout) if base else _NO_LAYOUT),
+        "nbytes": meta.nbytes,
+        **_given(handwritten=sharding.handwritten.get(meta.name)),
+        "stages": [layout.stage for layout in layouts],
+        "ranks": list(iter(slicing.tensors)),  # list() alone would count them first
+    }
+
+
+def _slices(source: FullTensor) -> Json:
+    """Describe a full tensor: the shape of its first slice, and all shapes if there are several."""
+    shapes = slice_shapes(source)
+    several = shapes if len(shapes) > 1 else None
+    return {
+        **_take(source.meta, "name dtype shape"),
+        "slice_shape": shapes[0],
+        **_given(slice_shapes=several),
+    }
+
+
+def _layout(layout: Layout) -> Json:
+    """Describe how a layout shards a tensor."""
+    fields = layout.fields if layout.fields > 1 else None
+    return {
+        **_take(layout, "device_matrix tensor_map optimizer_shard"),
+        **_given(rows=layout.rows or None, fields=fields),
+    }
+
+
+def _summary(found: Inspection) -> Json:
+    summary, amounts, done = found.summary, found.summary.amounts, found.completeness
+    return {
+        "weights": _take(amounts.weights, _AMOUNT),
+        "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
+        "other": _take(amounts.other, _AMOUNT),
+        "parallelism": _parallelism(summary.parallelism),
+        **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),
+        **_take(done, "missing_tensors replicas"),
+        "equal_ranks": _each(summary.equal_ranks.values(), "name ranks one_value sampled"),
+    }
+
+
+def _parallelism(one: Parallelism | None) -> Json | None:
+    return (
+        None
+        if one is None
+        else {
+            **_take(one, "tensor_parallel tensors"),
+            "splits": _each(one.splits, "slices replicas tensors"),
+            "stages": _each(one.stages, "ranks device_matrices"),
+            "optimizer_shards": _each(one.optimizer_shards, "slices tensors"),
+        }
+    )
+
+
+def _diagnostics(found: Diagnostics) -> Json:
+    """Describe what was found: notes and warnings, and what is wrong."""
+    of_files = [one for error in found.failures for one in error.diagnostics]
+    return {
+        "notes": describe_diagnostics(found.of("note", "warning"), found.severity_of),
+        "problems": describe_errors((*of_files, *found.errors)),
+    }
+
+
+def _of_strategy(found: StrategyInspection) -> Json:
+    strategy, of_rules = found.strategy, layouts_of_rules(found.strategy)
+    rules = strategy.rules.rules if strategy.rules else ()
+    return {
+        "kind": "strategy",
+        "files": strategy.files,
+        "ranks": len(strategy.ranks),
+        "stages": strategy.stages,
+        "tensors": [
+            {"name": name, "layouts": _stages(layouts)}
+            for name, layouts in strategy.layouts.items()
+        ],
+        "rules": [
+            {**_take(rule, "pattern place"), "layouts": _stages(of_rules[rule.pattern])}
+            for rule in rules
+        ],
+        "replicates_rest": strategy.rules is not None and strategy.rules.replicates_rest,
+        "notes": _diagnostics(found.found)["notes"],
+        "summary": {"parallelism": _parallelism(found.summary.parallelism)},
+    }
+
+
+def _stages(layouts: Iterable[Layout]) -> list[Json]:
+    return [{"stage": one.stage, "shape": one.full_shape, **_layout(one)} for one in layouts]
+
+
+def _of_foreign(contents: GroupInfo | RankTable | None) -> Json:
+    match contents:
+        case GroupInfo():
+            groups = [{"name": name, "ranks": ranks} for name, ranks in contents.groups]
+            return {"groups": groups, "ckpt_restore_rank_list": contents.restore_ranks}
+        case RankTable():
+            devices = [
+                {**_take(one, "rank server device"), "device_ip": one.ip}
+                for one in contents.devices
+            ]
+            return {"version": contents.version, "ranks": devices}
+    return {}
+
+
+# ---------------------------------------------------------------------------------- other documents
+
+
+def _difference(one: TensorDifference) -> Json:
+    """Describe a difference; JSON has no infinity, which is then a text."""
+    sides = {side: meta and _meta(meta) for side, meta in (("a", one.a), ("b", one.b))}
+    values = None
+    if one.values is not None and one.a is not None:
+        largest = {"max_abs": one.values.max_abs, "max_rel": one.values.max_rel}
+        values = {
+            "elements": math.prod(one.a.shape),
+            "differing": one.values.count,
+            "same_number": one.values.same_number,
+            "nan_on_one_side": one.values.nans,
+            **{key: "Infinity" if one == math.inf else one for key, one in largest.items()},
+            "first": one.values.first,
+        }
+    return {**_take(one, "name rank kind"), **sides, **_given(values=values)}
 
 
 def _meta(meta: TensorMeta) -> Json:
-    return {"dtype": meta.dtype, "shape": list(meta.header_shape), **_given(text=meta.text)}
+    return {"dtype": meta.dtype, "shape": meta.header_shape, **_given(text=meta.text)}
 
 
-def _take(answer: object, keys: str) -> Json:
-    """Return the fields or properties with these names."""
-    return {key: getattr(answer, key) for key in keys.split()}
+# --------------------------------------------------------------------------------------------- keys
+
+
+def _document(*parts: Json, **keys: object) -> Json:
+    """Return a document of parts and keys, in the types of JSON."""
+    document: Json = {"schema": SCHEMA}
+    for part in (*parts, keys):
+        document |= {key: _plain(value) for key, value in part.items()}
+    return document
+
+
+def _take(answer: object, names: str) -> Json:
+    """Return fields or properties of an answer by their names, which are the keys."""
+    return {name: getattr(answer, name) for name in names.split()}
+
+
+def _each(answers: Iterable[object], names: str) -> list[Json]:
+    return [_take(one, names) for one in answers]
 
 
 def _given(**keys: object) -> Json:
-    """Return the keys that have something; a text may be empty."""
-    return {key: value for key, value in keys.items() if value or value == ""}
+    """Return the keys of what there is."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _plain(value: object) -> object:
+    """Return a value in the types of JSON."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list | range):
+        is_plain = bool(value) and isinstance(value[0], int)  # perhaps a million ranks
+        return list(value) if is_plain else [*map(_plain, value)]
+    return value

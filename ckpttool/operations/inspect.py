@@ -5,33 +5,32 @@ Modules that read contents are imported late, so that inspecting a single file n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 
+from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.discovery.mindformers_output import find_devices
 from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.formats import format_of_content
+from ckpttool.formats.foreign import (
+    ForeignFile,
+    GroupInfo,
+    RankTable,
+    identify_foreign,
+    read_group_info,
+    read_rank_table,
+)
+from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.operations.describe import (
-    Facts,
-    Inspection,
-    Json,
-    describe_facts,
-    describe_inspection,
-    summarize_facts,
-)
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations import documents
+from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
-from ckpttool.planning.missing import (
-    find_nothing,
-    limit_to_written_ranks,
-    quarantine_damaged,
-    redundancy_note,
-    scan_notes,
-)
-from ckpttool.planning.sources import one_of_several_notes, suspected_rank_slices
-from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
+from ckpttool.problems import CkptToolError, Diagnostics
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -45,7 +44,7 @@ def describe(
     crc: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
-) -> Json:
+) -> documents.Json:
     """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
@@ -71,8 +70,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
-    examined = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
-    return describe_inspection(examined)
+    answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
+    return documents.inspect(answer)
 
 
 def examine(
@@ -102,71 +101,56 @@ def examine(
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
     if not ignore_manifest and find_manifests(catalog):
-        from ckpttool.planning.manifest_check import check_source
+        from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
-    if catalog.is_merged and strategy is None:
-        found.add(*_notes_of_files(catalog))
-        if catalog.copies:
-            from ckpttool.planning.replicas import compare_copies
-
-            found.add(*compare_copies(catalog, executor, "inspect", by_samples=True))
-        facts = Facts(catalog, catalog, found, Merged())
-        return describe_facts(facts, summarize_facts(facts))
     catalog, of_part = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*of_part, *catalog.errors())
-    if strategy is not None or catalog.description is not None:
-        facts = _resolve_full_tensors(catalog, strategy, executor, found)
-    else:
-        facts = _find_slices(catalog, found)
-    facts = replace(facts, devices=devices)
-    summary = summarize_facts(facts)
-    equal_ranks = _sample_equal_ranks(facts, summary, every_tensor, executor)
-    return describe_facts(facts, summary, equal_ranks)
+    facts = replace(_resolve(catalog, strategy, executor, found), devices=devices)
+    answer = describe_checkpoint(facts)
+    if catalog.is_merged and strategy is None:
+        return answer
+    equal_ranks = _sample_equal_ranks(facts, answer.summary, every_tensor, executor)
+    return answer.with_samples(equal_ranks)
 
 
-def _notes_of_files(catalog: Catalog) -> Iterator[Diagnostic]:
-    """Yield the notes of a single file, or of several files with an index."""
-    yield from one_of_several_notes(catalog)
-    yield from catalog.diagnostics
-    if slices := suspected_rank_slices(catalog).values():
-        text = f"not in the index, so perhaps slices of rank 0: {', '.join(slices)}"
-        yield Diagnostic("doubt", text)
-
-
-def _find_slices(catalog: Catalog, found: Diagnostics) -> Facts:
-    """Return the facts of the files of ranks without layouts."""
-    readable = quarantine_damaged(catalog, Merged())
-    damaged = (rank for rank in catalog.files if rank not in readable.files)
-    found.failures += [readable.damaged[rank] for rank in damaged]
-    found.add(*scan_notes(catalog, Merged()))
-    found.add(*filter(None, [redundancy_note(readable, is_deduplicated=None)]))
-    return Facts(catalog, readable, found, None)
-
-
-def _resolve_full_tensors(
+def _resolve(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
 ) -> Facts:
-    """Resolve the files of ranks to full tensors, and return the facts of these."""
-    from ckpttool.planning.fit import fit_to_slices
-    from ckpttool.planning.resolve import ResolveOptions, resolve
+    """Return the facts of a checkpoint; of its full tensors, if something says how to join them."""
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.checkpoint.fit import fit_to_slices
+    from ckpttool.checkpoint.resolve import resolve
+    from ckpttool.checks import is_refused, run_checks
 
-    strategy, of_rules = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
-    of_headers = Diagnostics("inspect")
-    options = ResolveOptions(unlisted="first")
-    resolved = resolve(catalog, strategy, options, executor, of_headers, contents="samples")
-    damaged = resolved.catalog.damaged.values()
-    found.failures[:0] = [error for error in damaged if error not in catalog.damaged.values()]
-    found.failures += (error for error in of_headers.failures if error not in damaged)
-    found.add(*of_headers, *resolved.content_diagnostics)
+    strategy, misfits = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
+    by_file = strategy is None and catalog.description is None
+    checkpoint = resolve(
+        catalog,
+        strategy,
+        ResolveOptions(unlisted="first"),
+        executor,
+        contents="samples",
+        is_refused=partial(is_refused, command="inspect"),
+        by_file=by_file,
+    )
+    is_one_file = by_file and catalog.is_merged  # what an empty one should hold is not known
+    readable = catalog if is_one_file else checkpoint.catalog
+    damaged = (error for rank, error in readable.damaged.items() if rank not in catalog.damaged)
+    found.failures[:0] = damaged
+    found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
+    found.add(*run_checks(checkpoint, "inspect"))
     is_wrong = any(one.code == "strategy" for one in found)
-    found.add(*of_rules)
-    if is_wrong or (of_rules and not resolved.sharding.layouts):
-        return Facts(catalog, resolved.catalog, found, None)
-    return Facts(catalog, resolved.catalog, found, resolved.sharding, resolved)
+    found.add(*misfits)
+    if by_file:
+        sharding = checkpoint.strategy if catalog.is_merged else None
+        return Facts(catalog, readable, found, sharding)
+    if is_wrong or (misfits and not checkpoint.strategy.layouts):
+        return Facts(catalog, readable, found, None)
+    return Facts(catalog, readable, found, checkpoint.strategy, checkpoint)
 
 
 def _sample_equal_ranks(
@@ -186,8 +170,8 @@ def _sample_equal_ranks(
         names = names_to_sample(row.first for row in summary.rows)
     if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
+    from ckpttool.checkpoint.contents import sample_ranks
     from ckpttool.checkpoint.evidence import Evidence, answer
-    from ckpttool.planning.resolve import sample_ranks
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
     evidence = Evidence() if facts.resolved is None else facts.resolved.evidence
@@ -198,5 +182,30 @@ def _sample_equal_ranks(
         return {}
     return {
         name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)
-        for name, (groups, is_constant) in sampled.items()
+        for name, groups, is_constant in sampled
     }
+
+
+_READERS: Mapping[str, Callable[[str], GroupInfo | RankTable]] = {
+    "group_info": read_group_info,
+    "rank_table": read_rank_table,
+}
+
+
+def inspect_foreign(path: str) -> ForeignFile | None:
+    """Return a graph, an exported model, group information or a rank table; None for all else.
+
+    Raises
+    ------
+    FormatError
+        The group information or the rank table is damaged.
+    """
+    try:
+        is_known = is_file(path) and format_of_content(path) is None
+        foreign = identify_foreign(path) if is_known else None
+    except OSError:
+        return None  # the scan of the source reports the error
+    if foreign is None or foreign.kind not in ("graph", "mindir", *_READERS):
+        return None
+    contents = _READERS[foreign.kind](path) if foreign.kind in _READERS else None
+    return ForeignFile(path, foreign.kind, stat_file(path).nbytes, contents)

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Literal
 
-from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, LayoutSlicing, Source
-from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
-from ckpttool.planning.missing import ranks_without_file
-from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy
 from ckpttool.wording import format_numbers
 
 if TYPE_CHECKING:
-    from ckpttool.planning.resolve import ResolvedSources
+    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.model.catalog import Catalog
 
 # How a distribution is known: a strategy lists the tensor or its parameter; the checkpoint
 # describes its slices; a strategy or a description omits it; a merged checkpoint holds it; nothing
@@ -52,6 +50,7 @@ class Placement:
     optimizer_shard: int = 1  # slices into which it splits axis 0
     replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
     first_rank: int = field(default=0, compare=False)
+    layout: Layout | None = field(default=None, compare=False)  # that a strategy gives
 
     @property
     def owners(self) -> tuple[Ranks, ...]:
@@ -67,6 +66,11 @@ class Placement:
     def is_sharded(self) -> bool:
         """Whether there are several slices."""
         return len(self.local_owners) > 1
+
+    @property
+    def slices(self) -> int:
+        """Number of slices, without the optimizer shard."""
+        return len(self.local_owners) // self.optimizer_shard
 
     @property
     def is_listed(self) -> bool:
@@ -93,18 +97,19 @@ def _shift(ranks: Iterable[int], by: int) -> Ranks:
 class Entry:
     """A tensor of a checkpoint or of a strategy, and how it is distributed.
 
-    Without layouts a tensor is an entry for each element type and shape in which ranks store it;
-    ``nbytes`` and ``elements`` then count all that these ranks store, and else the full tensor.
+    Without layouts a tensor is an entry for each element type and shape in which ranks store it.
+    ``total_nbytes`` and ``elements`` then count all that these ranks store, and else the full
+    tensor.
     """
 
     name: str
     dtype: str  # "" in a strategy
     shape: tuple[int, ...] | None  # of the full tensor, or without layouts as it is stored
     placement: Placement
-    nbytes: int = 0
+    nbytes: int = 0  # of the full tensor, or without layouts of one on the first rank
+    total_nbytes: int = 0
     elements: int = 0
-    layout: Layout | None = None  # that a strategy gives
-    source: Source | None = None  # of a resolved checkpoint
+    source: FullTensor | None = None  # of a resolved checkpoint
 
     @property
     def is_single_value(self) -> bool:
@@ -154,6 +159,18 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much there is of full tensors, or without layouts of what all ranks store.
+
+    Single values that are not in the strategy, and texts, are ``other``.
+    """
+
+    weights: Amount
+    optimizer_state: Amount
+    other: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """Number of parameters with the same slices and replicas, before an optimizer shard."""
 
@@ -194,18 +211,6 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True)
-class Completeness:
-    """Whether every slice is there; None if it is not known."""
-
-    complete: bool | None
-    complete_codes: tuple[str, ...] = ()  # of diagnostics that say what is wrong or in doubt
-    missing_ranks: Ranks = ()  # without a file
-    unreadable_ranks: Ranks = ()
-    missing_tensors: tuple[str, ...] = ()  # whose slices are not all there, or do not fit together
-    replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
-
-
-@dataclass(frozen=True, slots=True)
 class EqualRanks:
     """The ranks with equal samples of a tensor, grouped; equal for tensors in one row."""
 
@@ -224,19 +229,11 @@ class EqualRanks:
 
 @dataclass(frozen=True)  # no slots, for cached_property
 class Summary:
-    """A checkpoint or a strategy at a glance.
-
-    The amounts are those of full tensors, or without layouts what all ranks store.  Single values
-    that are not in the strategy, and texts, are in ``other``.
-    """
+    """The tensors of a checkpoint or of a strategy at a glance."""
 
     entries: tuple[Entry, ...]
     parameter_of_state: Mapping[str, str]
-    weights: Amount
-    optimizer_state: Amount
-    other: Amount
     parallelism: Parallelism | None = None  # None if nothing says it
-    completeness: Completeness | None = None  # None for a strategy
     equal_ranks: Mapping[str, EqualRanks] = field(default_factory=dict)  # by name
 
     @cached_property
@@ -249,94 +246,102 @@ class Summary:
         """All entries, folded."""
         return fold_rows(self)
 
+    @cached_property
+    def amounts(self) -> Amounts:
+        """How much there is of each kind of tensor."""
+        of_kinds: dict[str, list[Entry]] = {"weights": [], "optimizer_state": [], "other": []}
+        for one in self.entries:
+            of_kinds[self._kind_of(one)].append(one)
+        return Amounts(*map(_add_up, of_kinds.values()))
+
+    def _kind_of(self, one: Entry) -> str:
+        """Return what a tensor is.
+
+        One with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
+        unless a strategy lists it.
+        """
+        if one.name in self.parameter_of_state:
+            return "optimizer_state"
+        if one.placement.is_listed:
+            return "weights"
+        if parse_name(one.name).parameter is not None:
+            return "optimizer_state"
+        return "other" if one.is_single_value else "weights"
+
+
+def _add_up(entries: Sequence[Entry]) -> Amount:
+    dtypes: Counter[str] = Counter()
+    for entry in entries:
+        dtypes[entry.dtype] += entry.elements
+    nbytes = sum(entry.total_nbytes for entry in entries)
+    names = {entry.name for entry in entries}
+    return Amount(len(names), dtypes.total(), nbytes, dict(dtypes.most_common()))
+
 
 # ------------------------------------------------------------------------------------------ entries
 
 
-def entries_of_sources(resolved: ResolvedSources) -> tuple[Entry, ...]:
-    """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
+def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
+    """Yield the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
     If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
     a file or without.
     """
-    catalog = resolved.catalog
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
-    entries = []
-    for source in resolved.sources:
-        meta, slicing = source.meta, source.slicing
-        held = catalog.holders[meta.name]
-        key = (slicing.distribution_key, source.has_layout, id(held))
+    for source in checkpoint.tensors:
+        meta, held = source.meta, checkpoint.catalog.holders[source.meta.name]
+        key = source.slicing.distribution_key, source.has_layout, id(held)
         if key not in placements:
-            placements[key] = _place(source, held, resolved)
-        layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
-        entries.append(
-            Entry(
-                meta.name,
-                meta.dtype,
-                meta.header_shape,
-                placements[key],
-                meta.nbytes,
-                0 if meta.text is not None else math.prod(meta.header_shape),
-                layout if source.has_layout else None,
-                source,
-            )
-        )
-    return tuple(entries)
+            placements[key] = _place(source, held, checkpoint.is_deduplicated)
+        what = meta.name, meta.dtype, meta.header_shape, placements[key]
+        elements = 0 if meta.text is not None else math.prod(meta.header_shape)
+        yield Entry(*what, meta.nbytes, meta.nbytes, elements, source)
 
 
-def _place(source: Source, held: Ranks, resolved: ResolvedSources) -> Placement:
+def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
-    slicing = source.slicing
+    slicing, having = source.slicing, frozenset(held)
     if not source.has_layout:
-        known: Known = "described" if isinstance(resolved.sharding, Replicated) else "unlisted"
-        return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
-    having = frozenset(held)
+        return Placement("unlisted", (1,) * len(source.meta.shape), (held,), replicas=len(held))
     owners = tuple(slicing.owners())
-    if not resolved.is_deduplicated:
+    if not is_deduplicated:
         owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)
-    others = having.difference(*owners)
+    others = sorted(having.difference(*owners))
     if isinstance(slicing, LayoutSlicing):
         return _place_layout(slicing.layout, owners, others)
     assert isinstance(slicing, BoxSlicing)
-    first = min(chain(*owners), default=0)
+    first, counts = min(chain(*owners), default=0), slicing.slice_counts
     return Placement(
-        "described",
-        slicing.slice_counts if slicing.is_grid else None,
-        tuple(_shift(ranks, -first) for ranks in owners),
-        _shift(sorted(others), -first),
+        *("described", counts if slicing.is_grid else None),
+        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
         replicas=min(map(len, owners), default=0),
         first_rank=first,
     )
 
 
 def _place_layout(layout: Layout, owners: Iterable[Ranks], others: Iterable[int]) -> Placement:
+    first = layout.first_rank
     return Placement(
-        "layout",
-        layout.slice_counts,
-        tuple(_shift(ranks, -layout.first_rank) for ranks in owners),
-        _shift(sorted(others), -layout.first_rank),
-        layout.optimizer_shard,
-        layout.replicas,
-        layout.first_rank,
+        *("layout", layout.slice_counts),
+        *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
+        *(layout.optimizer_shard, layout.replicas, first),
+        layout=layout,
     )
 
 
-def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> tuple[Entry, ...]:
-    """Return the parameters of a strategy: on the ranks of their first stage and of the others.
+def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entry]:
+    """Yield the parameters of a strategy: on the ranks of their first stage and of the others.
 
     MindSpore writes them in no order, so they are sorted by name, numbers by value.
     """
     placements: dict[Sequence[Layout], Placement] = {}
-    entries = []
     for name in sorted(layouts, key=lambda name: _NUMBER.sub(lambda m: m[0].zfill(9), name)):
         of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
             others = chain.from_iterable(layout.ranks for layout in rest)
             placements[of_stages] = _place_layout(first, first.slice_owners(), others)
-        placement = placements[of_stages]
-        entries.append(Entry(name, "", first.full_shape, placement, layout=first))
-    return tuple(entries)
+        yield Entry(name, "", first.full_shape, placements[of_stages])
 
 
 def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
@@ -345,8 +350,8 @@ def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
     return {rule.pattern: rule.layouts(len(rule.layout.tensor_map)) for rule in rules}
 
 
-def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
-    """Return the tensors of files without layouts: one for each element type and shape."""
+def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
+    """Yield the tensors of files without layouts: one for each element type and shape."""
     is_merged = catalog.is_merged
     kinds: dict[str, dict[tuple[str, tuple[int, ...]], dict[Ranks, int]]] = {}
     for ranks, header in catalog.headers.items():
@@ -355,17 +360,16 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
             stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.header_shape), {})
             stored[ranks] = meta.nbytes
     placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
-    entries = []
     for name, found in kinds.items():
         for (dtype, shape), stored in found.items():
             groups = (tuple(catalog.files),) if is_merged else tuple(stored)
             if groups not in placements:
                 held = tuple(sorted(chain(*groups)))
                 placements[groups] = Placement("full" if is_merged else "stored", None, (held,))
+            first, placement = min(stored.items())[1], placements[groups]
             nbytes = sum(len(ranks) * one for ranks, one in stored.items())
             elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
-            entries.append(Entry(name, dtype, shape, placements[groups], nbytes, elements))
-    return tuple(entries)
+            yield Entry(name, dtype, shape, placement, first, nbytes, elements)
 
 
 def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -377,7 +381,7 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(name for name, number in holders.items() if number > 1)
 
 
-def slice_shapes(source: Source) -> tuple[tuple[int, ...], ...]:
+def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
     """Return the distinct shapes of the slices of a full tensor, that of the first slice first."""
     if isinstance(source.slicing, BoxSlicing):
         return tuple(dict.fromkeys(boxes[0].region.shape for boxes in source.slicing.slices))
@@ -398,8 +402,8 @@ def fold_rows(summary: Summary) -> tuple[Row, ...]:
     --------
     >>> full = Placement("layout", (1,), ((0, 1),))
     >>> names = ("layers.0.weight", "layers.1.weight", "adam_m.layers.0.weight")
-    >>> summary = summarize([Entry(name, "Float32", (4,), full) for name in names],
-    ...                     {"adam_m.layers.0.weight": "layers.0.weight"})
+    >>> entries = tuple(Entry(name, "Float32", (4,), full) for name in names)
+    >>> summary = Summary(entries, {"adam_m.layers.0.weight": "layers.0.weight"})
     >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
     [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
     """
@@ -454,45 +458,11 @@ def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------ summary
-
-
-def summarize(
-    entries: Sequence[Entry],
-    parameter_of_state: Mapping[str, str],
-    parallelism: Parallelism | None = None,
-    completeness: Completeness | None = None,
-) -> Summary:
-    """Return the summary of tensors, with their amounts.
-
-    A tensor with a prefix of MindSpore's optimizers is optimizer state even without its parameter,
-    unless a strategy lists it.
-    """
-    weights: list[Entry] = []
-    states: list[Entry] = []
-    other: list[Entry] = []
-    for entry in entries:
-        is_listed = entry.placement.is_listed
-        has_prefix = not is_listed and parse_name(entry.name).parameter is not None
-        if entry.name in parameter_of_state or has_prefix:
-            states.append(entry)
-        else:
-            (other if entry.is_single_value and not is_listed else weights).append(entry)
-    amounts = (_add_up(weights), _add_up(states), _add_up(other))
-    return Summary(tuple(entries), parameter_of_state, *amounts, parallelism, completeness)
-
-
-def _add_up(entries: Sequence[Entry]) -> Amount:
-    dtypes: Counter[str] = Counter()
-    for entry in entries:
-        dtypes[entry.dtype] += entry.elements
-    nbytes = sum(entry.nbytes for entry in entries)
-    names = {entry.name for entry in entries}
-    return Amount(len(names), dtypes.total(), nbytes, dict(dtypes.most_common()))
+# -------------------------------------------------------------------------------------- parallelism
 
 
 def find_parallelism(
-    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Sharding
+    entries: Iterable[Entry], parameter_of_state: Mapping[str, str], sharding: Strategy
 ) -> Parallelism:
     """Return how tensors with layouts are distributed, in numbers.
 
@@ -500,105 +470,33 @@ def find_parallelism(
     some matrices along rows and others along columns.  Other cuts may be of another kind: of
     experts, or of an embedding table.
     """
-    splits: Counter[tuple[int, int]] = Counter()
-    shards: Counter[int] = Counter()
-    cuts = set()
-    grids: set[tuple[Ranks, tuple[Ranks, ...]]] = set()  # of sharded parameters
-    groups: set[frozenset[Ranks]] = set()  # ranks with equal slices, before an optimizer shard
-    for entry in entries:
-        placement = entry.placement
-        if placement.is_listed:
-            shards[placement.optimizer_shard] += 1
-        if placement.is_listed and entry.name not in parameter_of_state:
-            slices = len(placement.local_owners) // placement.optimizer_shard
-            splits[slices, placement.replicas] += 1
-            if slices > 1:
-                cuts.add(placement.cuts)
-                if entry.layout is None:
-                    groups.add(frozenset(placement.local_owners))
-                else:
-                    grids.add((entry.layout.device_matrix, entry.layout.tensor_map))
-    groups |= {frozenset(Layout(*grid).slice_owners()) for grid in grids}
-    tensors = shards.total()
-    del shards[1]
-    matrices = {(rows > 1, columns > 1) for rows, columns in (one for one in cuts if len(one) == 2)}
+    listed = [one for one in entries if one.placement.is_listed]
+    parameters = [one for one in listed if one.name not in parameter_of_state]
+    splits = Counter((one.placement.slices, one.placement.replicas) for one in parameters)
+    sharded = [one.placement for one in parameters if one.placement.slices > 1]
+    cuts = {one.cuts for one in sharded}
+    matrices = {(one[0] > 1, one[1] > 1) for one in cuts if len(one) == 2}
+    # Groups of ranks with equal slices, before an optimizer shard.
+    layouts = {one.layout for one in sharded}
+    grids = {(one.device_matrix, one.tensor_map) for one in layouts if one is not None}
+    groups = {frozenset(Layout(*grid).slice_owners()) for grid in grids}
+    groups |= {frozenset(one.local_owners) for one in sharded if one.layout is None}
     is_tensor_parallel = (
         len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )
+    shards = Counter(one.placement.optimizer_shard for one in listed)
     return Parallelism(
         len(groups.pop()) if is_tensor_parallel else None,
-        tensors,
+        len(listed),
         tuple(Split(*key, number) for key, number in splits.most_common()),
-        tuple(_find_stages(sharding)) if isinstance(sharding, Strategy) else (),
-        tuple(OptimizerShard(*item) for item in sorted(shards.items())),
+        tuple(_find_stages(sharding)) if sharding.layouts or sharding.rules else (),
+        tuple(OptimizerShard(*item) for item in sorted(shards.items()) if item[0] > 1),
     )
 
 
 def _find_stages(strategy: Strategy) -> Iterator[Stage]:
-    matrices: dict[int, Counter[tuple[int, ...]]] = {}
+    matrices: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
     for layout in chain(*strategy.layouts.values(), *layouts_of_rules(strategy).values()):
-        matrices.setdefault(layout.first_rank, Counter())[layout.device_matrix] += 1
-    for first in strategy.ranks[:: strategy.stage_ranks]:
-        common = matrices.get(first, Counter()).most_common()
-        ranks = range(first, first + strategy.stage_ranks)
-        yield Stage(ranks, tuple(matrix for matrix, _ in common))
-
-
-_DOUBTS = (
-    *("strategy", "invalid_strategy", "contradicted", "replica"),
-    *("undecided_shard", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
-)
-_INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
-_UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
-
-
-def assess(
-    catalog: Catalog, sharding: Sharding | None, entries: Iterable[Entry], found: Diagnostics
-) -> Completeness:
-    """Return whether all slices of a checkpoint are there, from what a command found.
-
-    ``entries`` are the tensors whose slices are all there.  ``sharding`` is None if nothing says
-    how tensors are spread over the files.  Empty files that should hold some are damaged.
-    """
-    unread = [error.code for error in found.failures if isinstance(error, StrategyError)]
-    codes = dict.fromkeys([*(one.code for one in found), *unread])
-    doubts = [code for code in codes if code in _DOUBTS]
-    wrong = [one.code for one in found.errors if one.code not in _DOUBTS]
-    wrong += [code for code in codes if code in _UNFINISHED]
-    replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
-    failures = [one for one in found.failures if one not in catalog.damaged.values()]
-    if catalog.damaged.keys() - replaced or (failures and sharding is not None):
-        wrong.append("damaged")
-    of_ranks = Merged() if catalog.is_merged or sharding is None else sharding
-    # A strategy that does not fit tells nothing of ranks.
-    missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
-    unreadable = tuple(catalog.damaged)
-    if sharding is None:
-        reasons = tuple(dict.fromkeys((*doubts, *wrong)))
-        return Completeness(None, reasons, missing_ranks, unreadable)
-    named = {entry.name for entry in entries}
-    problems = chain(found.errors, *(error.diagnostics for error in found.failures))
-    lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
-    expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
-    missing = tuple(name for name in expected if name not in named)
-    placements = {entry.placement for entry in entries if entry.placement.is_listed}
-    counts = {len(ranks) for placement in placements for ranks in placement.local_owners}
-    if counts and "deduplicated" in codes:
-        counts = {1}
-    return Completeness(
-        False if wrong or missing else None if doubts else True,
-        tuple(dict.fromkeys((*wrong, *doubts))),
-        missing_ranks,
-        unreadable,
-        missing,
-        (min(counts), max(counts)) if counts else None,
-    )
-
-
-def group_ranks(catalog: Catalog) -> list[Ranks]:
-    """Group the ranks whose files have tensors of the same names, the largest group first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for ranks, header in catalog.headers.items():
-        groups.setdefault(tuple(header), []).extend(ranks)
-    found = (tuple(sorted(ranks)) for ranks in groups.values())
-    return sorted(found, key=lambda ranks: (-len(ranks), ranks))
+        matrices[layout.first_rank][layout.device_matrix] += 1
+    for ranks in map(strategy.ranks_of, range(strategy.stages)):
+        yield Stage(ranks, tuple(matrix for matrix, _ in matrices[ranks[0]].most_common()))

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
-from ckpttool.checkpoint.evidence import Asking, T, answer
-from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
-from ckpttool.discovery.rank_folders import find_manifests
-from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
-from ckpttool.model.slicing import Source
-from ckpttool.model.strategy import Merged, Replicated, Sharding, Strategy
-from ckpttool.model.tensors import FileIndex, TensorMeta
-from ckpttool.operations.headers import (
-    check_partly_held,
-    check_types,
-    check_unlisted,
-    find_damage,
-    find_truncated_files,
-)
-from ckpttool.planning.fit import fit_to_slices
-from ckpttool.planning.manifest_check import check_set, fingerprint
-from ckpttool.planning.missing import (
-    find_incomplete_files,
-    find_nothing,
-    limit_to_written_ranks,
-)
-from ckpttool.planning.replicas import (
-    REPLICA_CODES,
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
+from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
+from ckpttool.checkpoint.evidence import answer
+from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
+from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checkpoint.resolve import resolve
+from ckpttool.checkpoint.samples import stage_pairs
+from ckpttool.checks import is_refused, run_checks
+from ckpttool.checks.headers import check_damage
+from ckpttool.checks.manifest import check_set
+from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.replicas import (
     Slice,
     compare_replicas,
     compare_stages,
-    find_difference,
     slices_of,
-    stage_pairs,
 )
-from ckpttool.planning.resolve import (
-    ResolvedSources,
-    ResolveOptions,
-    find_differing_ends,
-    find_running_statistics,
-    resolve,
-)
-from ckpttool.planning.sources import content_decided_names, find_sources
-from ckpttool.planning.unlisted import RANK_SPECIFIC_NAMES, running_statistics_problem
+from ckpttool.checks.unlisted import running_statistics_problem
+from ckpttool.checks.values import DIFFERENT_UNLISTED, check_contents, find_differences
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress
+from ckpttool.discovery.rank_folders import find_manifests
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import Unlisted
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex
 from ckpttool.problems import (
     Diagnostic,
     Diagnostics,
@@ -57,12 +43,8 @@ from ckpttool.problems import (
     severities,
 )
 from ckpttool.storage.checksums import check_files
-from ckpttool.storage.compare import CompareOptions, Index, TensorStats
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import count, format_difference, format_ranks, shorten
-
-# Counters of steps or epochs; they are equal on all ranks of one step.
-STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
+from ckpttool.wording import format_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,150 +98,6 @@ class Verification:
         return Counter(str(self.severity_of[one.code]) for one in self.findings)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts of special values in one tensor, over its slices."""
-
-    elements: int = 0
-    nans: int = 0
-    infinities: int = 0
-    first_nan: Index | None = None
-    first_infinity: Index | None = None
-    nan_ranks: list[int] = field(default_factory=list)
-    infinity_ranks: list[int] = field(default_factory=list)
-    zero_ranks: list[int] = field(default_factory=list)
-    zeros: int = 0
-
-    def add(self, one: Slice, stats: TensorStats) -> None:
-        """Add the counts of a slice, and the ranks that hold what was counted."""
-        others = zip(one.ranks[1:], stats.differences, strict=True)
-        ranks = (one.ranks[0], *(rank for rank, other in others if not other.differs))
-        self.elements += stats.elements
-        self.nans += stats.nans
-        self.infinities += stats.infinities
-        if stats.nans:
-            first = one.index_in_full(stats.first_nan)
-            self.first_nan = _lower_index(self.first_nan, first)
-            self.nan_ranks += ranks
-        if stats.infinities:
-            first = one.index_in_full(stats.first_infinity)
-            self.first_infinity = _lower_index(self.first_infinity, first)
-            self.infinity_ranks += ranks
-        if stats.elements and stats.is_zero:
-            self.zeros += stats.elements
-            self.zero_ranks += ranks
-
-
-def check_contents(
-    slices: Iterable[Slice],
-    sharding: Sharding,
-    executor: Executor,
-    on_progress: OnProgress,
-    fingerprints: set[bytes] | None = None,
-    running: Collection[str] = (),
-) -> list[Diagnostic]:
-    """Read every byte of some slices and return the findings.
-
-    Parameters
-    ----------
-    slices
-        Each slice with all of its replicas.
-    sharding
-        The sharding of the checkpoint.
-    executor, on_progress
-        See `compare_tensors`.
-    fingerprints
-        Collects the `fingerprint` of every stored tensor that is read; None if hashes are not
-        needed.
-    running
-        Running statistics.  All differences in them are one warning.
-    """
-    in_statistics: list[Diagnostic] = []
-    findings: list[Diagnostic] = []
-    tallies: dict[tuple[str, int], _Tally] = {}
-    metas: dict[str, TensorMeta] = {}
-    options = CompareOptions(wants_counts=True, wants_hashes=fingerprints is not None)
-    for one, stats in compare_replicas(slices, executor, options, on_progress):
-        if fingerprints is not None:
-            fingerprints.update(map(fingerprint, one.tensors, stats.hashes))
-        source = one.source
-        different = list(find_differences(one, stats, sharding))
-        if source.meta.name in running:
-            in_statistics += different
-        else:
-            findings += different
-        stage = 0 if isinstance(sharding, Merged) else next(source.slicing.owners())[0]
-        key = source.meta.name, stage
-        tallies.setdefault(key, _Tally()).add(one, stats)
-        metas[source.meta.name] = source.meta
-    states = drop_unlike_shapes(match_states((), metas), metas)
-    zeros: list[str] = []
-    for (name, _), tally in tallies.items():
-        findings += _find_nonfinite(name, tally)
-        is_state = name in states or parse_name(name).same_shape_parameter is not None
-        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
-            findings.append(_zero_weight(name, tally))
-        elif tally.zeros == tally.elements > 0:
-            zeros.append(name)
-    if in_statistics:
-        names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
-        ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
-        findings.append(running_statistics_problem(names, ranks))
-    if zeros:
-        text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
-        findings.append(Diagnostic("zero_state", text))
-    return findings
-
-
-_DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
-
-
-def find_differences(one: Slice, stats: TensorStats, sharding: Sharding) -> Iterator[Diagnostic]:
-    """Yield a finding if the replicas of a slice differ and should not."""
-    source, name = one.source, one.source.meta.name
-    if name in RANK_SPECIFIC_NAMES:
-        return
-    if source.has_layout or isinstance(sharding, Merged | Replicated):
-        finding = find_difference(one, stats)
-        if finding is not None:
-            yield finding
-        return
-    code, claim = "unlisted", _DIFFERENT_UNLISTED
-    if name in STEP_NAMES:
-        code, claim = "mixed_steps", "ranks are not of one step: different"
-    finding = find_difference(one, stats, code, claim)
-    if finding is not None:
-        yield finding
-
-
-def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
-    """Yield the findings of NaN and infinite values in a tensor."""
-    for kind, word, number, first, ranks in (
-        ("nan", "NaN", tally.nans, tally.first_nan, tally.nan_ranks),
-        ("infinite", "infinite", tally.infinities, tally.first_infinity, tally.infinity_ranks),
-    ):
-        if number:
-            with_some = tuple(sorted(ranks))
-            facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(with_some)}; "
-            facts += f"first at {first}"
-            text = f"elements are {word}"
-            found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
-            yield replace(found, count=number, first=first)
-
-
-def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
-    """Return the finding of a weight with slices that are all zero."""
-    ranks = tuple(sorted(tally.zero_ranks))
-    text, facts = "all elements are zero", ""
-    if tally.zeros < tally.elements:
-        text, facts = "all elements of some ranks are zero", format_ranks(ranks)
-    return Diagnostic("zero", text, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
-
-
-def _lower_index(a: Index | None, b: Index | None) -> Index | None:
-    return min((i for i in (a, b) if i is not None), default=None)
-
-
 def verify(
     catalog: Catalog,
     strategy: Strategy | None = None,
@@ -305,40 +143,59 @@ def verify(
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("verify", ignore=ignore)
+    reads_all = deep or options.manifest == "all"
     more = {"checksums": crc, "hashes": options.manifest == "all"}
     depth = deep, tuple(what for what, is_compared in more.items() if is_compared)
     if not catalog.files and not catalog.damaged:
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
-            found.add(*check_set(catalog, path, executor, deep or options.manifest == "all"))
+            found.add(*check_set(catalog, path, executor, reads_all))
         return _report(catalog, found, *depth)
-    if strategy is not None and catalog.needs_strategy:
-        strategy, reasons = fit_to_slices(catalog, strategy)
-        if reasons:
-            raise PlanError(reasons)
     catalog, notes = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
-        of_headers = Diagnostics("verify")
-        has_none = strategy is None and catalog.needs_strategy and not options.replicated
-        resolved = resolve(
-            catalog,
-            Merged() if has_none else strategy,  # without a strategy each file by itself
-            replace(options, unlisted="first", check_replicas=False),  # ``deep`` compares all
-            executor,
-            of_headers,
-            contents="slices" if deep else "samples",
-            keep_going=True,
-            open_progress=open_progress,
-        )
-        damaged = resolved.catalog.damaged.values()
-        raise_all(error for error in of_headers.failures if error not in damaged)
-        of_files = find_damage(resolved.catalog, of_headers)
-        found.add(*catalog.errors(), *of_files, *of_headers)
-        verification = _Verification(resolved, executor, found)
-        verification.run(deep, crc, options.manifest == "all", open_progress)
+        with open_progress(0, "sampling"):
+            checkpoint = resolve(
+                catalog,
+                strategy,
+                replace(options, unlisted="first", check_replicas=False),  # ``deep`` compares all
+                executor,
+                contents="slices" if deep else "samples",
+                is_refused=partial(is_refused, command="verify"),
+                by_file=strategy is None and catalog.needs_strategy and not options.replicated,
+            )
+        if checkpoint.misfits:
+            raise PlanError(checkpoint.misfits)
+        raise_all(error for error in [checkpoint.unread] if error is not None)
+        found.add(*catalog.errors(), *check_damage(checkpoint))
+        # Without every byte, samples tell only what a conversion refuses, and what it reads
+        # otherwise than the strategy says.
+        harmless = {code for code, grave in severities("convert").items() if grave != "error"}
+        without = set() if deep else harmless - {"inferred"}
+        checked = _files_to_check(checkpoint.catalog, deep, crc)
+        nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, reads_all)
+        with _counted(open_progress, nbytes) as on_progress:
+            found.add(*_check_integrity(checkpoint, checked, executor, deep or crc, on_progress))
+            manifests, fingerprints = find_manifests(catalog), set[bytes]()
+            if deep:
+                hashed = fingerprints if manifests else None
+                compared = _check_contents(checkpoint, executor, on_progress, hashed)
+                checkpoint = replace(checkpoint, compared=tuple(compared))
+            found.add(*run_checks(checkpoint, "verify", without))
+            found.add(*(() if deep else _sample_unlisted(checkpoint, executor)))
+            for path in manifests:
+                hashes = checkpoint.catalog, path, executor, reads_all, on_progress, fingerprints
+                found.add(*check_set(*hashes))
+            if options.manifest == "all" and not manifests:
+                text, hint = (
+                    "no manifest lists these files",
+                    "the same command without --check-manifest",
+                )
+                found.add(Diagnostic("manifest", text, hint=hint, where=catalog.root))
     found.add(*notes)
-    is_sampled = any(source.has_layout for source in resolved.sources)
-    return _report(resolved.catalog, found, *depth, verification.is_whole, is_sampled)
+    catalog = checkpoint.catalog
+    is_whole = checkpoint.are_joined or (catalog.is_merged and not catalog.one_of_several)
+    is_sampled = any(one.has_layout for one in checkpoint.tensors)
+    return _report(catalog, found, *depth, is_whole, is_sampled)
 
 
 def _report(
@@ -384,184 +241,97 @@ def _counted(open_progress: OpenProgress, total: int) -> Iterator[OnProgress]:
         advance(total)
 
 
-@dataclass(slots=True)
-class _Verification:
-    """The checks of one run, which add to ``found``."""
-
-    resolved: ResolvedSources
-    executor: Executor
-    found: Diagnostics
-
-    @property
-    def catalog(self) -> Catalog:
-        return self.resolved.catalog
-
-    @property
-    def sharding(self) -> Sharding:
-        return self.resolved.sharding
-
-    @property
-    def is_whole(self) -> bool:
-        """The value of `Verification.is_whole`."""
-        is_merged = self.catalog.is_merged and not self.catalog.one_of_several
-        return not isinstance(self.sharding, Merged) or is_merged
-
-    def run(self, deep: bool, crc: bool, check_manifest: bool, open_progress: OpenProgress) -> None:
-        """Run all checks."""
-        found, sources = self.found, self.resolved.sources
-        # Reading every byte finds differing replicas again, with more detail.  Without it samples
-        # find what a conversion refuses, and what it reads otherwise than the strategy says.
-        of_convert = severities("convert")
-        others = {code for code in of_convert if of_convert[code] != "error"} - {"inferred"}
-        others = {*REPLICA_CODES} if deep else others
-        found.add(*(one for one in self.resolved.content_diagnostics if one.code not in others))
-        nbytes = self._bytes_to_read(sources, deep, crc, check_manifest)
-        with _counted(open_progress, nbytes) as on_progress:
-            self._check_integrity(deep, crc, on_progress)
-            self._check_names(sources)
-            self._check_data(sources, deep, check_manifest, on_progress)
-
-    def _files_to_check(self, deep: bool, crc: bool) -> dict[int, FileIndex]:
-        """Return the files with checksums or tags; all files with ``crc``."""
-        return {
-            rank: file
-            for rank, file in self.catalog.files.items()
-            if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
-        }
-
-    def _bytes_to_read(
-        self, sources: Sequence[Source], deep: bool, crc: bool, check_manifest: bool
-    ) -> int:
-        """Estimate the bytes to read, as if headers and texts were read again."""
-        files = self._files_to_check(deep, crc).values() if deep or crc else ()
-        total = sum(file.nbytes for file in files)
-        if not deep and not check_manifest:
-            return total
-        total += sum(file.nbytes for file in self.catalog.files.values())
-        if not deep:
-            return total
-        pairs = stage_pairs(self.catalog, self.sharding, sources)
-        return total + sum(one.meta.nbytes for pair in pairs for one in pair)
-
-    def _check_integrity(self, deep: bool, crc: bool, on_progress: Callable[[int], None]) -> None:
-        """Verify the checksums and authentication tags of files."""
-        files = self._files_to_check(deep, crc)
-        ranks = {file.path: rank for rank, file in files.items()}
-        checked = replace(self.catalog, files=files)
-        errors, notes = check_files(checked, self.executor, deep or crc, on_progress)
-        self.found.add(*notes)
-        for error in errors:
-            (one,) = error.diagnostics
-            self.found.add(replace(one, code="checksum", ranks=(ranks[error.path],)))
-
-    def _check_data(
-        self,
-        sources: Sequence[Source],
-        deep: bool,
-        check_manifest: bool,
-        on_progress: Callable[[int], None],
-    ) -> None:
-        """Check the data with ``deep``, else only what is unlisted, and check the manifests."""
-        manifests = find_manifests(self.catalog)
-        fingerprints: set[bytes] = set()
-        if deep:
-            self._check_contents(sources, on_progress, fingerprints if manifests else None)
-        elif not isinstance(self.sharding, Merged):
-            numbers = (one for one in self._slices(sources) if _is_unlisted_number(one))
-            for one, stats in compare_replicas(numbers, self.executor):
-                self.found.add(*find_differences(one, stats, self.sharding))
-            self._sample_unlisted()
-        reads_all = deep or check_manifest
-        for path in manifests:
-            self.found.add(
-                *check_set(self.catalog, path, self.executor, reads_all, on_progress, fingerprints)
-            )
-        if check_manifest and not manifests:
-            text, hint = (
-                "no manifest lists these files",
-                "the same command without --check-manifest",
-            )
-            self.found.add(Diagnostic("manifest", text, hint=hint, where=self.catalog.root))
-
-    def _sample_unlisted(self) -> None:
-        """Add the tensors without a layout that differ between two ranks, as a conversion does."""
-        if isinstance(self.sharding, Replicated):
-            return
-        catalog = self.catalog
-        names = [
-            name
-            for name, parameter in content_decided_names(catalog, self.sharding).items()
-            if parameter is None and name not in RANK_SPECIFIC_NAMES
-            if catalog.metas[name].nbytes > catalog.metas[name].itemsize
-        ]
-        differing = self._answer(find_differing_ends(catalog, names))
-        running = self._answer(find_running_statistics(catalog, self.sharding, differing))
-        if running:
-            of_statistics = sorted({rank for name in running for rank in differing[name]})
-            self.found.add(running_statistics_problem(sorted(running), of_statistics))
-        one = Diagnostic("unlisted", _DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
-        for name, ranks in differing.items():
-            if name not in running:
-                facts = format_difference([[rank] for rank in ranks])
-                self.found.add(replace(one, facts=facts, tensor=name, ranks=ranks))
-
-    def _check_contents(
-        self,
-        sources: Sequence[Source],
-        on_progress: Callable[[int], None],
-        fingerprints: set[bytes] | None,
-    ) -> None:
-        """Check all data; see `check_contents`."""
-        catalog, sharding, slices = self.catalog, self.sharding, self._slices(sources)
-        names = content_decided_names(catalog, sharding)
-        running = self._answer(find_running_statistics(catalog, sharding, names))
-        found = check_contents(slices, sharding, self.executor, on_progress, fingerprints, running)
-        found += compare_stages(catalog, sharding, sources, self.executor, on_progress)
-        self.found.add(*found)
-
-    def _answer(self, steps: Asking[T]) -> T:
-        return answer(steps, self.executor, self.resolved.evidence)
-
-    def _slices(self, sources: Sequence[Source]) -> Iterator[Slice]:
-        """Yield all slices on disk, those of stages after the first last."""
-        is_merged = isinstance(self.sharding, Merged)
-        for source in sources:
-            yield from slices_of(source, is_of_one_rank=is_merged)
-        if is_merged:
-            return
-        resolved = {source.meta.name for source in sources}
-        for source in find_sources(self.catalog, Merged(), {}, "first").found:
-            if source.meta.name not in resolved:
-                yield from slices_of(source, is_of_one_rank=True)
-        for _, other in stage_pairs(self.catalog, self.sharding, sources):
-            yield from slices_of(other)
-
-    def _check_names(self, sources: Sequence[Source]) -> None:
-        """Check the names, types and shapes that ranks hold."""
-        if isinstance(self.sharding, Merged):
-            if not self.catalog.is_merged:
-                text = "without a strategy every rank is verified by itself"
-                facts = "not known: whether slices fit together and replicas are equal"
-                hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
-                self.found.add(Diagnostic("doubt", text, hint=hint, facts=facts))
-            for name in self.catalog.metas:
-                self.found.add(*check_types(self.catalog, self.catalog.metas_of(name)))
-            self.found.add(*find_truncated_files(self.catalog))
-            return
-        owners = self.catalog.match_states(self.sharding.layouts)
-        for source in sources:
-            held = self.catalog.metas_of(source.meta.name)
-            if not source.has_layout:
-                self.found.add(*check_unlisted(self.catalog, self.sharding, held, owners))
-        self.found.add(*find_incomplete_files(self.catalog, sources))
-        self.found.add(
-            *check_partly_held(self.catalog, self.sharding, self.resolved.is_deduplicated)
-        )
+def _files_to_check(catalog: Catalog, deep: bool, crc: bool) -> dict[int, FileIndex]:
+    """Return the files with checksums or tags; all files with ``crc``."""
+    return {
+        rank: file
+        for rank, file in catalog.files.items()
+        if crc or "crc_num" in file.attrs or (deep and file.cipher is not None)
+    }
 
 
-def _is_unlisted_number(one: Slice) -> bool:
-    """Return whether a slice is an unlisted number, such as a step, that several ranks hold."""
-    source = one.source
-    return (
-        len(one.ranks) > 1 and not source.has_layout and source.meta.nbytes == source.meta.itemsize
-    )
+def _bytes_to_read(
+    checkpoint: Checkpoint, checked: Mapping[int, FileIndex], deep: bool, reads_all: bool
+) -> int:
+    """Estimate the bytes to read, as if headers and texts were read again."""
+    total = sum(file.nbytes for file in checked.values())
+    if reads_all:
+        total += sum(file.nbytes for file in checkpoint.catalog.files.values())
+    if deep:
+        pairs = stage_pairs(checkpoint.tensors)
+        total += sum(one.meta.nbytes + other.meta.nbytes for one, other in pairs)
+    return total
+
+
+def _check_integrity(
+    checkpoint: Checkpoint,
+    files: Mapping[int, FileIndex],
+    executor: Executor,
+    crc: bool,
+    on_progress: OnProgress,
+) -> Iterator[Diagnostic]:
+    """Verify the checksums and authentication tags of files."""
+    ranks = {file.path: rank for rank, file in files.items()}
+    checked = replace(checkpoint.catalog, files=files)
+    errors, notes = check_files(checked, executor, crc, on_progress)
+    yield from notes
+    for error in errors:
+        (one,) = error.diagnostics
+        yield replace(one, code="checksum", ranks=(ranks[error.path],))
+
+
+def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Diagnostic]:
+    """Yield the tensors without a layout that differ between two ranks, as a conversion does."""
+    catalog, evidence = checkpoint.catalog, checkpoint.evidence
+    in_full = (one for one in checkpoint.tensors if not one.has_layout)
+    single = (one for one in in_full if one.meta.nbytes == one.meta.itemsize)
+    numbers = (one for tensor in single for one in slices_of(tensor) if len(one.ranks) > 1)
+    for number, stats in compare_replicas(numbers, executor):
+        yield from find_differences(number, stats)
+    unlisted = [one for one in checkpoint.records if isinstance(one.known_by, Unlisted)]
+    names = [
+        name
+        for name in decided_by_contents(catalog, unlisted)
+        if name not in RANK_SPECIFIC_NAMES
+        if catalog.metas[name].nbytes > catalog.metas[name].itemsize
+    ]
+    differing = answer(find_differing_ends(catalog, names), executor, evidence)
+    statistics = find_running_statistics(catalog, checkpoint.strategy, differing)
+    running = answer(statistics, executor, evidence)
+    if running:
+        of_statistics = sorted({rank for name in running for rank in differing[name]})
+        yield running_statistics_problem(sorted(running), of_statistics)
+    one = Diagnostic("unlisted", DIFFERENT_UNLISTED, hint="`ckpttool help unlisted`")
+    for name, ranks in differing.items():
+        if name not in running:
+            facts = format_difference([[rank] for rank in ranks])
+            yield replace(one, facts=facts, tensor=name, ranks=ranks)
+
+
+def _check_contents(
+    checkpoint: Checkpoint,
+    executor: Executor,
+    on_progress: OnProgress,
+    fingerprints: set[bytes] | None,
+) -> Iterator[Diagnostic]:
+    """Check all data; see `ckpttool.checks.values.check_contents`."""
+    catalog = checkpoint.catalog
+    names = decided_by_contents(catalog, checkpoint.records if checkpoint.are_joined else ())
+    statistics = find_running_statistics(catalog, checkpoint.strategy, names)
+    running = answer(statistics, executor, checkpoint.evidence)
+    slices = _slices(checkpoint)
+    yield from check_contents(slices, executor, on_progress, fingerprints, running)
+    yield from compare_stages(checkpoint.tensors, executor, on_progress)
+
+
+def _slices(checkpoint: Checkpoint) -> Iterator[Slice]:
+    """Yield all slices on disk; those that make no tensor, and those of other stages, last."""
+    catalog, tensors = checkpoint.catalog, checkpoint.tensors
+    for tensor in tensors:
+        yield from slices_of(tensor)
+    full = {one.name for one in tensors}
+    for one in checkpoint.records if checkpoint.are_joined else ():
+        for rank in catalog.holders[one.name] if one.name not in full else ():
+            yield from slices_of(full_tensor(catalog, one.name, Unlisted(((rank,),)), rank))
+    for _, other in stage_pairs(tensors):
+        yield from slices_of(other)

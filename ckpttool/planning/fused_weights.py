@@ -23,7 +23,7 @@ from dataclasses import replace
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Transfer
 from ckpttool.model.slicing import LayoutSlicing
-from ckpttool.model.strategy import Merged, Sharding, Strategy
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
@@ -59,7 +59,7 @@ def fused_axes(name: str, ndim: int) -> tuple[int, ...]:
 
 
 def fused_notes(
-    transfers: Iterable[Transfer], src: Sharding, dst: Strategy | Merged
+    transfers: Iterable[Transfer], src: Strategy, dst: Strategy | None
 ) -> Iterator[Diagnostic]:
     """Yield a note if fused weights change their number of slices along an axis that may be fused.
 
@@ -91,7 +91,8 @@ def _count_cuts(layout: Layout, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts[axis] for axis in axes)
 
 
-def _is_of_training(sharding: Sharding, name: str) -> bool:
+def _is_of_training(strategy: Strategy | None, name: str) -> bool:
     """Return whether the strategy of a compiled training lists a tensor."""
-    is_listed = name in sharding.layouts and name not in sharding.handwritten
-    return is_listed and isinstance(sharding, Strategy) and sharding.lists_states
+    if strategy is None or name not in strategy.layouts or name in strategy.handwritten:
+        return False
+    return strategy.lists_states

@@ -18,6 +18,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.fit import fit_to_full_tensors
+from ckpttool.checkpoint.optimizer_state import (
+    GradientShards,
+    has_expected_full_shape,
+    state_layouts,
+    target_layouts,
+)
+from ckpttool.checks.presence import find_nothing
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.weight_index import (
     MAX_INDEX_BYTES,
@@ -30,18 +39,9 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.manifest import MANIFEST, RECORD
 from ckpttool.model.names import ParameterOfState, drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.plan import Document, NotListed, Plan, Target, Transfer
-from ckpttool.model.slicing import Source, why_not_sliced
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.fit import fit_to_full_tensors
+from ckpttool.model.slicing import FullTensor, why_not_sliced
+from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
-from ckpttool.planning.missing import find_nothing
-from ckpttool.planning.optimizer_state import (
-    GradientShards,
-    has_expected_full_shape,
-    state_layouts,
-    target_layouts,
-)
-from ckpttool.planning.resolve import ResolvedSources
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
 from ckpttool.strategy_files.writer import encode_strategy, name_problem
@@ -50,14 +50,14 @@ from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
 
 def plan(
-    resolved: ResolvedSources, target: Target, options: OutputOptions, diagnostics: Diagnostics
+    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> Plan | None:
     """Plan the transfer of sources to a target, without reading files.
 
     Parameters
     ----------
-    resolved
-        The sources.
+    checkpoint
+        The source.
     target, options
         The outputs; of the options only ``not_in_target`` acts here.
     diagnostics
@@ -68,14 +68,14 @@ def plan(
     Plan or None
         None if the sources have problems, or do not fit the target.
     """
-    catalog = resolved.catalog
-    target, problems = _resolve_names(target, resolved, options)
+    catalog = checkpoint.catalog
+    target, problems = _resolve_names(target, checkpoint, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
     not_listed = NotListed()
     if not problems:
-        diagnostics.add(*target.sharding.notes)
-        transfers, not_listed = _find_transfers(resolved, target, options, diagnostics)
+        diagnostics.add(*(() if target.strategy is None else target.strategy.notes))
+        transfers, not_listed = _find_transfers(checkpoint, target, options, diagnostics)
     outside = [rank for rank in target.paths if not 0 <= rank < target.ranks]
     if outside:
         verb = "is" if len(outside) == 1 else "are"
@@ -83,35 +83,37 @@ def plan(
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
     diagnostics.add(*find_nothing(catalog))
-    if not transfers and not diagnostics.has_errors:
+    is_incomplete = checkpoint.is_incomplete
+    if not transfers and not is_incomplete and not diagnostics.has_errors:
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
-    if diagnostics.has_errors:
+    if is_incomplete or diagnostics.has_errors:
         return None
-    files = (*resolved.sharding.files, *target.sharding.files)
+    strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
+    files = tuple(name for one in strategies for name in one.files)
     return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
 
 
 def _resolve_names(
-    target: Target, resolved: ResolvedSources, options: OutputOptions
+    target: Target, checkpoint: Checkpoint, options: OutputOptions
 ) -> tuple[Target, Sequence[Diagnostic]]:
     """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
-    if isinstance(target.sharding, Merged):
+    if target.strategy is None:
         return target, ()
-    full = {source.meta.name: source.meta for source in resolved.sources}
-    names = {**resolved.catalog.metas, **full}
+    full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
+    names = {**checkpoint.catalog.metas, **full}
     is_rest_decided = options.not_in_target != "follow"
-    src = resolved.catalog.root
-    strategy, problems = fit_to_full_tensors(target.sharding, full, names, is_rest_decided, src)
-    return replace(target, sharding=strategy), problems
+    src = checkpoint.catalog.root
+    strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
+    return replace(target, strategy=strategy), problems
 
 
 def _find_transfers(
-    resolved: ResolvedSources, target: Target, options: OutputOptions, diagnostics: Diagnostics
+    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each source to write, and the tensors that the target does not list."""
     transfers: list[Transfer] = []
-    sources = resolved.sources
-    chooser = _LayoutChooser(resolved, target, options)
+    sources = checkpoint.tensors
+    chooser = _LayoutChooser(checkpoint, target, options)
     for source in sources:
         name, shape = source.meta.name, source.meta.shape
         layouts = chooser.layouts(source)
@@ -127,11 +129,12 @@ def _find_transfers(
             layouts = _full_layouts(source, target.ranks)
         if layouts:
             transfers.append(Transfer.copy_of(source, layouts))
-    if isinstance(target.sharding, Strategy):
-        _compare_names(sources, target.sharding, diagnostics)
+    if target.strategy is not None:
+        if not checkpoint.is_incomplete:
+            _compare_names(sources, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
-    diagnostics.add(*fused_notes(transfers, resolved.sharding, target.sharding))
-    cycled = {source.meta.name for source in sources if source.rank_cycle is not None}
+    diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
+    cycled = {source.meta.name for source in sources if source.only_for is not None}
     cycled -= chooser.not_listed.dropped.keys()
     unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
     if unwritten:
@@ -148,35 +151,35 @@ class _LayoutChooser:
     shows what is no state (`_stays_in_full`).
     """
 
-    def __init__(self, resolved: ResolvedSources, target: Target, options: OutputOptions) -> None:
+    def __init__(self, checkpoint: Checkpoint, target: Target, options: OutputOptions) -> None:
         self.target = target
         self.options = options
-        self.src_sharding = resolved.sharding
-        self.metas = {source.meta.name: source.meta for source in resolved.sources}
-        self.sharded = {one.meta.name for one in resolved.sources if one.is_sharded}
+        self.src_strategy = checkpoint.strategy
+        self.metas = {one.name: one.meta for one in checkpoint.tensors}
+        self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
         self.owners: ParameterOfState = {}
-        if isinstance(target.sharding, Strategy):
-            matched = match_states(target.sharding.layouts, self.metas)
-            self.owners = drop_unlike_shapes(matched, self.metas)
+        listed = () if target.strategy is None else target.strategy.layouts
+        if target.strategy is not None:
+            self.owners = drop_unlike_shapes(match_states(listed, self.metas), self.metas)
         self.with_listed_states = {
             parameter
             for name, parameter in self.owners.items()
-            if name in target.sharding.layouts and not parse_name(name).is_gradient
+            if name in listed and not parse_name(name).is_gradient
         }
         self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
 
-    def layouts(self, source: Source) -> tuple[Layout, ...] | None:
+    def layouts(self, source: FullTensor) -> tuple[Layout, ...] | None:
         """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
-        strategy, name = self.target.sharding, source.meta.name
-        if isinstance(strategy, Merged) or source.meta.text is not None:
+        strategy, name = self.target.strategy, source.meta.name
+        if strategy is None or source.meta.text is not None:
             return ()
         if name in strategy.layouts:
-            return () if source.rank_cycle is not None else self._listed(source, strategy)
+            return () if source.only_for is not None else self._listed(source, strategy)
         if strategy.replicates_rest:
             return ()
-        is_state = source.rank_cycle is None and has_expected_full_shape(
+        is_state = source.only_for is None and has_expected_full_shape(
             name, self.owners, self.metas
         )
         is_followed = is_state and not self._stays_in_full(source)
@@ -192,7 +195,7 @@ class _LayoutChooser:
         self.not_listed.full[name] = source.meta
         return ()
 
-    def _stays_in_full(self, source: Source) -> bool:
+    def _stays_in_full(self, source: FullTensor) -> bool:
         """Return whether a tensor that has the name of a state is written in full.
 
         It is no state if every rank of the source holds it in full and its parameter is sharded
@@ -206,7 +209,7 @@ class _LayoutChooser:
             return not source.has_layout
         return parameter in self.with_listed_states
 
-    def _listed(self, source: Source, strategy: Strategy) -> tuple[Layout, ...]:
+    def _listed(self, source: FullTensor, strategy: Strategy) -> tuple[Layout, ...]:
         """Return the layouts that the strategy lists for a source, corrected for its state."""
         name = source.meta.name
         layouts = target_layouts(strategy, name, self.owners)
@@ -214,7 +217,7 @@ class _LayoutChooser:
             one.slice_counts for one in layouts
         ]:
             self.corrected.append(name)
-        return self.gradients.drop_unproven_shard(source, self.src_sharding, layouts)
+        return self.gradients.drop_unproven_shard(source, self.src_strategy, layouts)
 
     @property
     def _followed(self) -> list[str]:
@@ -259,7 +262,7 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
         hint="a target with slices that divide the axes; `ckpttool help target` explains",
         facts="; ".join(reasons),
         tensor=name,
-        where=target.sharding.origin,
+        where="" if target.strategy is None else target.strategy.origin,
     )
 
 
@@ -268,16 +271,18 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
-def _full_layouts(source: Source, ranks: int) -> tuple[Layout, ...]:
+def _full_layouts(source: FullTensor, ranks: int) -> tuple[Layout, ...]:
     """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
     ndim = len(source.meta.shape)
-    if source.rank_cycle is None:
+    if source.only_for is None:
         return (Layout.unsharded(ndim, ranks),)
-    first, step = source.rank_cycle
+    first, step = source.only_for
     return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
-def _compare_names(sources: Sequence[Source], strategy: Strategy, diagnostics: Diagnostics) -> None:
+def _compare_names(
+    sources: Sequence[FullTensor], strategy: Strategy, diagnostics: Diagnostics
+) -> None:
     """Add a note on names that only the target lists, and a problem if no name is in common."""
     names = {source.meta.name for source in sources}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
@@ -315,7 +320,7 @@ def written_strategy(plan: Plan, target: Strategy) -> Strategy:
 def _has_entry(transfer: Transfer, is_listed: bool) -> bool:
     """Return whether the strategy of the outputs lists a parameter; see `written_strategy`."""
     meta = transfer.meta
-    if transfer.source.rank_cycle is not None or meta.text is not None:
+    if transfer.source.only_for is not None or meta.text is not None:
         return False
     if "-" in meta.name:
         return any(math.prod(layout.slice_counts) > 1 for layout in transfer.layouts)
@@ -358,9 +363,9 @@ class StrategySidecar:
         The result is None, with an error in ``diagnostics``, if MindSpore's format cannot hold that
         strategy.
         """
-        assert isinstance(plan.target.sharding, Strategy), "rank files are sharded by one"
+        assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.sharding))
+            data = encode_strategy(written_strategy(plan, plan.target.strategy))
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None

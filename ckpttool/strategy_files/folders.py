@@ -18,6 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ckpttool.formats import format_of_content, read_index
@@ -139,6 +140,28 @@ def is_strategy(path: Path) -> bool:
     except OSError:
         return False
     return kind is not None and kind.kind == "strategy"
+
+
+def are_strategies(paths: Iterable[str]) -> bool:
+    """Return whether all paths are strategy files, or folders of nothing but these."""
+    try:
+        files = [_files_named(Path(path)) for path in paths]
+        return all(files) and all(
+            is_file(path) and format_of_content(str(path)) is None and is_strategy(path)
+            for path in chain(*files)
+        )
+    except OSError:
+        return False  # the scan of the source reports the error
+
+
+def _files_named(path: Path) -> list[Path]:
+    """Return a file, or those in a folder or in its folders; none if one of these has none."""
+    if not is_folder(path):
+        return [path]
+    if inside := [one for one in list_folder(path) if one.suffix in SUFFIXES]:
+        return inside
+    of_folders = [*map(files_that_may_be_strategies, filter(is_folder, list_folder(path)))]
+    return [*chain(*of_folders)] if all(of_folders) else []
 
 
 def _is_something_else(path: Path) -> bool:

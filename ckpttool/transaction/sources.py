@@ -108,7 +108,7 @@ def plan_digest(plan: Plan) -> str:
                         term.source.meta,
                         _how_sliced(term.source.slicing),
                         term.source.parameter,
-                        term.source.rank_cycle,
+                        term.source.only_for,
                     )
                     for term in transfer.terms
                 ),

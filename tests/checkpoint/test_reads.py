@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 import ckpttool
+from ckpttool.checkpoint.contents import find_running_statistics
 from ckpttool.checkpoint.evidence import Evidence, answer
+from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
-from ckpttool.planning.hidden_shards import infer_strategy
-from ckpttool.planning.resolve import find_running_statistics
-from ckpttool.planning.sources import find_sources
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
 from tests.support import corpus
 from tests.support.checkpoints import catalog_on_disk, cut, noise, with_names
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.evidence import MadeUp, Recorder
+from tests.support.in_memory import checkpoint_in_memory
 from tests.support.readers import Entry, entry_of
 
 
@@ -197,11 +197,11 @@ def test_a_checkpoint_is_resolved_on_evidence_alone():
 
     catalog = with_names({"w": (2, 3), "v": (4, 3)})
     resolved = ckpttool.resolve(catalog, whole("w", "v"), executor=MadeUp(contents))
-    assert {one.meta.name: one.meta.shape for one in resolved.sources} == {
+    assert {one.meta.name: one.meta.shape for one in resolved.tensors} == {
         "w": (8, 3),
         "v": (16, 3),
     }
-    assert [one.code for one in resolved.content_diagnostics] == ["inferred"]
+    assert [one.code for one in resolved.correction.notes] == ["inferred"]
 
 
 def test_the_smallest_tensor_is_enough_to_refuse_a_shard():
@@ -211,8 +211,8 @@ def test_the_smallest_tensor_is_enough_to_refuse_a_shard():
     made_up = {one: Sample(bytes([rank_of(one) == 2]), False) for one in tensors}
     digests = {one: held for one, held in made_up.items() if one.meta.name == "v"}
     evidence = Evidence({sample: made_up, digest: digests})
-    sources = find_sources(catalog, strategy, {}, None).found
-    assert answer(infer_strategy(strategy, sources, None), MadeUp(None), evidence) is None
+    tensors = checkpoint_in_memory(catalog, strategy).tensors
+    assert answer(infer_strategy(strategy, tensors, None), MadeUp(None), evidence) is None
 
 
 def test_statistics_of_a_layer_are_told_by_their_least_values():

@@ -70,13 +70,6 @@ def test_a_step_that_a_rank_did_not_finish_is_explained(ranks):
     assert "rank_3/net-1_1.tmp" in second
 
 
-def test_leftovers_of_flat_files_are_named(tmp_path):
-    for rank in range(2):
-        (tmp_path / f"net_rank_{rank}-1_1.ckpt").write_bytes(record())
-    (tmp_path / "net_rank_1-2_1.tmp").touch()
-    assert notes_of(tmp_path, "leftover")[0].endswith("did not finish: net_rank_1-2_1.tmp")
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -243,19 +236,6 @@ def test_a_backup_is_passed_over_unless_it_is_asked_for(ranks):
     told = "ranks 0-7: backup.ckpt, a backup for a restart, is ignored"
     assert text == f"{told}\n  Try: --step backup"
     assert list(scan(str(ranks), SourceOptions(step="backup")).files[5].tensors) == ["backup"]
-
-
-def test_a_backup_alone_is_taken(tmp_path):
-    for rank in range(2):
-        path = tmp_path / f"rank_{rank}" / "backup.ckpt"
-        path.parent.mkdir()
-        path.write_bytes(record())
-    assert list(scan(str(tmp_path)).files) == [0, 1]
-    assert notes_of(tmp_path, "skipped") == []
-    told = ["backup.ckpt is a backup for a restart, of unknown step"]
-    assert (
-        notes_of(tmp_path, "step") == notes_of(tmp_path / "rank_1" / "backup.ckpt", "step") == told
-    )
 
 
 def test_a_save_on_a_breakdown_is_called_so(ranks):

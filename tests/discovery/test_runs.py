@@ -12,7 +12,7 @@ from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.file_bytes import record as tensor_record
-from tests.support.scans import fails, found, notes_of
+from tests.support.scans import fails
 
 
 def record(src, rank, name):
@@ -30,94 +30,10 @@ def take(*names):
 OLD, NEW = "gpt-3_8.ckpt", "gpt_1-3_8.ckpt"
 
 
-def replaced_node(make_run):
-    """Return a folder in which rank 1 has no file of the first of two runs."""
-    return make_run(f"rank_0/{OLD}", f"rank_0/{NEW}", f"rank_1/{OLD}")
-
-
 # --------------------------------------------------------------------------------------- records
 
 
-def test_records_that_name_one_step_choose_whatever_the_counters(make_run):
-    src = replaced_node(make_run)
-    record(src, 0, NEW)
-    record(src, 1, OLD)
-    assert found(src) == take(NEW, OLD)
-    assert found(src, step="3_8") == take(NEW, OLD)
-    assert found(src, step=NEW) == take(NEW, OLD)
-
-
-@pytest.mark.parametrize("named", [OLD, "gpt-3_8"])
-def test_a_name_that_contradicts_the_record_of_its_step_is_refused(make_run, named):
-    src = replaced_node(make_run)
-    record(src, 0, NEW)
-    record(src, 1, OLD)
-    text = f"rank 0: meta.json names another file of step 3_8\n  it names {NEW}"
-    fails(src, text, "Try: --step 3_8", step=named)
-
-
-@pytest.mark.parametrize("later", ["gpt_1-4_8.ckpt", "gpt_2-1_8.ckpt"])
-def test_a_later_run_than_the_record_of_its_rank_is_refused(make_run, later):
-    src = make_run(f"rank_0/{OLD}", f"rank_0/{later}", f"rank_1/{OLD}")
-    record(src, 0, OLD)
-    record(src, 1, OLD)
-    fails(src, "rank 0: files of a later run than meta.json records", later, "Try: --step 3_8")
-    assert found(src, step="3_8") == take(OLD, OLD)
-
-
-@pytest.mark.parametrize("without", [0, 1])
-def test_a_rank_without_a_record_makes_the_step_a_question(make_run, without):
-    src = make_run(f"rank_0/{OLD}", f"rank_1/{OLD}")
-    record(src, 1 - without, OLD)
-    text = f"rank {without}: no meta.json says which run saved step 3_8"
-    fails(src, text, "Try: --step 3_8")
-    assert found(src, step="3_8") == take(OLD, OLD)
-
-
-def test_records_of_several_steps_choose_among_files_of_their_runs(make_run):
-    """A rank whose record is of an earlier run did not take part in the last one."""
-    src = make_run(*(f"rank_0/gpt-{step}_8.ckpt" for step in (3, 4)))
-    make_run(*(f"rank_1/gpt-{step}_8.ckpt" for step in (3, 4)), f"rank_1/{NEW}")
-    record(src, 0, "gpt-4_8.ckpt")
-    record(src, 1, NEW)
-    fails(src, "rank 0: nothing shows which run saved step 3_8\n  rank 1 has gpt_1-3_8.ckpt, gpt-3")
-
-
 # ------------------------------------------------------------------------------- without records
-
-
-@pytest.mark.parametrize("counters", [("", "_1"), ("_1", "_2", "_10")])
-def test_the_highest_counter_is_read_if_every_rank_has_as_many_files(make_run, counters):
-    names = [f"gpt{counter}-3_8.ckpt" for counter in ("", *counters[1:])]
-    src = make_run(*(f"rank_{rank}/{name}" for rank in range(3) for name in names))
-    assert found(src) == take(*[names[-1]] * 3)
-    assert found(src, step="gpt-3_8.ckpt") == take(*["gpt-3_8.ckpt"] * 3)
-    (note,) = notes_of(src, "skipped")
-    assert "of an earlier run" in note
-
-
-@pytest.mark.parametrize("named", [None, "3_8", OLD, NEW])
-def test_a_file_is_of_any_run_where_only_other_ranks_have_several(make_run, named):
-    src = replaced_node(make_run)
-    for name in (OLD, NEW):
-        os.utime(f"{src}/rank_0/{name}", ns=(0, 0))
-    fails(
-        src,
-        "rank 1: nothing shows which run saved step 3_8",
-        f"rank 0 has {NEW}, {OLD}",
-        "Try: name the file of each rank",
-        step=named,
-    )
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_times_that_set_the_files_of_a_save_apart_order_the_proposal(make_run, is_first):
-    src = replaced_node(make_run)
-    times = {(0, OLD): 1000, (0, NEW): 2000, (1, OLD): 1001 if is_first else 2001}
-    for (rank, name), seconds in times.items():
-        os.utime(f"{src}/rank_{rank}/{name}", (seconds, seconds))
-    hint = "name the file" if is_first else "--step 0:gpt_1-3_8.ckpt/1:gpt-3_8.ckpt, if the dates"
-    fails(src, f"Try: {hint}")
 
 
 def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
@@ -133,54 +49,6 @@ def test_times_propose_the_ranks_that_hold_all_slices(tmp_path):
     step = "0-1:net_1-3_8.ckpt/3:net_1-3_8.ckpt"
     fails(src, f"Try: --step {step}, if the dates", strategy=strategy)
     assert sorted(scan(src, SourceOptions(step=step), strategy).files) == [0, 1, 3]
-
-
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_times_order_the_runs_of_several_prefixes_unless_a_copy_made_them_equal(
-    make_run, is_copied
-):
-    names = ("base-4_2.ckpt", "tuned-2_2.ckpt")
-    src = make_run(*(f"rank_{rank}/{name}" for rank in (0, 1) for name in names))
-    for path in Path(src).glob("*/*"):
-        seconds = 2000 if path.name == names[1] and not is_copied else 1000
-        os.utime(path, (seconds, seconds))
-    hint = "Try: name the file" if is_copied else "Try: --step 2_2, or --step 4_2"
-    fails(src, hint)
-    fails(src, "found 2_2, 4_2\n  Try: --step 4_2" if is_copied else "--step 2_2", step="9_9")
-
-
-def test_a_step_takes_a_file_for_each_rank(make_run):
-    src = make_run(*(f"rank_{r}/net_rank_{r}{c}-1_2.ckpt" for r in range(4) for c in ("", "_1")))
-    names = [f"net_rank_{rank}-1_2.ckpt" for rank in range(4)]
-    names[1:3] = [f"net_rank_{rank}_1-1_2.ckpt" for rank in (1, 2)]
-    assert found(src, step="0,3:net_rank_3-1_2/1-2:net_rank_1_1-1_2.ckpt") == take(*names)
-    fails(src, "several files of ranks 0-3", "files of rank 0: net_rank_0-1_2", step="0-3:1_2")
-    fails(src, "no file of rank 4\n  files of rank 4: none", step="0-4:net_rank_0-1_2")
-    make_run("rank_0/net_rank_0-2_2.ckpt")
-    wanted = "0:net_rank_0-2_2/1-3:net_rank_1-1_2"
-    fails(src, "--step names files of several steps", step=wanted)
-
-
-@pytest.mark.parametrize("trace", ["rank_0/gpt_1-3_8.ckpt", "rank_2/gpt_1-3_8.tmp"])
-def test_a_trace_of_a_later_save_of_the_step_makes_it_a_question(make_run, trace):
-    src = make_run(*(f"rank_{rank}/{OLD}" for rank in (1, 2)), f"rank_0/{OLD}", trace)
-    if trace.endswith(".ckpt"):
-        Path(src, "rank_0", OLD).unlink()
-    fails(src, "files of step 3_8 may be of two runs", "gpt_1-3_8", "Try: --step 3_8")
-    assert len(found(src, step="3_8")) == 3
-
-
-def test_an_older_step_of_a_later_run_is_refused_and_proposed_first(make_run):
-    src = make_run(*(f"rank_{r}/{n}" for r in range(2) for n in ("gpt-9_8.ckpt", NEW)))
-    fails(src, "several checkpoints in the folders of ranks 0, 1", "--step 3_8, or --step 9_8")
-    assert found(src, step="9_8") == take("gpt-9_8.ckpt", "gpt-9_8.ckpt")
-
-
-def test_an_older_step_that_was_written_last_is_a_warning(make_run):
-    src = make_run("rank_0/gpt-3_8.ckpt", "rank_1/gpt-3_8.ckpt", "rank_1/gpt-4_8.ckpt")
-    os.utime(f"{src}/rank_1/gpt-4_8.ckpt", (1000, 1000))
-    (text,) = notes_of(src, "mixed_times")
-    assert text.startswith(f"{src}: rank 0: step 3_8 was written after a later step\n")
 
 
 # ------------------------------------------------------------------------------ with a strategy
@@ -287,19 +155,6 @@ def test_recorded_files_that_hold_all_slices_are_proposed(tmp_path, recorded):
 # ------------------------------------------------------------------ several runs and a step by name
 
 
-def test_a_step_by_name_is_of_the_recorded_runs_of_all_ranks_or_of_none(make_run):
-    """Ranks 0 and 1 went on with a second run; 2 and 3 still have the first run of others."""
-    names = {0: ("g-2_2", "g_1-4_2"), 1: ("g-2_2", "g_1-4_2"), 2: ("g-2_2",), 3: ("g-2_2",)}
-    src = make_run(*(f"rank_{rank}/{name}.ckpt" for rank in names for name in names[rank]))
-    for rank, of_rank in names.items():
-        record(src, rank, f"{of_rank[-1]}.ckpt")
-    fails(src, "the files of all ranks are not of one run", step="2_2")
-    for rank in (2, 3):
-        make_run(f"rank_{rank}/g_1-4_2.ckpt")
-        record(src, rank, "g_1-4_2.ckpt")
-    assert found(src, step="2_2") == take(*["g-2_2.ckpt"] * 4)  # all leave their recorded run
-
-
 def test_a_rank_without_the_step_may_be_of_another_run_if_others_have_two(tmp_path):
     src = str(tmp_path)
     write_run(src, "", "10_2", [{"w": (4, 4)}] * 4)
@@ -310,20 +165,6 @@ def test_a_rank_without_the_step_may_be_of_another_run_if_others_have_two(tmp_pa
     strategy = Strategy({"w": (Layout((2, 2), ((1,), ())),)}, 1, 4)
     for step in ("10_2", "net-10_2.ckpt", "net_1-10_2.ckpt"):
         fails(src, "ranks 1, 3: nothing shows which run", strategy=strategy, step=step)
-
-
-@pytest.mark.parametrize("named", ["3_2", "g-3_2.ckpt"])
-def test_a_step_of_an_earlier_run_on_some_ranks_only_is_refused(make_run, named):
-    old = [f"rank_{rank}/g-{step}_2.ckpt" for rank in (0, 1) for step in (1, 2, 3)]
-    new = [f"rank_{rank}/g-{step}_2.ckpt" for rank in (2, 3) for step in (2, 3)]
-    src = make_run(*old, *new, *(f"rank_{rank}/g_1-2_2.ckpt" for rank in (0, 1)))
-    fails(src, "ranks 0, 1: a later run than that of step 3_2 left files", step=named)
-
-
-def test_a_step_of_all_ranks_is_read_whatever_their_names(make_run):
-    """The names have the number of the device on its host."""
-    src = make_run(*(f"rank_{r}/net_{r % 2}-{step}_2.ckpt" for r in range(4) for step in (1, 2)))
-    assert found(src, step="0-3:2_2") == take(*(f"net_{rank % 2}-2_2.ckpt" for rank in range(4)))
 
 
 @pytest.mark.parametrize("counter", ["", "_1"])
@@ -358,11 +199,3 @@ def test_other_ranks_that_have_the_named_step_belong_to_the_checkpoint(tmp_path)
     strategy = strategy_of(w=2)
     assert sorted(scan(src, SourceOptions(step="2_2"), strategy).files) == [0, 1, 2, 3]
     assert sorted(scan(src, strategy=strategy).files) == [0, 1]
-
-
-def test_what_inspect_shows_names_the_files_of_ranks(make_run):
-    src = make_run(*(f"rank_{r}/net_rank_{r}{c}-1_2.ckpt" for r in range(2) for c in ("", "_1")))
-    step = "0:net_rank_{rank}_1-1_2.ckpt/1:net_rank_{rank}-1_2"
-    assert found(src, step=step) == take("net_rank_0_1-1_2.ckpt", "net_rank_1-1_2.ckpt")
-    (text,) = fails(src, "no file of ranks 0, 1", step="0-1:nett-1_2")
-    assert text.count("no file of") == 1

@@ -365,7 +365,6 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         "nothing.h5": b"",
         "model.keras": keras.getvalue(),
         "graph.ckpt": (SAMPLES / "files" / "net-graph.meta").read_bytes(),
-        "group_info.pb": (SAMPLES / "files" / "group_info.pb").read_bytes(),
     }
     for name, content in files.items():
         Path(name).write_bytes(content)
@@ -373,6 +372,7 @@ def name_no_checkpoint(shell: Transcript, patch: pytest.MonkeyPatch) -> None:
         shell.run(f"inspect {name}")
         shell.run(f"split {name} -d D.ckpt -o x --format ckpt")
         shell.clear("x")
+    shell.run("split golden/samples/files/group_info.pb -d D.ckpt -o x")
     shell.remark("21 a gzip named .ckpt, text and Python as -s")
     Path("zipped.ckpt").write_bytes(files["m.ckpt.gz"])
     Path("text.ckpt").write_bytes(files["notes.txt"])

@@ -1,7 +1,7 @@
 """Every situation in which a checkpoint or a strategy is not as it should be, and what is said.
 
-`SITUATIONS` names, for each that a tool for MindSpore's checkpoints must detect, the tests that
-hold it: of this module, or of others, where it was tested before.  "silent" are those that
+``situations.txt`` names, for each that a tool for MindSpore's checkpoints must detect, the tests
+that hold it: of this module, or of others, where it was tested before.  "silent" are those that
 MindSpore 2.10 takes without a word, with a wrong or unchecked result; "accepted" those that it
 refuses and that are no trouble here.
 """
@@ -10,186 +10,27 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import SAMPLES, assert_merged
-from tests.support.encryption import MODES
 from tests.support.file_bytes import layout, operator, record, strategy
 from tests.support.readers import Entry, read
 
-BROKEN_INPUT = "e2e.test_broken_inputs::test_a_broken_input_is_answered_as_was_agreed"
-STRATEGY = "test_a_strategy_that_cannot_be_is_refused"
-PROTECTION = (
-    "e2e.test_encrypted_checkpoints"
-    "::test_a_wrong_key_a_missing_one_and_a_cut_file_have_messages_of_their_own"
-)
-GOLDEN = "e2e.test_golden::test_a_case_comes_out_as_from_mindspore_and_is_shown_as_was_agreed"
-
-SITUATIONS = {
-    # ------------------------------------------------------------------------------- files
-    "a rank's folder is missing": [f"{BROKEN_INPUT}[missing_rank]"],
-    "a rank's file is missing": [
-        "test_a_rank_with_an_unfinished_file_only_is_refused",
-        "discovery.test_rank_folders::test_rank_folders_that_are_all_without_a_file_are_named",
-    ],
-    "there are folders of more ranks (silent)": [f"{BROKEN_INPUT}[odd_folder]"],
-    "folders are called rank1 (accepted)": ["test_rank_folders_may_be_spelled_in_two_ways"],
-    "several files of a rank (silent)": [
-        f"{GOLDEN}[several_files_per_rank]",
-        "discovery.test_steps::test_the_newest_step_that_every_rank_has_is_taken_with_a_warning",
-        "discovery.test_steps::test_several_files_of_a_rank_without_an_order_are_an_error",
-    ],
-    "files of different steps": [
-        "discovery.test_steps::test_no_step_that_every_rank_has_names_the_ranks"
-    ],
-    "the step that is asked for is not there": ["test_a_step_that_is_not_there_is_refused"],
-    "cut short within a record": [
-        f"{BROKEN_INPUT}[truncated]",
-        "test_a_damaged_file_is_refused[safetensors-cut-short]",
-    ],
-    "cut short between records (silent)": [f"{BROKEN_INPUT}[truncated_at_value]"],
-    "a file of no bytes": [
-        f"{BROKEN_INPUT}[empty_file]",
-        "test_a_damaged_file_is_refused[safetensors-empty]",
-    ],
-    "a file of no bytes whose slices others have (accepted)": [
-        "test_an_empty_file_does_no_harm_where_replicas_are_left"
-    ],
-    "a left-over .tmp": [
-        "test_a_rank_with_an_unfinished_file_only_is_refused",
-        "discovery.test_rank_folders::test_files_that_are_no_finished_checkpoint_are_passed_over",
-    ],
-    "content and dims disagree (silent)": [f"{BROKEN_INPUT}[short_content]"],
-    "a negative dim": ["test_a_damaged_file_is_refused[negative-dim]"],
-    "an element type that does not exist": [f"{BROKEN_INPUT}[unknown_type]"],
-    "an element type that MindSpore does not load (accepted)": [
-        f"{GOLDEN}[dtypes_saved_not_loaded]"
-    ],
-    "a string entry (accepted)": [f"{GOLDEN}[append_dict_string]"],
-    ".ckpt and .safetensors in one folder": [f"{BROKEN_INPUT}[mixed_formats]"],
-    ".ckpt of some ranks and .safetensors of others": ["test_ranks_of_two_formats_are_refused"],
-    ".safetensors from .ckpt (accepted)": [f"{GOLDEN}[tutorial_8_to_4_infer]"],
-    "a header that speaks of more than there is": [
-        "formats.test_damage::test_a_ckpt_with_a_varint_made_endless_is_refused",
-        "formats.test_safetensors::test_header_lengths_beyond_the_file_lead_to_no_allocation",
-    ],
-    "a wrong checksum (silent)": [
-        "storage.test_checksums::test_the_corpus_file_with_a_wrong_checksum_is_noticed",
-        "storage.test_checksums::test_every_damaged_file_is_reported_and_nothing_is_written",
-        "storage.test_checksums::test_without_it_damage_goes_unnoticed_and_a_note_says_so",
-    ],
-    "a checksum is asked for and none is stored": [
-        "storage.test_checksums::test_files_with_and_without_a_checksum_are_told_apart"
-    ],
-    "encrypted, and no key": [f"{PROTECTION}[{mode}]" for mode in MODES],
-    "a wrong key": [f"{PROTECTION}[{mode}]" for mode in MODES],
-    "encrypted with the checksum 0 (accepted)": [
-        "e2e.test_encrypted_checkpoints::test_the_file_that_mindspore_cannot_read_is_read_with_a_note"
-    ],
-    # ------------------------------------------------------------------------------- slices
-    "a rank lacks a parameter": [f"{BROKEN_INPUT}[missing_param]"],
-    "a slice of another shape (silent)": [f"{BROKEN_INPUT}[shape_mismatch]"],
-    "a slice of another element type (silent)": [f"{BROKEN_INPUT}[dtype_mismatch]"],
-    "replicas that differ (silent)": [
-        "e2e.test_cli::test_replicas_that_differ_are_a_doubt_that_the_user_may_overrule",
-    ],
-    "scalars that differ between ranks": ["test_a_scalar_that_differs_is_a_question"],
-    "fewer files than ranks": [f"{BROKEN_INPUT}[strategy_rank_mismatch]"],
-    "one file for the ranks of a strategy": [
-        "e2e.test_snapshots::test_a_mistake_is_answered_as_was_agreed[mixed_up]"
-    ],
-    "slices that the source strategy does not list (silent)": [
-        "planning.test_unlisted::test_slices_that_the_strategy_omits_are_a_question_that_names_the_way_out",
-        "planning.test_unlisted::test_slices_of_which_contents_tell_nothing_are_pointed_out",
-    ],
-    "slices that the target strategy does not list (silent)": [
-        "planning.test_unlisted::test_what_only_the_source_knows_to_cut_is_undivided_in_the_target"
-    ],
-    "rows that are not those of the manual split": [
-        "test_rows_that_are_not_those_of_the_manual_split_are_refused"
-    ],
-    "an optimizer shard that the slices do not have (silent)": [
-        "test_slices_without_the_optimizer_shard_of_the_strategy_are_refused",
-        "e2e.test_samples::test_merge_gives_the_full_tensors_of_a_run_by_each_form_of_its_strategy",
-    ],
-    "an optimizer shard that the strategy hides (silent)": [
-        "e2e.test_samples::test_merge_finds_the_optimizer_shard_the_strategy_hides",
-        "planning.test_hidden_shards::test_what_nothing_tells_is_a_question_that_lists_the_ways",
-        "planning.test_hidden_shards::test_two_ranks_that_differ_are_no_proof",
-    ],
-    # ------------------------------------------------------------------------------- strategies
-    "no such strategy file": ["test_a_strategy_that_is_not_there_is_a_usage_error"],
-    "a strategy file of no bytes": [f"{BROKEN_INPUT}[strategy_empty]"],
-    "a strategy without layouts": [f"{STRATEGY}[no-layouts]"],
-    "a strategy file that is none": [
-        f"{BROKEN_INPUT}[strategy_garbage]",
-        "strategy_files.test_reader::test_files_of_other_kinds_are_told_to_be_so",
-    ],
-    "the strategy of another network": [f"{BROKEN_INPUT}[strategy_other_net]"],
-    "device matrices for different numbers of ranks (silent)": [
-        f"{STRATEGY}[two-numbers-of-ranks]"
-    ],
-    "a tensor map for other axes": [
-        "test_a_tensor_map_for_other_axes_is_refused[source]",
-        "test_a_tensor_map_for_other_axes_is_refused[target]",
-    ],
-    "a device axis that is not there": [f"{STRATEGY}[axis-outside-the-matrix]"],
-    "a device axis used twice": [f"{STRATEGY}[axis-used-twice]"],
-    "an optimizer shard that does not divide the replicas (silent)": [
-        f"{STRATEGY}[shard-that-does-not-divide]",
-        f"{STRATEGY}[shard-larger-than-the-group]",
-    ],
-    "an axis that does not divide": [
-        f"{BROKEN_INPUT}[not_divisible]",
-        "test_an_optimizer_shard_that_does_not_divide_the_slice_is_refused",
-    ],
-    "JSON without the keys that MindSpore insists on (accepted)": [
-        "strategy_files.test_json::test_what_mindspore_insists_on_may_be_absent"
-    ],
-    "JSON with lists in the tensor map (accepted)": [
-        "strategy_files.test_json::test_nested_tensor_maps_are_read_though_mindspore_writes_none"
-    ],
-    "JSON whose full shape is not that of the slices": [
-        "planning.test_sources::test_slices_that_do_not_give_the_shape_of_the_strategy_are_told"
-    ],
-    "JSON and protobuf in one folder (accepted)": [
-        "test_a_folder_may_hold_both_forms_of_a_strategy"
-    ],
-    "files of two runs in one strategy folder": [
-        "test_a_folder_with_strategies_of_two_runs_is_refused"
-    ],
-    "a merged strategy lacks a stage": [f"{BROKEN_INPUT}[missing_stage]"],
-    "a strategy folder lacks a stage": [
-        "test_a_strategy_folder_that_lacks_a_stage_is_refused[first]",
-        "test_a_strategy_folder_that_lacks_a_stage_is_refused[last]",
-    ],
-    "the strategy of one stage for all ranks (silent)": [
-        "test_a_strategy_folder_that_lacks_a_stage_is_refused[last]"
-    ],
-    "a merged strategy merged again (silent)": [
-        "strategy_files.test_reader::test_a_merged_file_that_mindspore_merged_again_is_what_it_was_before"
-    ],
-    "names with a dash in them (accepted)": [f"{GOLDEN}[dash_in_name]"],
-    "a name like 1-w (accepted)": [
-        "strategy_files.test_reader::test_names_with_dashes_are_no_stages"
-    ],
-    "numbers of ranks that do not divide one another (accepted)": [
-        f"{GOLDEN}[reshard_64_to_56]",
-        f"{GOLDEN}[reshard_8_to_6]",
-    ],
-}
+LINES = Path(__file__).with_name("situations.txt").read_text(encoding="utf-8").splitlines()
+SITUATIONS = [line for line in LINES if line[0] != " "]
+TESTS = [line.strip() for line in LINES if line[0] == " "]
 
 
 def exists(name: str) -> bool:
     """Whether there is a test of this name, and if it is for one parameter set, that as well."""
     place, _, wanted = name.partition("[")
     module, _, function = place.rpartition("::")
-    test = getattr(
-        importlib.import_module(f"tests.{module or 'e2e.test_error_situations'}"), function
-    )
+    test = getattr(importlib.import_module(f"tests.{module}"), function)
     marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
     identifiers = [""]
     for mark in marks:  # the one next to the function comes first
@@ -202,16 +43,18 @@ def exists(name: str) -> bool:
     return not wanted or wanted.removesuffix("]") in identifiers
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_situation_has_a_test(situation):
-    assert SITUATIONS[situation]
-    assert not [name for name in SITUATIONS[situation] if not exists(name)]
+@pytest.mark.parametrize("name", TESTS)
+def test_every_situation_has_a_test(name):
+    assert exists(name)
 
 
-def test_a_test_that_is_not_there_would_be_noticed():
-    assert not exists(f"{BROKEN_INPUT}[no_such_variant]")
+def test_a_test_or_a_situation_that_is_not_there_would_be_noticed():
+    broken = "e2e.test_broken_inputs::test_a_broken_input_is_answered_as_was_agreed"
+    assert not exists(f"{broken}[no_such_variant]")
     with pytest.raises(AttributeError):
         exists("e2e.test_broken_inputs::test_no_such_thing")
+    assert not [one for one, more in pairwise(LINES) if one in SITUATIONS and more in SITUATIONS]
+    assert LINES[-1] not in SITUATIONS
 
 
 # ------------------------------------------------------------------------ a job that would succeed

@@ -13,10 +13,10 @@ from ckpttool.model.layout import Layout, ambiguity, fold_layout
 from ckpttool.strategy_files.reader import read_strategy
 from tests.oracle import take
 from tests.strategies import MATRICES, examples, layouts
-from tests.support.checkpoints import cut, find, noise, oracle, strategy_of, the_one, with_names
+from tests.support.checkpoints import cut, noise, oracle, strategy_of, the_one, with_names
 from tests.support.file_bytes import layout as stored_layout
 from tests.support.file_bytes import operator, strategy
-from tests.support.in_memory import carry_out, catalog_of_entries, make
+from tests.support.in_memory import carry_out, catalog_of_entries, find, make
 
 
 def expand(layout, shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import MAX_CELLS, Box, Listed, Source, fill_with_boxes, follow
+from ckpttool.model.slicing import MAX_CELLS, Box, FullTensor, Listed, fill_with_boxes, follow
 from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import stored
 
@@ -113,7 +113,7 @@ def test_a_grid_that_grows_out_of_hand_is_refused():
 
 def test_state_follows_its_parameter_only_where_all_of_it_is_there():
     slicing = fill_with_boxes(full(4, 2), [box((0, 0), (2, 2), 0), box((2, 0), (4, 2), 1)])
-    base = Source(full(4, 2), slicing, Listed())
+    base = FullTensor(full(4, 2), slicing, Listed())
     state = {rank: stored(TensorMeta("m.w", "Int8", (2, 2)), f"{rank}") for rank in range(3)}
     followed = follow(base, "m.w", {rank: state[rank] for rank in (0, 1)})
     assert (followed.meta, followed.parameter) == (TensorMeta("m.w", "Int8", (4, 2)), "w")

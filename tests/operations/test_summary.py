@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ckpttool.checks import run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states
-from ckpttool.model.strategy import Merged, Strategy
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.describe import (
+    Facts,
+    Inspection,
+    describe_checkpoint,
+    group_ranks,
+)
 from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
     Split,
     Summary,
-    assess,
     entries_of_files,
     entries_of_layouts,
-    entries_of_sources,
     find_parallelism,
-    group_ranks,
-    summarize,
 )
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError
 from tests.support.checkpoints import catalog_of, slice_catalog, strategy_of
+from tests.support.in_memory import checkpoint_in_memory
 
 ROWS = Layout((4, 2), ((0,), ()))  # two slices of rows, each on four of eight ranks
 COLUMNS = Layout((4, 2), ((), (0,)))
@@ -32,24 +36,24 @@ WHOLE = Layout((8,), ((),))
 SHARDED = Layout((4, 2), ((0,), ()), 4)
 
 
-def summary_of(strategy: Strategy, shapes, lost=(), found=None) -> Summary:
-    """The summary of a checkpoint that a strategy describes; the files of some ranks are lost."""
+def inspection_of(strategy: Strategy, shapes, lost=(), found=None) -> Inspection:
+    """What a checkpoint is that a strategy describes; the files of some ranks are lost."""
     catalog = slice_catalog(strategy, shapes)
     files = {rank: file for rank, file in catalog.files.items() if rank not in lost}
-    return summary_of_files(files, strategy, found)
+    return inspection_of_files(files, strategy, found)
 
 
-def summary_of_files(files, strategy, found=None) -> Summary:
-    catalog = catalog_of({})
-    catalog = type(catalog)(catalog.root, files)
+def inspection_of_files(files, strategy, found=None) -> Inspection:
+    catalog = Catalog("run", files)
     found = Diagnostics("inspect") if found is None else found
-    sources = find_sources(catalog, strategy, {}, "first")
-    found.add(*sources.problems, *sources.notes)
-    entries = entries_of_sources(ResolvedSources(catalog, strategy, tuple(sources.found)))
-    metas = {source.meta.name: source.meta for source in sources.found}
-    states = drop_unlike_shapes(match_states(strategy.layouts, metas), metas)
-    parallelism = find_parallelism(entries, states, strategy)
-    return summarize(entries, states, parallelism, assess(catalog, strategy, entries, found))
+    checkpoint = checkpoint_in_memory(catalog, strategy, unlisted="first")
+    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
+    return describe_checkpoint(Facts(catalog, catalog, found, strategy, checkpoint))
+
+
+def summary_of(strategy: Strategy, shapes, lost=()) -> Summary:
+    """The tensors of such a checkpoint."""
+    return inspection_of(strategy, shapes, lost).summary
 
 
 def patterns(summary: Summary) -> list[tuple[str, tuple[str, ...], int]]:
@@ -117,7 +121,7 @@ def test_the_ranks_of_a_row_are_those_that_have_a_file():
 def test_ten_thousand_names_without_a_pattern_are_ten_thousand_rows():
     names = [f"{chr(97 + i % 26)}{'x' * (i // 26)}" for i in range(10_000)]
     catalog = catalog_of({0: dict.fromkeys(names, (2,))})
-    assert len(summarize(entries_of_files(catalog), {}).rows) == 10_000
+    assert len(Summary(tuple(entries_of_files(catalog)), {}).rows) == 10_000
 
 
 # ------------------------------------------------------------------------------------------ amounts
@@ -130,10 +134,10 @@ def test_weights_optimizer_state_and_single_values_are_counted_apart():
         rank: next(iter(catalog_of({rank: {**shapes(file), "step": (1,)}}).files.values()))
         for rank, file in catalog.files.items()
     }
-    summary = summary_of_files(files, strategy_of(layouts))
-    assert summary.weights == Amount(2, 40, 160, {"Float32": 40})
-    assert summary.optimizer_state == Amount(1, 32, 128, {"Float32": 32})
-    assert (summary.other.tensors, summary.other.parameters) == (1, 1)
+    amounts = inspection_of_files(files, strategy_of(layouts)).summary.amounts
+    assert amounts.weights == Amount(2, 40, 160, {"Float32": 40})
+    assert amounts.optimizer_state == Amount(1, 32, 128, {"Float32": 32})
+    assert (amounts.other.tensors, amounts.other.parameters) == (1, 1)
 
 
 def shapes(file):
@@ -142,9 +146,10 @@ def shapes(file):
 
 def test_without_layouts_everything_that_is_stored_is_counted():
     catalog = catalog_of({rank: {"w": (4, 4), "moments.w": (4, 4)} for rank in range(3)})
-    entries = entries_of_files(catalog)
-    summary = summarize(entries, drop_unlike_shapes(match_states((), catalog.metas), catalog.metas))
-    assert (summary.weights.parameters, summary.optimizer_state.nbytes) == (48, 192)
+    entries = tuple(entries_of_files(catalog))
+    summary = Summary(entries, drop_unlike_shapes(match_states((), catalog.metas), catalog.metas))
+    amounts = summary.amounts
+    assert (amounts.weights.parameters, amounts.optimizer_state.nbytes) == (48, 192)
 
 
 # -------------------------------------------------------------------------------------- parallelism
@@ -197,21 +202,20 @@ def parallelism_of(layouts):
 
 
 def test_a_checkpoint_with_every_slice_is_complete():
-    done = summary_of(strategy_of({"w": ROWS, "b": WHOLE}), {"w": (8, 4), "b": (8,)}).completeness
-    assert done is not None
+    done = inspection_of(
+        strategy_of({"w": ROWS, "b": WHOLE}), {"w": (8, 4), "b": (8,)}
+    ).completeness
     assert (done.complete, done.replicas, done.missing_ranks) == (True, (4, 8), ())
 
 
 def test_a_lost_rank_with_replicas_is_named_and_nothing_is_missing():
-    done = summary_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, lost=(3,)).completeness
-    assert done is not None
+    done = inspection_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, lost=(3,)).completeness
     assert (done.complete, done.missing_ranks, done.replicas) == (True, (3,), (3, 4))
 
 
 def test_lost_slices_make_it_incomplete():
     strategy = strategy_of({"w": ROWS, "b": WHOLE})
-    done = summary_of(strategy, {"w": (8, 4), "b": (8,)}, lost=(1, 3, 5, 7)).completeness
-    assert done is not None
+    done = inspection_of(strategy, {"w": (8, 4), "b": (8,)}, lost=(1, 3, 5, 7)).completeness
     assert (done.complete, done.missing_tensors) == (False, ("w",))
     assert done.missing_ranks == (1, 3, 5, 7)
 
@@ -223,14 +227,13 @@ def test_lost_slices_make_it_incomplete():
 def test_what_was_found_decides_whether_it_is_complete(code, expected):
     found = Diagnostics("inspect")
     found.add(Diagnostic(code, "found elsewhere"))
-    done = summary_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, found=found).completeness
-    assert done is not None
+    done = inspection_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, found=found).completeness
     assert (done.complete, code in done.complete_codes) == (expected, expected is not True)
 
 
 def test_without_a_strategy_nothing_is_said_of_slices():
     catalog = catalog_of({0: {"w": (4, 4)}, 1: {"w": (4, 4)}})
-    done = assess(catalog, None, entries_of_files(catalog), Diagnostics("inspect"))
+    done = describe_checkpoint(Facts(catalog, catalog, Diagnostics("inspect"), None)).completeness
     assert (done.complete, done.replicas) == (None, None)
 
 
@@ -238,7 +241,8 @@ def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = Catalog("model", files, damaged=damaged, is_merged=True)
-    done = assess(catalog, Merged(), entries_of_files(catalog), Diagnostics("inspect"))
+    facts = Facts(catalog, catalog, Diagnostics("inspect"), Strategy.without_layouts())
+    done = describe_checkpoint(facts).completeness
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
-from ckpttool.model.strategy import Merged
 from ckpttool.planning.fused_weights import fused_axes
 from tests.support.checkpoints import catalog_of, strategy_of
 from tests.support.in_memory import plan_in_memory
@@ -24,10 +23,9 @@ def layout_of(name, ranks, shard=1):
 def notes_of(name, src, dst):
     """The notes of a plan from one strategy to another, or from or to a full tensor."""
     ranks = {rank: {name: (24, 24)} for rank in ([0] if src is None else src.ranks)}
-    target = dst if dst is not None else Merged()
     number = len(dst.ranks) if dst is not None else 1
     paths = {rank: f"out/{rank}" for rank in range(number)}
-    made = plan_in_memory(catalog_of(ranks), src, Target("ckpt", paths, number, target), {})
+    made = plan_in_memory(catalog_of(ranks), src, Target("ckpt", paths, number, dst), {})
     return [note for note in made.notes if "fused" in note.message]
 
 
@@ -89,8 +87,7 @@ def test_several_weights_have_their_numbers():
     names = [FUSED[0], FUSED[1]]
     src = strategy_of({name: layout_of(name, 2) for name in names})
     ranks = {rank: dict.fromkeys(names, (24, 24)) for rank in src.ranks}
-    target = Target("ckpt", {0: "out/0"}, 1, Merged())
-    made = plan_in_memory(catalog_of(ranks), src, target, {})
+    made = plan_in_memory(catalog_of(ranks), src, Target("ckpt", {0: "out/0"}), {})
     assert "2 fused weights change their number of slices" in [one.message for one in made.notes]
 
 

@@ -9,11 +9,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.checkpoint.interpret import decided_by_contents
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
 from ckpttool.model.plan import Target
-from ckpttool.model.strategy import Merged, Strategy
-from ckpttool.planning.sources import content_decided_names
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
@@ -28,7 +28,12 @@ from tests.support.checkpoints import (
 )
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.in_memory import carry_out, catalog_of_entries, plan_in_memory
+from tests.support.in_memory import (
+    carry_out,
+    catalog_of_entries,
+    checkpoint_in_memory,
+    plan_in_memory,
+)
 from tests.support.readers import Entry, read_ranks
 
 CHOICES = ("follow", "full", "drop")
@@ -42,7 +47,7 @@ def plan_of(catalog, strategy, target, choice, content_groups=None):
     """The plan for all ranks of a target strategy, or for one file."""
     ranks = 1 if target is None else len(target.ranks)
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
-    made = Target("ckpt", paths, ranks, target or Merged())
+    made = Target("ckpt", paths, ranks, target)
     return plan_in_memory(catalog, strategy, made, content_groups or {}, not_in_target=choice)
 
 
@@ -267,7 +272,8 @@ def true_slices(move):
 def content_groups_of(catalog, strategy, ranks):
     """Ranks by equal content, as `compare_contents` finds them."""
     found = {}
-    for name, follows in content_decided_names(catalog, strategy).items():
+    records = checkpoint_in_memory(catalog, strategy).records
+    for name, follows in decided_by_contents(catalog, records).items():
         groups = {}
         for rank, held in ranks.items():
             if name in held:

@@ -8,7 +8,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
-from ckpttool.model.strategy import Merged, Replicated
+from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CombinedError, FormatError, PlanError
 from tests.support.checkpoints import (
     ONE_STAGE,
@@ -31,9 +31,7 @@ def target_of(strategy=None, ranks=None):
     """All ranks of a strategy, or one file with everything."""
     count = 1 if strategy is None else len(strategy.ranks)
     wanted = range(count) if ranks is None else ranks
-    return Target(
-        "ckpt", {rank: f"out/rank_{rank}" for rank in wanted}, count, strategy or Merged()
-    )
+    return Target("ckpt", {rank: f"out/rank_{rank}" for rank in wanted}, count, strategy)
 
 
 def plan(catalog, strategy, target=None, content_groups=None, unlisted=None, ranks=None):
@@ -179,7 +177,7 @@ def test_what_only_ranks_without_a_turn_hold_is_dropped_with_a_note():
 
 
 def test_replicated_ranks_with_a_gap_write_a_name_once():
-    replicated = Replicated(range(2))
+    replicated = Strategy.without_layouts(2)
     catalog = with_names({"w": (4, 3), "rng": (2,)}, [0, 2])
     content_groups = {"w": ((0, 2),), "rng": ((0,), (2,))}
     made = plan(catalog, replicated, None, content_groups, "rank")

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
+from ckpttool.checks.replicas import compare_replicas, find_difference, slices_of
 from ckpttool.model.plan import OutputTensor
-from ckpttool.model.strategy import Merged
-from ckpttool.planning.replicas import compare_replicas, find_difference, slices_of
-from ckpttool.planning.sources import find_sources
 from ckpttool.problems import Diagnostic
 from ckpttool.storage.compare import (
     CompareOptions,
@@ -27,6 +25,7 @@ from ckpttool.wording import format_difference
 from tests.oracle import take
 from tests.strategies import as_stored, examples, moves, table_moves
 from tests.support.checkpoints import cut, oracle, write_ranks
+from tests.support.in_memory import checkpoint_in_memory, find
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
 
 FORMATS = ["ckpt", "hdf5"]
@@ -199,10 +198,10 @@ def rounded(facts):
 
 def whole(catalog, strategy, name):
     """A reading of the full tensor, from slices."""
-    sources = find_sources(catalog, strategy, {}, "first")
-    assert not sources.problems
-    (source,) = (source for source in sources.found if source.meta.name == name)
-    return OutputTensor.full(source)
+    found, problems, _ = find(catalog, strategy, unlisted="first")
+    assert not problems
+    (tensor,) = found[name]
+    return OutputTensor.full(tensor)
 
 
 def check_comparison(folder, move, data, tolerance):
@@ -301,11 +300,11 @@ def test_replicas_that_differ_are_found_with_ranks_count_and_first_index(new_fol
     write_ranks(folder / "a", ranks, data.draw(st.sampled_from(FORMATS)))
     strategy = as_stored(move.src)
     catalog = ckpttool.scan(str(folder / "a"))
-    sources = find_sources(catalog, strategy, {}, "first")
-    listed = [source for source in sources.found if source.is_listed]
+    tensors = checkpoint_in_memory(catalog, strategy, unlisted="first").tensors
+    listed = [one for one in tensors if one.is_listed]
     with ckpttool.open_engine("threads:2") as executor:
         pairs = compare_replicas(
-            (one for source in listed for one in slices_of(source)),
+            (one for tensor in listed for one in slices_of(tensor)),
             executor,
             data.draw(options()),
         )
@@ -330,7 +329,7 @@ def test_elements_far_into_a_band_are_located(tmp_path):
     other[0, 70_001] = 2
     for side, full in (("a", array), ("b", other)):
         write_ranks(tmp_path / side, {0: {"w": entry_of(full)}}, "ckpt")
-    a, b = (whole(ckpttool.scan(str(tmp_path / side)), Merged(), "w") for side in ("a", "b"))
+    a, b = (whole(ckpttool.scan(str(tmp_path / side)), None, "w") for side in ("a", "b"))
     with ckpttool.open_engine("inline") as executor:
         tensors = [("w", (a, b))]
         ((_, facts),) = compare_tensors(tensors, executor, CompareOptions(wants_counts=True))
@@ -345,7 +344,7 @@ def test_zeros_in_front_do_not_make_a_tensor_zero(tmp_path):
         data = np.zeros(200, "<f4")
         data[at] = 1
         write_ranks(tmp_path, {0: {"w": entry_of(data)}}, "ckpt")
-        reading = whole(ckpttool.scan(str(tmp_path)), Merged(), "w")
+        reading = whole(ckpttool.scan(str(tmp_path)), None, "w")
         options = CompareOptions(wants_counts=True, band_bytes=16, task_bytes=100)
         with ckpttool.open_engine("inline") as executor:
             ((_, facts),) = compare_tensors([("w", [reading])], executor, options)
@@ -367,9 +366,9 @@ def test_a_caller_that_stops_early_cancels_what_has_not_begun(tmp_path):
     entries = {f"w{i}": Entry("Int8", (64,), bytes(64)) for i in range(50)}
     write_ranks(tmp_path, {0: entries, 1: entries}, "ckpt")
     catalog = ckpttool.scan(str(tmp_path))
-    sources = find_sources(catalog, Merged(), {}, "first").found
+    tensors = checkpoint_in_memory(catalog, None).tensors
     with ckpttool.open_engine("threads:1") as executor:
-        slices = (one for source in sources for one in slices_of(source))
+        slices = (one for tensor in tensors for one in slices_of(tensor))
         found = compare_replicas(slices, executor, CompareOptions(task_bytes=1, max_in_flight=8))
         next(found)
         found.close()

@@ -12,9 +12,10 @@ from ckpttool.model.layout import Layout
 from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files import reader
 from ckpttool.strategy_files.reader import read_strategy
-from tests.support.checkpoints import find, with_names
+from tests.support.checkpoints import with_names
 from tests.support.corpus import GOLDEN, SAMPLES, case_names, expected
 from tests.support.file_bytes import layout, message, number, operator, packed, strategy
+from tests.support.in_memory import find
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import Extent, FileIndex, StoredFile, StoredTensor, TensorMeta
-from ckpttool.planning.sources import find_sources
-from ckpttool.problems import join_alike
 from ckpttool.storage.files import write_header
 from tests.oracle import OracleLayout, take
 from tests.support.readers import NUMPY_TYPES, Entry, entry_of
@@ -190,18 +188,6 @@ def catalog_on_disk(
 
 
 ONE_STAGE = strategy_of({"w": ROWS})
-
-
-def find(catalog, strategy=ONE_STAGE, content_groups=None, unlisted=None):
-    """Return sources by name, problems, and texts of the notes by kind."""
-    sources = find_sources(catalog, strategy, content_groups or {}, unlisted)
-    notes = {}
-    for note in join_alike(sources.notes):
-        notes.setdefault(note.code, []).append(note.text)
-    found = {}
-    for source in sources.found:
-        found.setdefault(source.meta.name, []).append(source)
-    return found, [problem.text for problem in join_alike(sources.problems)], notes
 
 
 def with_names(shapes, ranks=range(4)):

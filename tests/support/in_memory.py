@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.contents import EqualContents
+from ckpttool.checkpoint.interpret import each_file
+from ckpttool.checks import run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
-from ckpttool.model.strategy import Merged
+from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
-from ckpttool.planning.missing import scan_notes
-from ckpttool.planning.resolve import ResolvedSources
-from ckpttool.planning.sources import find_sources
 from ckpttool.planning.targets import plan
-from ckpttool.problems import Diagnostics
+from ckpttool.problems import Diagnostics, join_alike
 from ckpttool.transaction.resume import OutputOptions
-from tests.support.checkpoints import catalog_of, stored
+from tests.support.checkpoints import ONE_STAGE, catalog_of, stored
 from tests.support.readers import Entry
 
 
@@ -31,19 +32,51 @@ def catalog_of_entries(ranks) -> Catalog:
     return Catalog("run", files)
 
 
+def checkpoint_in_memory(catalog, strategy, content_groups=None, unlisted=None) -> Checkpoint:
+    """Resolve headers alone; ``content_groups`` says which ranks hold equal tensors."""
+    options = ResolveOptions(unlisted=unlisted)
+    if strategy is None:
+        return Checkpoint(
+            catalog=catalog,
+            strategy=Strategy.without_layouts(),
+            options=options,
+            records=each_file(catalog),
+            are_joined=False,
+        )
+    equal = EqualContents(content_groups or {})
+    bare = Checkpoint(catalog=catalog, strategy=strategy, options=options)
+    return bare.with_strategy(replace(strategy), equal)
+
+
+def check_in_memory(checkpoint) -> Diagnostics:
+    """Return what the checks of headers find for a conversion."""
+    found = Diagnostics()
+    found.failures += checkpoint.damage
+    found.add(*run_checks(replace(checkpoint, is_refused=True), "convert"))
+    return found
+
+
+def find(catalog, strategy=ONE_STAGE, content_groups=None, unlisted=None):
+    """Return full tensors by name, problems, and texts of the notes by kind."""
+    checkpoint = checkpoint_in_memory(catalog, strategy, content_groups, unlisted)
+    checked = check_in_memory(checkpoint)
+    notes = {}
+    for note in join_alike(checked.of("note", "warning")):
+        notes.setdefault(note.code, []).append(note.text)
+    found = {}
+    for tensor in checkpoint.tensors:
+        found.setdefault(tensor.name, []).append(tensor)
+    return found, [problem.text for problem in join_alike(checked.errors)], notes
+
+
 def plan_in_memory(catalog, strategy, target, content_groups=None, unlisted=None, **options):
     """Plan from headers alone; ``content_groups`` says which ranks hold equal tensors.
 
     ``options`` are those of the outputs.
     """
-    sharding = Merged() if strategy is None else strategy
-    notes = [*scan_notes(catalog, sharding), *sharding.notes]
-    sources = find_sources(catalog, sharding, content_groups or {}, unlisted)
-    found = Diagnostics()
-    found.failures += sources.damage
-    found.add(*notes, *sources.notes, *sources.problems)
-    resolved = ResolvedSources(catalog, sharding, tuple(sources.found), sources.is_deduplicated)
-    made = plan(resolved, target, OutputOptions(**options), found)
+    checkpoint = checkpoint_in_memory(catalog, strategy, content_groups, unlisted)
+    found = check_in_memory(checkpoint)
+    made = plan(checkpoint, target, OutputOptions(**options), found)
     found.raise_if_errors()
     return replace(made, notes=found.of("note", "warning"))
 
@@ -67,9 +100,7 @@ def make(catalog, src, dst):
     }
     ranks = 1 if dst is None else len(dst.ranks)
     paths = {rank: f"out_{rank}" for rank in range(ranks)}
-    return plan_in_memory(
-        catalog, src, Target("ckpt", paths, ranks, dst or Merged()), content_groups
-    )
+    return plan_in_memory(catalog, src, Target("ckpt", paths, ranks, dst), content_groups)
 
 
 def carry_out(plan, ranks):

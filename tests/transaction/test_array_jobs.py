@@ -83,17 +83,6 @@ def test_parts_end_in_any_order(job, order):
     assert job.manifest.read_bytes() == whole.manifest.read_bytes()
 
 
-@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
-def test_a_part_that_is_started_twice_is_written_once(job, more):
-    """Else two nodes write the same files, and a reader meets a mixture."""
-    with while_filling(job.outputs[2], lambda: job.run("--part", "1/2", *more)) as seen:
-        run_parts(job, "1/2")
-    refused(seen[0], "another run is writing it", ME, "wait until it ends")
-    run_parts(job, "2/2")
-    finalize(job)
-    is_whole(job)
-
-
 def test_parts_of_one_plan_run_side_by_side(job):
     """Else an array job takes as long as one node."""
     with while_filling(job.outputs[2], lambda: job.run("--part", "2/2")) as seen:
@@ -239,17 +228,6 @@ def test_a_part_with_overwrite_says_that_it_takes_a_finished_set_apart(job):
     is_whole(job)
 
 
-def test_finalize_is_refused_while_a_part_runs(job):
-    """Else a set is called whole that a part is still writing."""
-    run_parts(job, "1/2", "2/2")
-    with while_filling(job.outputs[0], lambda: run("finalize", job.out)) as seen:
-        run_parts(job, "1/2", more=OVERWRITE)
-    refused(seen[0], "writing", ME, "wait until it ends")
-    assert not job.manifest.exists()
-    finalize(job)
-    is_whole(job)
-
-
 def test_a_part_that_is_killed_after_others_is_not_finalized(job):
     """Else a set is called whole with an output of the run before."""
     run_parts(job, "1/2", "2/2")
@@ -262,39 +240,6 @@ def test_a_part_that_is_killed_after_others_is_not_finalized(job):
 
 
 # ------------------------------------------------------------- another job, in the same folder
-
-
-@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
-@pytest.mark.parametrize("part", [("--part", "2/2"), ("--part", "1/2"), ()])
-def test_a_job_into_the_folder_of_one_that_runs_is_refused(job, part, more):
-    """Else two experiments end in one folder, half of each."""
-    other = SmallSet(job.folder, "other")
-    with while_filling(job.outputs[2], lambda: other.run(*part, *more)) as seen:
-        run_parts(job, "1/2")
-    text = refused(seen[0], ME, "wait until it ends")
-    assert ("a part of another run is being written" in text) == ("2/2" in part)
-    assert ("another run is writing it" in text) == ("2/2" not in part)
-    run_parts(job, "2/2")
-    finalize(job)
-    is_whole(job)
-
-
-@pytest.mark.parametrize("more", [(), RESUME])
-@pytest.mark.parametrize("part", [("--part", "2/2"), ("--part", "1/2"), ("--part", "1/3"), ()])
-def test_a_job_into_the_folder_of_one_that_is_not_finalized_is_refused(job, part, more):
-    """Else hours of the first job are thrown away by a wrong path in the second."""
-    other = SmallSet(job.folder, "other")
-    run_parts(job, "1/2")
-    before = job.read(), record_of(job)
-    refused(
-        other.run(*part, *more),
-        "part 1/2 was written by another run",
-        OTHER_PARTS,
-    )
-    assert (job.read(), record_of(job)) == before
-    run_parts(job, "2/2")
-    finalize(job)
-    is_whole(job)
 
 
 def test_a_job_that_may_overwrite_takes_the_folder_over(job):
@@ -399,60 +344,7 @@ def test_parts_of_two_numbers_are_not_finalized_before_all_of_one_are_done(job):
     is_whole(job)
 
 
-def test_what_a_part_has_done_is_not_replaced_by_one_of_another_number(job):
-    """Else a wrong N writes hours of work again."""
-    run_parts(job, "1/2")
-    before = job.read(), record_of(job)
-    refused(job.run("--part", "1/3"), "--overwrite")
-    assert (job.read(), record_of(job)) == before
-    run_parts(job, "1/3", "2/3", "3/3", more=OVERWRITE)
-    finalize(job)
-    is_whole(job)
-
-
 # ------------------------------------------------------------------- a whole run beside parts
-
-
-@pytest.mark.parametrize("more", [(), RESUME, OVERWRITE])
-def test_a_whole_run_beside_a_part_is_refused_and_a_part_beside_a_whole_run(job, more):
-    """Else both write the same files."""
-    with while_filling(job.outputs[2], lambda: job.run(*more)) as seen:
-        run_parts(job, "1/2")
-    refused(seen[0], "another run is writing it", ME)
-    with while_filling(job.outputs[2], lambda: job.run("--part", "1/2", *more)) as seen:
-        job.run_well("--overwrite")
-    refused(seen[0], "another run is writing it", ME)
-    is_whole(job)
-
-
-def test_a_whole_run_after_killed_parts_keeps_what_they_completed(job):
-    """Else giving the array job up costs what it had done."""
-    job.stop("--part", "1/2")
-    run_parts(job, "2/2")
-    refused(job.run(), "exist")
-    with filled_outputs() as filled:
-        job.run_well("--resume")
-    assert filled == ["checkpoint_2.ckpt"]
-    is_whole(job)
-
-
-def test_a_whole_run_after_a_killed_part_may_write_all_anew(job):
-    """Else ``rm`` is the only way out of a job that was killed."""
-    job.stop("--part", "1/2")
-    with filled_outputs() as filled:
-        job.run_well()
-    assert len(filled) == 4
-    is_whole(job)
-
-
-def test_parts_after_a_killed_whole_run_keep_what_it_completed(job):
-    """Else moving a long run to an array job begins anew."""
-    job.stop()
-    with filled_outputs() as filled:
-        run_parts(job, "1/2", "2/2", more=RESUME)
-    assert filled == ["checkpoint_2.ckpt", "checkpoint_3.ckpt"]
-    finalize(job)
-    is_whole(job)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -26,47 +26,6 @@ from tests.support.small_sets import (
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-KINDS = [("split", "ckpt"), ("numbered", "safetensors"), ("file", "hdf5")]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_set_of_another_checkpoint_is_not_kept(tmp_path, kind):
-    """Else last week's model is deployed under this week's name, and the exit code was 0.
-
-    Both checkpoints are older than the set, and have files of the same names and sizes.
-    """
-    mine, other = SmallSet(tmp_path, "mine", *kind), SmallSet(tmp_path, "other", *kind)
-    other.run_well()
-    before = {**mine.read(), "manifest": mine.manifest.read_bytes()}
-    result = mine.run("--resume")
-    assert result.exit_code == 5, message(result)
-    assert "written by another run files that differ: m.ckpt" in message(result)
-    assert "--overwrite" in message(result)
-    result = mine.run()
-    assert result.exit_code == 5
-    assert "written by another run files that differ: m.ckpt" in message(result)
-    assert "is already complete" not in message(result)
-    assert {**mine.read(), "manifest": mine.manifest.read_bytes()} == before
-    mine.run_well("--overwrite")
-    assert mine.read() == mine.wanted() != other.wanted()
-    assert "is already complete" in message(mine.run())
-    mine.run_well("--resume")
-
-
-def test_a_part_of_a_set_of_another_checkpoint_is_not_kept(tmp_path):
-    """Else an array job ends well at once, and has converted nothing."""
-    mine, other = SmallSet(tmp_path, "mine"), SmallSet(tmp_path, "other")
-    for part in ("1/2", "2/2"):
-        other.run_well("--part", part)
-    run("finalize", other.out)
-    result = mine.run("--part", "1/2", "--resume")
-    assert result.exit_code == 5, message(result)
-    assert "--overwrite" in message(result)
-    result = mine.run("--part", "1/2")
-    assert result.exit_code == 5
-    assert "already complete" not in message(result)
-    assert mine.read() == other.wanted()
-
 
 def replace_by_another(path: Path) -> None:
     other = path.with_name("other")
@@ -330,17 +289,6 @@ def test_an_output_that_was_moved_and_linked_is_known_by_the_file(tmp_path):
     moved.write_bytes(other.wanted()[1])
     assert small.run("--resume").exit_code == 5
     assert run("finalize", small.out).exit_code == 7
-
-
-def test_the_advice_after_an_overwrite_that_was_stopped_keeps_what_is_complete(tmp_path):
-    small, old = SmallSet(tmp_path), SmallSet(tmp_path, "old")
-    old.run_well()
-    small.stop("--overwrite")
-    result = small.run("--resume")
-    assert result.exit_code == 5
-    assert "Try: --resume --overwrite, or -o with another path" in message(result)
-    assert "2 kept, 2 written" in message(small.run_well("--resume", "--overwrite"))
-    assert small.read() == small.wanted()
 
 
 def test_a_plan_that_was_put_back_makes_no_mixture(tmp_path):

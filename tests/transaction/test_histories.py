@@ -497,6 +497,9 @@ HISTORIES = {
     "stopped, an output changed": History(
         stopped, to_output(flip_byte), rerun="5 checkpoint_0", resume="5 checkpoint_0"
     ),
+    "stopped, an output changed, its time put back": History(
+        stopped, to_output(flip_unnoticed), rerun="5 checkpoint_0", resume="5 checkpoint_0"
+    ),
     "stopped, an output cut": History(
         stopped, to_output(cut_short), merge="3", inspect="3", rerun="5 checkpoint_0",
         resume="5 checkpoint_0",

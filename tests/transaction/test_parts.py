@@ -69,35 +69,6 @@ def test_all_parts_are_together_what_one_run_writes(tmp_path, output_format, cou
     assert manifests[0] == manifests[1]
 
 
-def test_the_document_of_a_part_says_so_and_that_of_commit_lists_all_files(tmp_path):
-    for number in (1, 2):
-        words = reshard_words(tmp_path, "ckpt")
-        done = json.loads(run_well(*words, "--part", f"{number}/2", "--json").stdout)
-        assert done["part"] == f"{number}/2"
-        assert len(done["outputs"]) == 2
-    document = json.loads(run_well("finalize", tmp_path, "--json").stdout)
-    stored = json.loads((tmp_path / "ckpttool.json").read_text())
-    listed = [{**out, "tensors": len(out["tensors"])} for out in stored["outputs"]]
-    assert document["outputs"] == listed
-    assert document["step"] == stored["step"] == "2_10"
-    assert document["plan"] == stored["plan"]
-    assert (stored["schema"], stored["ckpttool"]) == (1, ckpttool.__version__)
-    assert [(out["rank"], out["path"]) for out in stored["outputs"]] == [
-        (rank, f"rank_{rank}/checkpoint_{rank}.ckpt") for rank in range(4)
-    ]
-    for out in stored["outputs"]:
-        assert (tmp_path / out["path"]).stat().st_size == out["nbytes"]
-
-
-def test_a_committed_folder_is_read_as_any_other(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    run_well("finalize", tmp_path)
-    merged = tmp_path / "merged.ckpt"
-    run_well("merge", tmp_path, "-s", CASE / "dst_strategy.ckpt", "-o", merged)
-    run_well("merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt")
-    assert merged.read_bytes() == (tmp_path / "m.ckpt").read_bytes()
-
-
 @pytest.mark.parametrize("value", ["5/4", "0/4", "a/b", "1", "1/0", "-1/2", "1/2/3", "½/1", "1 /2"])
 def test_a_part_that_is_none_is_a_usage_error(tmp_path, value):
     result = run(*reshard_words(tmp_path, "ckpt"), "--part", value)
@@ -252,37 +223,12 @@ def test_a_part_without_outputs_says_so_and_counts(tmp_path):
     assert (tmp_path / "m.ckpt.ckpttool.json").read_bytes() == parts
 
 
-def test_a_part_does_not_mind_outputs_of_others_and_minds_its_own(tmp_path):
-    run_parts(tmp_path, (2,), 2)
-    there = files_below(tmp_path)
-    run_parts(tmp_path, (1,), 2)
-    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2")
-    assert result.exit_code == 5
-    assert f"part 2/2 of {tmp_path} is already complete" in message(result)
-    before = outputs_of(tmp_path)
-    run_parts(tmp_path, (2,), 2, "ckpt", "--overwrite")
-    assert outputs_of(tmp_path) == before
-    assert set(there) < set(files_below(tmp_path))
-
-
 def test_a_plan_that_does_not_work_out_says_nothing_of_the_outputs_of_other_parts(tmp_path):
     run_parts(tmp_path, (1,), 2)
     result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "0-3,9", "--part", "2/2")
     assert result.exit_code == 5
     assert "rank 9 is not in the target" in message(result)
     assert "exist" not in message(result)
-
-
-def test_a_set_that_is_complete_is_not_changed_without_a_word(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    run_well("finalize", tmp_path)
-    for name in ("rank_0", "rank_2"):
-        shutil.rmtree(tmp_path / name)
-    before = contents(tmp_path)
-    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "1/2")
-    assert result.exit_code == 5
-    assert f"{tmp_path}/ckpttool.json exists already Try: --overwrite" in message(result)
-    assert contents(tmp_path) == before
 
 
 def test_a_part_on_a_cluster_is_the_same(tmp_path, threads):
@@ -302,16 +248,6 @@ def commit_fails(folder, code):
     assert result.exit_code == code, message(result)
     assert not (folder / "ckpttool.json").exists()
     return message(result)
-
-
-def test_missing_parts_are_named(tmp_path):
-    run_parts(tmp_path, (2, 4), 5)
-    text = commit_fails(tmp_path, 5)
-    runs = "--part 1/5, --part 3/5, --part 5/5"
-    assert (
-        f"parts 1, 3, 5 of 5 missing Try: the same command with {runs}, then ckpttool finalize"
-        in text
-    )
 
 
 def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, monkeypatch):
@@ -336,24 +272,6 @@ def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, mon
     runs = "Try: the same command with --part 1/2, --part 2/2, then"
     said = "parts 1, 2 of 2 missing part 1 had begun; --resume keeps what is complete"
     assert f"{said} {runs}" in text
-
-
-def test_a_part_of_a_different_plan_is_refused_before_it_is_written(tmp_path):
-    source = tmp_path / "src"
-    shutil.copytree(CASE / "src", source)
-    words = ["reshard", source, "-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt"]
-    words += ["-o", tmp_path / "out"]
-    run_well(*words, "--part", "1/2")
-    before = contents(tmp_path / "out")
-    saved_anew = next(source.rglob("*.ckpt"))
-    os.utime(saved_anew, ns=(1, 1))
-    for more in ([], ["--resume"]):
-        result = run(*words, "--part", "2/2", *more)
-        assert result.exit_code == 5
-        assert f"files that differ: {saved_anew.relative_to(tmp_path)}" in message(result)
-    assert contents(tmp_path / "out") == before
-    run_well(*words, "--part", "2/2", "--overwrite")
-    assert "part 1 of 2 missing" in commit_fails(tmp_path / "out", 5)
 
 
 @pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
@@ -406,31 +324,6 @@ def test_a_part_that_is_done_does_not_count_for_another_plan(tmp_path, failing, 
     run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
     run_well("finalize", tmp_path)
     assert contents(tmp_path) == before
-
-
-def test_outputs_of_another_plan_may_be_replaced(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    options = ["--rank", "0,2"]
-    run_parts(tmp_path, (1,), 2, "ckpt", *options, "--overwrite")
-    assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
-    run_parts(tmp_path, (2,), 2, "ckpt", *options)
-    run_well("finalize", tmp_path)
-    assert sorted(path.name for path in (tmp_path / RECORD).iterdir()) == ["lock", "stamps.json"]
-    stored = json.loads((tmp_path / "ckpttool.json").read_text())
-    assert [output["rank"] for output in stored["outputs"]] == [0, 2]
-
-
-def test_of_parts_of_several_counts_all_of_one_make_a_set(tmp_path):
-    run_parts(tmp_path, (1,), 2)
-    run_parts(tmp_path, (1, 3), 3, "ckpt", "--resume")
-    text = commit_fails(tmp_path, 5)
-    assert "part 2 of 2 missing" in text
-    run_parts(tmp_path, (2,), 2, "ckpt", "--resume")
-    run_well("finalize", tmp_path)
-    run_well(*reshard_words(tmp_path / "whole", "ckpt"))
-    assert outputs_of(tmp_path) == contents(tmp_path / "whole")
-    there = {path.name for path in (tmp_path / RECORD).iterdir()}
-    assert there == {"lock", "stamps.json"}
 
 
 @pytest.mark.parametrize("damage", ["remove", "remove all", "shorten", "both", "link"])
@@ -524,19 +417,6 @@ def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
     assert f"part 2 had begun; --resume keeps what is complete {runs}" in text
 
 
-@pytest.mark.parametrize("left", [(1, 2), (2,), ()])
-def test_a_commit_that_was_killed_before_its_end_can_be_done_again(tmp_path, left):
-    run_parts(tmp_path, (1, 2), 2)
-    names = [PLAN, *(PART_LOG.format(number, 2) for number in left)]
-    kept = {name: (tmp_path / name).read_bytes() for name in names}
-    first = run_well("finalize", tmp_path).stdout
-    for name, data in kept.items():
-        (tmp_path / name).write_bytes(data)
-    assert run_well("finalize", tmp_path).stdout == first
-    there = files_below(tmp_path, manifests=True)
-    assert [name for name in there if "ckpttool" in name] == ["ckpttool.json"]
-
-
 def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
     for rank in (9, 10):
         (tmp_path / f"rank_{rank}").mkdir()
@@ -587,21 +467,6 @@ def test_parts_that_lie_beside_a_finished_set_of_another_plan_are_not_of_it(tmp_
     run_well("finalize", tmp_path)
     assert (tmp_path / "ckpttool.json").read_bytes() == manifest
     assert not any((tmp_path / name).exists() for name in names)
-
-
-def test_parts_of_another_count_go_on_from_what_is_done(tmp_path):
-    run_parts(tmp_path, (1,), 3)
-    done = next(tmp_path.glob("rank_*/*.ckpt"))
-    before = done.stat()
-    result = run(*reshard_words(tmp_path, "ckpt"), "--part", f"{int(done.stem[-1]) + 1}/4")
-    assert result.exit_code == 5
-    assert f"{done} exists already Try: --overwrite" in message(result)
-    assert done.stat() == before
-    run_parts(tmp_path, (1, 2, 3, 4), 4, "ckpt", "--resume")
-    run_well("finalize", tmp_path)
-    assert done.stat().st_ino == before.st_ino
-    run_well(*reshard_words(tmp_path / "whole", "ckpt"))
-    assert outputs_of(tmp_path) == contents(tmp_path / "whole")
 
 
 def test_a_commit_removes_plans_that_killed_runs_have_half_written(tmp_path):

@@ -49,50 +49,6 @@ def complete_first(transaction, plan):
     transaction.record_placed(output)
 
 
-def test_a_run_passes_from_none_over_running_to_complete(tmp_path):
-    out = tmp_path / "out"
-    plan, assignment = plan_to(out)
-    assert assignment.destination.state is state_of(out) is State.NONE
-    transaction = Transaction.open(plan, assignment)
-    assert state_of(out) is State.RUNNING
-    transaction.abandon()
-    assert state_of(out) is State.NONE
-    assert files_below(out) == []
-    ckpttool.execute(plan, assignment)
-    assert state_of(out) is State.COMPLETE
-
-
-def test_a_part_passes_from_none_over_running_to_stopped_until_it_is_finalized(tmp_path):
-    out = tmp_path / "out"
-    plan, assignment = plan_to(out, part=(1, 1))
-    transaction = Transaction.open(plan, assignment)
-    assert state_of(out) is State.RUNNING
-    transaction.abandon()
-    assert state_of(out) is State.NONE
-    ckpttool.execute(plan, assignment)
-    assert state_of(out) is State.STOPPED
-    ckpttool.finalize(str(out))
-    assert state_of(out) is State.COMPLETE
-
-
-@pytest.mark.parametrize("part", [None, (1, 2)])
-def test_a_run_that_ends_early_is_stopped_and_keeps_what_is_complete(tmp_path, part):
-    out = tmp_path / "out"
-    plan, assignment = plan_to(out, part=part)
-    transaction = Transaction.open(plan, assignment)
-    complete_first(transaction, plan.limited_to(assignment.ranks))
-    transaction.abandon()
-    assert state_of(out) is State.STOPPED
-    assert assignment.count_complete() == 1
-    plan, assignment = plan_to(out, part=part, resume=True)
-    assert assignment.destination.state is State.STOPPED
-    assert len(assignment.kept) == 1
-    transaction = Transaction.open(plan, assignment)
-    assert transaction.kept == {assignment.ranks[0]}
-    transaction.abandon()
-    assert state_of(out) is State.STOPPED
-
-
 def test_a_complete_set_is_kept_whole_and_neither_locked_nor_touched(tmp_path):
     out = tmp_path / "out"
     ckpttool.execute(*plan_to(out))
@@ -115,44 +71,6 @@ def test_what_changes_after_preflight_is_refused_under_the_lock(tmp_path):
     with pytest.raises(ckpttool.PlanError, match="another run has written it since this one began"):
         Transaction.open(plan, assignment)
     assert os.listdir(tmp_path / "out") == ["rank_0"]  # noqa: PTH208
-
-
-@pytest.mark.parametrize("part", [None, (1, 2)])
-def test_a_run_is_refused_while_another_writes_and_the_other_is_named(tmp_path, part):
-    plan, assignment = plan_to(tmp_path / "out")
-    other, assignment_of_other = plan_to(tmp_path / "out", part=part)
-    transaction = Transaction.open(plan, assignment)
-    words = rf"another run is writing it\n  process {os.getpid()} on "
-    with pytest.raises(ckpttool.PlanError, match=words):
-        Transaction.open(other, assignment_of_other)
-    with pytest.raises(ckpttool.PlanError, match=words):
-        plan_to(tmp_path / "out", part=part)
-    transaction.abandon()
-    Transaction.open(other, assignment_of_other).abandon()
-
-
-def test_parts_write_side_by_side_and_no_whole_run_with_them(tmp_path):
-    out = tmp_path / "out"
-    plans = [plan_to(out, part=part) for part in ((1, 2), (2, 2))]
-    again, whole = plan_to(out, part=(1, 2)), plan_to(out)
-    first, second = (Transaction.open(*plan) for plan in plans)
-    for plan in (again, whole):
-        with pytest.raises(ckpttool.PlanError, match="another run is writing it"):
-            Transaction.open(*plan)
-    assert len(look(Record(out / MANIFEST)).running) == 2
-    first.abandon()
-    second.abandon()
-    assert files_below(tmp_path) == []
-
-
-def test_parts_of_two_plans_do_not_write_side_by_side(tmp_path):
-    out = tmp_path / "out"
-    first = Transaction.open(*plan_to(out, part=(1, 2)))
-    words = rf"out: a part of another run is being written\n  process {os.getpid()} on "
-    with pytest.raises(ckpttool.PlanError, match=f"{words}.*before: .*\n  Try: wait until"):
-        plan_to(out, part=(2, 2), prefix="other_")
-    first.abandon()
-    Transaction.open(*plan_to(out, part=(2, 2), prefix="other_")).abandon()
 
 
 def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_path):

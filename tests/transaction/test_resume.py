@@ -61,39 +61,6 @@ def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, out
     assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
-def test_what_is_complete_is_not_written_again_and_needs_no_log(tmp_path, failing):
-    run_well(*ordered_words(tmp_path))
-    before = everything_in(tmp_path)
-    filled = failing(None)
-    result = run_well(*ordered_words(tmp_path), "--resume", "--json")
-    assert len(json.loads(result.stdout)["outputs"]) == 4
-    assert (filled, everything_in(tmp_path)) == ([], before)
-    assert run(*ordered_words(tmp_path)).exit_code == 5
-
-
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_of_a_set_that_was_complete_what_is_gone_is_written_again(tmp_path, failing, is_copied):
-    run_well(*ordered_words(tmp_path / "out"))
-    before = everything_in(tmp_path / "out")
-    if is_copied:  # then only contents tell that the others are what was written
-        shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
-        for path in (tmp_path / "copy").rglob("*.ckpt"):
-            os.utime(path)
-    out = tmp_path / ("copy" if is_copied else "out")
-    gone = out / "rank_0" / "checkpoint_0.ckpt"
-    gone.unlink()
-    result = run(*ordered_words(out))
-    assert result.exit_code == 5
-    assert "3 outputs exist" in message(result)
-    filled = failing(None)
-    result = run_well(*ordered_words(out), "--resume")
-    said = f"{out}: 1 missing output written again, the others kept {gone}"
-    assert said in message(result)
-    assert filled == ["checkpoint_0.ckpt"]
-    assert everything_in(out) == before
-    assert sorted(files_below(out, manifests=True)) == sorted([*contents(out), MANIFEST])
-
-
 def test_an_output_with_the_stamp_that_it_had_is_not_read(tmp_path, monkeypatch):
     run_well(*ordered_words(tmp_path))
     read = []
@@ -166,25 +133,6 @@ def test_a_source_with_a_time_before_1970_is_known_again(tmp_path, failing):
     assert "4 kept" in message(run_well(*ordered_words(out, source=source), "--resume"))
 
 
-def test_a_source_that_was_saved_again_is_not_what_a_complete_set_was_made_of(tmp_path):
-    source, out = tmp_path / "src", tmp_path / "out"
-    shutil.copytree(CASE / "src", source)
-    words = ordered_words(out, source=source)
-    run_well(*words)
-    before = everything_in(out)
-    saved = source / "rank_1" / "checkpoint-2_10.ckpt"
-    saved.write_bytes(saved.read_bytes())  # the size tells nothing
-    result = run(*words, "--resume")
-    assert result.exit_code == 5
-    text = f"{out}: written by another run files that differ: "
-    text += "src/rank_1/checkpoint-2_10.ckpt"
-    assert text in message(result)
-    assert text in message(run(*words))
-    assert everything_in(out) == before
-    run_well(*words, "--overwrite")
-    assert "4 kept" in message(run_well(*words, "--resume"))
-
-
 def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_path, failing):
     """A source with other contents, first with the times that it had, then with the whole stamp."""
     source, out = tmp_path / "src", tmp_path / "out"
@@ -251,11 +199,6 @@ def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
     assert "Try: the same command without --part" in message(result)
     run_well(*ordered_words(tmp_path), "--resume")
     assert everything_in(tmp_path) == before
-
-
-def test_where_nothing_is_recorded_it_is_an_ordinary_run(tmp_path):
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert len(files_below(tmp_path)) == 4
 
 
 def change_mtime(source, words):
@@ -341,38 +284,6 @@ def test_of_a_complete_set_the_command_line_is_printed_too(tmp_path, more):
     assert "--resume` Try: --overwrite, or -o with another path" in message(result)
 
 
-def test_an_output_that_was_changed_since_is_not_believed(tmp_path, failing):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
-    changed.write_bytes(b"by somebody else")
-    filled = failing(None)
-    for more in ([], ["--resume"]):
-        result = run(*ordered_words(tmp_path), *more)
-        assert result.exit_code == 5
-        assert f"{changed} exists already" in message(result)
-    assert changed.read_bytes() == b"by somebody else"
-    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
-    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
-
-
-def test_an_output_with_another_byte_is_not_believed_though_size_and_time_are_the_same(
-    tmp_path, failing
-):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
-    flip_unnoticed(changed)
-    filled = failing(None)
-    for more in ([], ["--resume"]):
-        result = run(*ordered_words(tmp_path), *more)
-        assert result.exit_code == 5
-        assert f"{changed} exists already" in message(result)
-    assert filled == []
-    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
-    assert {name[:12] for name in filled} == {"checkpoint_1", "checkpoint_2", "checkpoint_3"}
-
-
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
     """The hashes of a manifest are those of tensors."""
@@ -396,51 +307,6 @@ def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left)
     assert file.read_bytes() == whole
 
 
-def test_what_was_moved_meanwhile_is_known_by_its_contents(tmp_path, failing):
-    run_well(*ordered_words(tmp_path / "whole"))
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
-    shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
-    filled = failing(None)
-    result = run_well(*ordered_words(tmp_path / "copy"), "--resume")
-    assert "2 of 4 outputs that a run completed before it stopped: kept" in message(result)
-    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
-    assert everything_in(tmp_path / "copy") == everything_in(tmp_path / "whole")
-
-
-def test_the_record_of_another_folder_makes_no_file_replaceable(tmp_path, failing):
-    run_well(*ordered_words(tmp_path / "mine"))
-    (tmp_path / "mine" / MANIFEST).unlink()
-    for path in (tmp_path / "mine").rglob("*.ckpt"):
-        flip_unnoticed(path)
-    before = contents(tmp_path / "mine")
-    failing("rank_3")
-    assert run(*ordered_words(tmp_path / "other")).exit_code == 6
-    shutil.copytree(tmp_path / "other" / RECORD, tmp_path / "mine" / RECORD, dirs_exist_ok=True)
-    failing(None)
-    for more in ([], ["--resume"]):
-        result = run(*ordered_words(tmp_path / "mine"), *more)
-        assert result.exit_code == 5
-        assert "4 outputs exist already" in message(result)
-    shutil.rmtree(tmp_path / "mine" / RECORD)
-    assert contents(tmp_path / "mine") == before
-
-
-def test_what_was_changed_after_it_was_complete_is_named(tmp_path, failing):
-    run_well(*ordered_words(tmp_path))
-    before = contents(tmp_path)
-    filled = failing(None)
-    changed = tmp_path / "rank_1" / "checkpoint_1.ckpt"
-    flip_unnoticed(changed)
-    result = run(*ordered_words(tmp_path), "--resume")
-    assert result.exit_code == 5
-    said = f"{tmp_path}: 1 output changed since written {changed} Try: --resume --overwrite"
-    assert said in message(result)
-    flip_unnoticed(changed)
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert (filled, contents(tmp_path)) == ([], before)
-
-
 def test_indexes_that_are_gone_are_written_again(tmp_path):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
     run_well(*words, "-o", tmp_path)
@@ -458,20 +324,6 @@ def test_indexes_that_are_gone_are_written_again(tmp_path):
     assert result.exit_code == 5
     said = f"1 output changed since written {tmp_path / 'param_name_map.json'} Try: --resume"
     assert said in message(result)
-
-
-def test_without_resume_all_is_written_anew_and_what_is_stale_goes(tmp_path, failing):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    (tmp_path / "rank_2" / "checkpoint_2.ckpt.partial").write_bytes(b"of a killed run")
-    filled = failing(None)
-    result = run_well(*ordered_words(tmp_path))
-    said = (
-        "2 of 4 outputs that a run completed before it stopped: written again Try: --resume keeps"
-    )
-    assert said in message(result)
-    assert len(filled) == 4
-    assert len(files_below(tmp_path)) == 4
 
 
 def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
@@ -561,43 +413,9 @@ def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, m
     assert len(files_below(tmp_path)) == 4
 
 
-def test_what_is_left_stays_no_checkpoint_and_replaceable_if_the_next_run_fails_at_once(
-    tmp_path, failing
-):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    failing("rank_0")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    assert LOG in files_below(tmp_path)
-    assert run("verify", tmp_path, "-s", CASE / "dst_strategy.ckpt").exit_code == 1
-    failing(None)
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert len(files_below(tmp_path)) == 4
-
-
 def told(note):
     """The three lines of a note of a JSON document, on one line."""
     return f"{note['text']} {note['facts']} Try: {note['hint']}"
-
-
-def test_a_set_that_is_not_complete_is_no_checkpoint(tmp_path, failing):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
-    strategy = ["-s", CASE / "dst_strategy.ckpt"]
-    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
-    assert result.exit_code == 5
-    said = "did not end here files may be missing, or of another run"
-    assert said in message(result)
-    result = run("verify", tmp_path / "out", *strategy, "--json")
-    assert result.exit_code == 1
-    assert said in " ".join(map(told, json.loads(result.stdout)["findings"]))
-    for more in ([], strategy):
-        document = json.loads(run("inspect", tmp_path / "out", *more, "--json").stdout)
-        assert said in told(document["notes"][0])
-        assert said in message(run("inspect", tmp_path / "out", *more))
-    failing(None)
-    run_well(*ordered_words(tmp_path / "out"), "--resume")
-    run_well("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
 
 
 def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
@@ -640,16 +458,6 @@ def test_of_a_set_that_is_being_written_all_commands_say_to_wait(tmp_path, monke
         assert f"process {os.getpid()} on " in text
         assert "wait until it ends" in text
         assert "--resume" not in text
-
-
-def test_of_a_set_of_a_killed_run_commit_says_to_resume_it(tmp_path, failing):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
-    for name in ("finalize", "inspect"):
-        said = message(run(name, tmp_path / "out"))
-        assert "did not end here" in said
-        assert "the command that writes it, with --resume" in said
-        assert "wait" not in said
 
 
 def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkeypatch):
@@ -957,44 +765,6 @@ def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, mo
         assert f"warning[unfinished]: {said}" in message(run_well("inspect", tmp_path / src))
 
 
-def test_parts_that_are_not_committed_are_no_checkpoint(tmp_path):
-    run_well(*ordered_words(tmp_path / "out"), "--part", "1/1")
-    words = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
-    result = run("merge", tmp_path / "out", *words)
-    assert result.exit_code == 5
-    said = f"not finalized files may be missing Try: ckpttool finalize {tmp_path}"
-    assert said in message(result)
-
-
-def test_a_part_is_resumed_by_itself(tmp_path, failing):
-    run_well(*ordered_words(tmp_path / "whole"))
-    words = ordered_words(tmp_path / "out")
-    run_well(*words, "--part", "2/2")
-    failing("rank_2")
-    assert run(*words, "--part", "1/2").exit_code == 6
-    filled = failing(None)
-    result = run_well(*words, "--part", "1/2", "--resume")
-    assert "1 of 2 outputs" in message(result)
-    run_well(*words, "--part", "2/2", "--resume")
-    assert filled == ["checkpoint_2.ckpt"]
-    run_well("finalize", tmp_path / "out")
-    run_well(*words, "--part", "2/2", "--resume")
-    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
-
-
-def test_a_whole_run_that_did_not_end_is_done_in_parts_instead(tmp_path, failing):
-    run_well(*ordered_words(tmp_path / "whole"))
-    failing("rank_3")
-    words = ordered_words(tmp_path / "out")
-    assert run(*words).exit_code == 6
-    failing(None)
-    run_well(*words, "--part", "1/2")
-    run_well(*words, "--part", "2/2")
-    assert run("finalize", tmp_path / "out").exit_code == 0
-    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
-    assert len(files_below(tmp_path / "out")) == 4
-
-
 @pytest.mark.interpreter
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
 def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing, part):
@@ -1028,28 +798,6 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     assert said in message(run(*words))  # with no log it is the same
     run_well(*words, "--overwrite")
     assert len(filled) == (2 if part else 4)
-
-
-def test_numbered_files_are_resumed_with_their_indexes(tmp_path, failing):
-    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
-    run_well(*words, "-o", tmp_path / "whole")
-    failing("00004")
-    assert run(*words, "-o", tmp_path / "out", "-j", "1").exit_code == 6
-    assert not list((tmp_path / "out").glob("*.index.json"))
-    filled = failing(None)
-    run_well(*words, "-o", tmp_path / "out", "--resume")
-    assert "model-00001" not in " ".join(filled)
-    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
-
-
-def test_a_single_file_is_begun_again(tmp_path, failing):
-    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.h5"]
-    failing("m.h5")
-    assert run(*words).exit_code == 6
-    assert files_below(tmp_path) == []
-    failing(None)
-    run_well(*words, "--resume")
-    assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{MANIFEST}"]
 
 
 MERGE = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-j", "1", "-o"]

@@ -20,7 +20,6 @@ from ckpttool.transaction.manifest import sealed_text
 from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.states import (
-    FinishedStamps,
     Record,
     RecordedPlan,
     State,
@@ -29,9 +28,8 @@ from ckpttool.transaction.states import (
     look,
 )
 from tests.support.commands import files_below
-from tests.support.executors import CASE, make_plan
+from tests.support.executors import make_plan
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
-from tests.support.permissions import ROOT_ONLY, give_away, run_without_rights
 
 THIS = f"process {os.getpid()} on {Writer.this().host}"
 
@@ -179,60 +177,7 @@ def test_of_parts_of_two_numbers_those_are_missing_that_are_fewer(out):
     assert destination.missing_parts == [Part(2, 2)]
 
 
-def test_a_set_with_a_manifest_is_complete_whatever_else_lies_there(out):
-    write_parts(out, (1, 2))
-    kept = {path: path.read_bytes() for path in (out / RECORD).iterdir()}
-    write_parts(out, (2, 2))
-    ckpttool.finalize(str(out))
-    assert look(record_of(out)).stamps.outputs.keys() == set(files_below(out))
-    for path, data in kept.items():
-        path.write_bytes(data)
-    with closing(os.fdopen(FileLock(record_of(out).lock).fd)):
-        destination = look(record_of(out))
-        assert destination.state is State.COMPLETE
-        assert find_unfinished_run(out) is None
-    (out / MANIFEST).unlink()
-    assert state_of(out) is State.STOPPED
-
-
-def test_without_its_record_nothing_is_claimed_of_a_set_but_that_it_is_complete(out):
-    write_parts(out, (1, 1))
-    ckpttool.finalize(str(out))
-    shutil.rmtree(out / RECORD)
-    destination = look(record_of(out))
-    assert (destination.state, destination.stamps) == (State.COMPLETE, None)
-    (out / MANIFEST).unlink()
-    assert state_of(out) is State.NONE
-
-
-def test_stamps_tell_the_sources_and_outputs_of_a_finished_set(out):
-    ckpttool.execute(*make_plan(out, "ckpt"))
-    stamps = look(record_of(out)).stamps
-    names = files_below(out)
-    assert stamps.outputs == {name: stamp_at(out / name) for name in names}
-    sources = {one.path: one.stamp for one in stamps.provenance.inputs}
-    files = (CASE / "src").glob("*/*.ckpt")
-    assert sources == {str(path.relative_to(CASE)): stamp_at(path) for path in files}
-    assert len(sources) == 8
-
-
 # ----------------------------------------------------------------------------- other plans
-
-
-def test_none_of_the_outputs_of_another_plan_is_kept(out):
-    stop(out, 1, prefix="checkpoint_", ranks=[0, 1])
-    before = look(record_of(out))
-    digest = before.plan.provenance.digest
-    (name,) = before.logged(digest)
-    stop(out, 0)
-    destination = look(record_of(out))
-    assert destination.state is State.STOPPED
-    assert list(destination.logged()) == [name]
-    assert destination.logged(destination.plan.provenance.digest) == {}
-    assert list(destination.logged(digest)) == [name]  # it is as that run wrote it
-    assert len(destination.plan.outputs) == 4
-    ckpttool.execute(*make_plan(out, "ckpt"))
-    assert sorted(path.name for path in (out / RECORD).iterdir()) == ["lock", "stamps.json"]
 
 
 # ----------------------------------------------------------------------------- damaged files
@@ -280,19 +225,6 @@ def test_every_damaged_file_is_named(out):
     for path in paths:
         path.write_bytes(b"\0" * 100 + b"\n")
     assert [error.path for error in look(record_of(out)).damaged] == [str(path) for path in paths]
-
-
-@ROOT_ONLY
-@pytest.mark.interpreter
-def test_a_record_that_this_user_may_not_read_is_named(out):
-    stop(out, 1)
-    give_away(out / RECORD, 0o700)
-    strategy = CASE / "dst_strategy.ckpt"
-    result = run_without_rights(f"merge out -s {strategy} -o m.ckpt", out.parent)
-    assert f"{out.name}/{RECORD}" in result.stderr
-    assert "Permission denied" in result.stderr
-    result = run_without_rights("inspect out", out.parent)
-    assert "Permission denied" in result.stdout + result.stderr
 
 
 # ----------------------------------------------------------------------------- without locks
@@ -409,10 +341,3 @@ def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
     os.utime(out / name)
     writer.add_stamp(name, stamp_at(out / name))
     assert look(record_of(out)).logged()[name].log == other
-
-
-def test_a_finished_set_needs_no_log(out):
-    ckpttool.execute(*make_plan(out, "ckpt"))
-    stamps = FinishedStamps.read(out / STAMPS)
-    assert stamps == look(record_of(out)).stamps
-    assert list(describe_record(out)) == []

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 import ckpttool
+from ckpttool.checkpoint.optimizer_state import (
+    has_expected_full_shape,
+)
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.planning.optimizer_state import (
-    has_expected_full_shape,
-)
 from tests.e2e.interop.cases import SEED, every_cut, every_cut_and_the_next, on
 from tests.support.checkpoints import noise, strategy_of, write_file
 from tests.support.commands import run_well

@@ -1,0 +1,277 @@
+"""A checkpoint with one record for each tensor: what checks, plans and screens work on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
+from ckpttool.checkpoint.evidence import Evidence
+from ckpttool.checkpoint.interpret import (
+    Tensor,
+    find_rank_slices,
+    full_tensor,
+    interpret,
+    listed_names,
+)
+from ckpttool.checkpoint.presence import (
+    PartlyHeld,
+    Presence,
+    find_missing,
+    find_partly_held,
+    is_deduplicated,
+)
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import ParameterOfState, parse_name
+from ckpttool.model.slicing import FullTensor, RankGroups, Unlisted, Whole
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import CkptToolError, Diagnostic, FormatError
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.hidden_shards import InferredStrategy
+    from ckpttool.checkpoint.samples import SampledTensor
+
+UnlistedChoice = Literal["rank", "first", "drop"]
+
+# Each rank stores its own number in an emergency save.  It means nothing to other ranks.
+# Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
+RANK_SPECIFIC_NAMES = frozenset({"cur_rank"})
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """Options that decide how a checkpoint is resolved to full tensors.
+
+    Attributes
+    ----------
+    replicated
+        Every rank holds full tensors.  A single file is a full checkpoint, whatever its name.
+    unlisted
+        How to take parameters that are not in the strategy and differ between ranks.  ``"rank"``
+        gives target rank ``r`` the value of source rank ``r`` modulo the number of source ranks.
+        ``"first"`` gives all ranks the value of the lowest rank.  ``"drop"`` leaves them out.  None
+        makes them a problem.
+    trust_strategy
+        Skip the samples that show whether the strategy belongs to these files.
+    optimizer_shard
+        The hidden optimizer shard of tensors whose contents do not decide it.  It is a problem if
+        contents show another.  1 is for none, also where the strategy lists one.
+    check_replicas
+        Compare all replicas byte for byte; any difference is a problem.
+    strict
+        Make every warning a problem.
+    manifest
+        How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
+        some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
+
+    Examples
+    --------
+    >>> ResolveOptions(unlisted="first").strict
+    False
+    """
+
+    replicated: bool = False
+    unlisted: UnlistedChoice | None = None
+    trust_strategy: bool = False
+    optimizer_shard: int | None = None
+    check_replicas: bool = False
+    strict: bool = False
+    manifest: Literal["samples", "all", "ignore"] = "samples"
+
+    def __post_init__(self) -> None:
+        if self.unlisted not in (None, *get_args(UnlistedChoice)):
+            raise ValueError(
+                f"unlisted={self.unlisted!r}, expected one of {get_args(UnlistedChoice)}"
+            )
+        if self.optimizer_shard is not None and self.optimizer_shard < 1:
+            raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots, for cached_property
+class Checkpoint:
+    """A checkpoint, resolved to full tensors.
+
+    Attributes
+    ----------
+    catalog
+        The files on disk; empty files that should hold tensors are among the damaged ones.
+    strategy
+        The layouts, as contents correct them; without any if none are needed.
+    options
+        The choices of the user.
+    records
+        A record for each tensor, in the order of the files, before the user's choices.
+    are_joined
+        Whether files of ranks are joined; else each file is read by itself.
+    is_deduplicated
+        Whether only one rank of each replica group has its slice on disk.
+    misfits
+        Why the strategy does not fit the names or shapes.  Then there are no records.
+    contents
+        What contents show of tensors without a layout.
+    is_refused
+        Whether headers refuse the checkpoint, so that layouts were not checked against contents.
+    correction
+        What contents show of optimizer shards that the strategy hides, or that were joined.
+    sampled, differing_stages
+        What the layouts are checked against: samples, and the tensors that differ between stages.
+    indexes
+        The path of each index beside the files to the full tensors that it lists, or why it cannot
+        be read.
+    copies
+        The copies of tensors that an index names in another file.
+    compared
+        What reading every byte found: replicas that differ, for verify also values; None if not all
+        was read.
+    unread
+        The error that ended the reading of contents, if one did.
+    evidence
+        What was read.
+    """
+
+    catalog: Catalog
+    strategy: Strategy
+    options: ResolveOptions = ResolveOptions()
+    records: tuple[Tensor, ...] = ()
+    are_joined: bool = True
+    is_deduplicated: bool = False
+    misfits: tuple[Diagnostic, ...] = ()
+    contents: EqualContents = EqualContents()
+    is_refused: bool = False
+    correction: InferredStrategy | None = None
+    sampled: tuple[SampledTensor, ...] = ()
+    differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
+    indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
+    copies: ComparedCopies = ComparedCopies()
+    compared: tuple[Diagnostic, ...] | None = None
+    unread: CkptToolError | None = None
+    evidence: Evidence = field(default_factory=Evidence, compare=False)
+
+    def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
+        """Return the checkpoint as other layouts and contents make it."""
+        known = self.records if strategy is self.strategy else ()
+        return replace(
+            self,
+            strategy=strategy,
+            contents=contents,
+            records=interpret(self.catalog, strategy, contents.groups, known),
+            is_deduplicated=is_deduplicated(self.catalog, strategy),
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[FullTensor, ...]:
+        """The full tensors, as the user chose: in the order of the files, the chosen ones last."""
+        choice = self.options.unlisted
+        undecided = {*chain(*self.differing.values()), *self.odd_shapes}
+        if choice == "drop":
+            undecided |= self.perhaps_slices.keys()
+        full = [one for one in self.records if isinstance(one, FullTensor)]
+        kept = [one for one in full if one.name not in undecided]
+        by_name = {one.name: one for one in full}
+        for groups, names in self.differing.items():
+            if choice == "first":
+                kept += map(by_name.__getitem__, names)
+            elif choice == "rank":
+                ranks = sorted(chain(*groups))
+                kept += (self._of_rank(by_name[name], rank) for name in names for rank in ranks)
+        return tuple(kept)
+
+    def _of_rank(self, one: FullTensor, rank: int) -> FullTensor:
+        only_for = rank % self.cycle, self.cycle
+        return full_tensor(self.catalog, one.name, one.known_by, rank, only_for)
+
+    @property
+    def cycle(self) -> int:
+        """The number of ranks that take turns if each target rank takes the value of one rank."""
+        return max(len(self.strategy.ranks), max(self.catalog.files, default=0) + 1)
+
+    @cached_property
+    def odd_shapes(self) -> Mapping[str, str]:
+        """States without a layout that are neither slices nor full tensors, with their shapes."""
+        return {
+            one.name: one.known_by.odd_shapes
+            for one in self.records
+            if isinstance(one.known_by, Unlisted) and one.known_by.odd_shapes
+        }
+
+    @cached_property
+    def perhaps_slices(self) -> Mapping[str, str]:
+        """Tensors of a merged checkpoint that may be slices of rank 0; see `find_rank_slices`."""
+        return {} if self.are_joined else find_rank_slices(self.catalog)
+
+    @cached_property
+    def differing(self) -> Mapping[RankGroups, Sequence[str]]:
+        """Tensors without a layout on which the user decides, by the groups of equal ranks."""
+        found: dict[RankGroups, list[str]] = {}
+        decided = {*chain(*(one.names for one in self.partly_held if one.is_on_one_rank))}
+        if self.options.unlisted is not None:
+            decided |= self.odd_shapes.keys()
+        for one in self.records if self.are_joined else ():
+            if isinstance(one.known_by, Whole | Unlisted):
+                groups = one.known_by.groups
+                is_map = parse_name(one.name).map is not None
+                is_partial = is_map and sum(map(len, groups)) < len(self.catalog.files)
+                if len(groups) > 1 or is_partial or one.name in decided:
+                    found.setdefault(groups, []).append(one.name)
+        return found
+
+    @cached_property
+    def partly_held(self) -> tuple[PartlyHeld, ...]:
+        """Tensors without a layout that only some ranks of a stage hold."""
+        joined = self.records if self.are_joined else ()
+        return find_partly_held(self.catalog, self.strategy, joined, self.is_deduplicated)
+
+    @cached_property
+    def presence(self) -> Presence:
+        """What is missing, and which ranks replace it."""
+        return find_missing(self.catalog, self.strategy, self.records, self.is_deduplicated)
+
+    @cached_property
+    def states(self) -> ParameterOfState:
+        """Name of an optimizer state to the name of its parameter, by names."""
+        return self.catalog.match_states(self.listed)
+
+    @property
+    def listed(self) -> Collection[str]:
+        """The names whose slices the strategy or the checkpoint itself lists."""
+        return listed_names(self.catalog, self.strategy)
+
+    @property
+    def listing(self) -> str:
+        """What lists the layouts, for messages."""
+        return "the strategy" if self.catalog.description is None else "the description"
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether not all tensors are known, so that others would look like all of them."""
+        return bool(self.is_refused or self.misfits or self.unread)
+
+    @property
+    def has_differing_replicas(self) -> bool:
+        """Whether samples of replicas or stages differ that should be equal."""
+        from ckpttool.checkpoint.samples import has_own_values
+
+        replicas = (one for one in self.sampled if one.differing_groups)
+        is_suspect = any(not has_own_values(one.tensor) for one in replicas)
+        return is_suspect or bool(self.differing_stages)
+
+    @property
+    def assumes_joined_shards(self) -> bool:
+        """Whether the user alone says that some optimizer shards were joined."""
+        notes = self.correction.notes if self.correction is not None else ()
+        return self.options.optimizer_shard == 1 and any(one.code == "inferred" for one in notes)
+
+    @cached_property
+    def complete_step(self) -> str:
+        """The newest other step that is complete by its headers; "" unless files are missing."""
+        is_missing = self.damage or self.catalog.missing_ranks
+        return self.catalog.find_complete_step() if is_missing else ""
+
+    @property
+    def damage(self) -> list[FormatError]:
+        """The errors of damaged files that replicas do not replace."""
+        ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
+        return [self.catalog.damaged[rank] for rank in ranks]

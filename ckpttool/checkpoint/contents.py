@@ -1,0 +1,294 @@
+"""What contents show of the tensors without a layout: which ranks hold the same.
+
+Running statistics of normalisation layers differ by design.  A BatchNorm layer in training mode
+updates a mean and a variance for each channel.  It computes them from the samples of its device.
+Gradients are averaged over the devices, but statistics are not.  So statistics differ between ranks
+whose other parameters are equal.
+
+Source
+------
+MindSpore 2.10 ``nn/layer/normalization.py`` (``_BatchNorm``, ``_InstanceNorm``; ``SyncBatchNorm``
+averages them over the devices), ``mint/nn/layer/normalization.py`` (``_NormBase``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttool.checkpoint.evidence import Asking, ask
+from ckpttool.discovery.sharded_files import scan_indexed
+from ckpttool.formats.local import is_file
+from ckpttool.formats.weight_index import MAP_NAME
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import RankGroups
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import StoredTensor, TensorMeta
+from ckpttool.problems import CkptToolError
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class EqualContents:
+    """The ranks with equal contents of tensors that names and shapes do not decide.
+
+    Attributes
+    ----------
+    groups
+        Name to the ranks, grouped by equal contents.
+    constant
+        Names that are not optimizer states and whose elements are all equal on all ranks, so that
+        slices of them would look like full tensors.
+    running_statistics
+        Names of running statistics, which differ by design.
+    """
+
+    groups: Mapping[str, RankGroups] = field(default_factory=dict)
+    constant: tuple[str, ...] = ()
+    running_statistics: frozenset[str] = frozenset()
+
+
+def compare_contents(
+    catalog: Catalog, strategy: Strategy, names: Mapping[str, str | None]
+) -> Asking[EqualContents]:
+    """Group the ranks by equal contents of some tensors, as a conversion needs to know it.
+
+    ``names`` has the parameters of optimizer states.  A state with equal elements on all ranks is
+    left out: its shape decides.
+    """
+    from ckpttool.storage.sampling import digest
+
+    metas, groups = catalog.metas, (yield from _group(catalog, names, digest))
+    constant = [
+        name
+        for name, contents in groups.items()
+        if _is_constant(metas[name], contents) and parse_name(name).map is None  # statuses often
+    ]
+    for name in constant:
+        if names[name] is not None:
+            del groups[name]
+    differing = [name for name, contents in groups.items() if len(contents) > 1]
+    running = yield from find_running_statistics(catalog, strategy, differing)
+    of_ranks = {name: tuple(map(tuple, contents.values())) for name, contents in groups.items()}
+    return EqualContents(of_ranks, tuple(name for name in constant if name in groups), running)
+
+
+def sample_states(catalog: Catalog, names: Mapping[str, str | None]) -> Asking[EqualContents]:
+    """Group the ranks by equal samples, for tensors named and shaped like optimizer state.
+
+    Samples tell state from replicated parameters.
+    """
+    from ckpttool.storage.sampling import sample
+
+    states = [name for name, parameter in names.items() if parameter is not None]
+    groups = yield from _group(catalog, states, sample)
+    metas = catalog.metas
+    return EqualContents(
+        {
+            name: tuple(map(tuple, contents.values()))
+            for name, contents in groups.items()
+            if not _is_constant(metas[name], contents)
+        }
+    )
+
+
+def sample_ranks(
+    catalog: Catalog, names: Iterable[str]
+) -> Asking[list[tuple[str, RankGroups, bool]]]:
+    """Return the ranks grouped by equal samples of each tensor, and whether it is one value.
+
+    Slices of one value are equal even if they are of different elements.  Equal bytes of different
+    shapes or element types are not equal tensors.
+    """
+    from ckpttool.storage.sampling import sample
+
+    found = []
+    for name, contents in (yield from _group(catalog, names, sample)).items():
+        metas = catalog.metas_of(name)
+        groups: dict[object, list[int]] = defaultdict(list)
+        for one, ranks in contents.items():
+            for rank in ranks:
+                groups[one, metas[rank]].append(rank)
+        is_constant = len(groups) == 1 and _is_constant(catalog.metas[name], contents)
+        found.append((name, tuple(map(tuple, groups.values())), is_constant))
+    return found
+
+
+def find_differing_ends(
+    catalog: Catalog, names: Iterable[str]
+) -> Asking[dict[str, tuple[int, int]]]:
+    """Return the tensors whose samples differ between the first and the last rank that hold them.
+
+    Slices of an even split differ between these two, whatever the layout is.
+    """
+    from ckpttool.storage.sampling import sample
+
+    ends = {name: (min(held), max(held)) for name in names if (held := catalog.holders[name])}
+    tensors = {
+        name: [catalog.files[rank].tensors[name] for rank in ranks] for name, ranks in ends.items()
+    }
+    samples = yield from ask(sample, (one for pair in tensors.values() for one in pair))
+    return {name: ends[name] for name, (a, b) in tensors.items() if samples[a] != samples[b]}
+
+
+def _group(
+    catalog: Catalog, names: Iterable[str], read: Callable[[StoredTensor], Sample]
+) -> Asking[dict[str, dict[Sample, list[int]]]]:
+    """Return name to content to the ranks that have it."""
+    tensors = {
+        (name, rank): file.tensors[name]
+        for name in names
+        for rank, file in catalog.files.items()
+        if name in file.header
+    }
+    contents = yield from ask(read, tensors.values())
+    groups: dict[str, dict[Sample, list[int]]] = defaultdict(dict)
+    for (name, rank), tensor in tensors.items():
+        groups[name].setdefault(contents[tensor], []).append(rank)
+    return groups
+
+
+def _is_constant(meta: TensorMeta, contents: Collection[Sample]) -> bool:
+    """Return whether several elements are all equal, on all ranks."""
+    are_equal = len(contents) == 1 and next(iter(contents)).is_constant
+    return are_equal and meta.nbytes > meta.itemsize
+
+
+# -------------------------------------------------------------- other listings of the same tensors
+
+IndexedTensors = Mapping[str, TensorMeta] | CkptToolError | OSError
+
+
+def read_indexes_beside(root: str) -> Asking[Mapping[str, IndexedTensors]]:
+    """Return the full tensors of an index in a source's folder or its parent, by its path.
+
+    MindSpore's ``unified_safetensors`` writes such an index with its full tensors.
+    """
+    folder = Path(root).absolute()
+    paths = (str(at / MAP_NAME) for at in (folder, folder.parent))
+    return (yield from ask(_read_index, paths))
+
+
+def _read_index(path: str) -> IndexedTensors:
+    """Return the tensors of an index, none if it is not there; runs on a worker."""
+    if not is_file(path):
+        return {}
+    try:
+        merged = scan_indexed(path)
+    except (CkptToolError, OSError) as error:
+        return error
+    return {} if merged is None else merged.metas
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCopies:
+    """Tensors that an index names in one file, by the other files that hold copies of them."""
+
+    equal: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+    differing: Mapping[str, Sequence[StoredTensor]] = field(default_factory=dict)
+
+
+def compare_copies(catalog: Catalog, by_samples: bool) -> Asking[ComparedCopies]:
+    """Compare the copies of tensors that an index names in another file.
+
+    By default all bytes are compared, else some pages of each tensor.
+    """
+    if not catalog.copies:
+        return ComparedCopies()
+    from ckpttool.storage.sampling import digest, sample
+
+    named = {
+        name: tensor
+        for file in catalog.files.values()
+        for name, tensor in file.tensors.items()
+        if name in catalog.copies
+    }
+    read: dict[Callable[[StoredTensor], Sample], list[StoredTensor]] = {sample: [], digest: []}
+    for one in chain(named.values(), *catalog.copies.values()):
+        read[sample if by_samples or one.meta.text is not None else digest].append(one)
+    samples = yield from ask(sample, read[sample])
+    digests = yield from ask(digest, read[digest])
+    contents = {**samples, **digests}
+    equal: dict[str, list[StoredTensor]] = {}
+    differing: dict[str, list[StoredTensor]] = {}
+    for name, copies in catalog.copies.items():
+        tensor = named[name]
+        for copy in copies:
+            is_equal = copy.meta == tensor.meta and contents[copy] == contents[tensor]
+            (equal if is_equal else differing).setdefault(copy.file.path, []).append(tensor)
+    return ComparedCopies(equal, differing)
+
+
+# ---------------------------------------------------------------------------- running statistics
+
+_VARIANCE_OF_MEAN = {
+    "moving_mean": "moving_variance",  # nn.BatchNorm
+    "running_mean": "running_var",  # mint.nn.BatchNorm
+    "mean": "variance",  # nn.InstanceNorm
+}
+_WEIGHT_NAMES = ("gamma", "weight")  # of the same layers
+_FLOAT_DTYPES = ("Float16", "BFloat16", "Float32", "Float64")
+
+
+def find_running_statistics(
+    catalog: Catalog, strategy: Strategy, names: Collection[str]
+) -> Asking[frozenset[str]]:
+    """Return the ``names`` that are running statistics by name, shape and values.
+
+    Their numbers are finite on every rank, and variances are not negative.
+    """
+    from ckpttool.storage.sampling import find_least
+
+    least = find_statistic_candidates(catalog.metas, strategy) if names else {}
+    tensors = {
+        name: [file.tensors[name] for file in catalog.files.values() if name in file.header]
+        for name in names
+        if name in least
+    }
+    minima = yield from ask(find_least, (one for held in tensors.values() for one in held))
+    return frozenset(
+        name for name, held in tensors.items() if all(minima[one] >= least[name] for one in held)
+    )
+
+
+def find_statistic_candidates(
+    metas: Mapping[str, TensorMeta], strategy: Strategy
+) -> dict[str, float]:
+    """Find the parameters whose names and shapes are those of running statistics.
+
+    The mean and the variance of a layer are a pair, with one number for each channel.  Statistics
+    that the strategy lists are left out, and those of layers whose weight it shards: they may be
+    slices.
+
+    Returns
+    -------
+    dict
+        Name to the least value that the statistic may have.
+    """
+    found: dict[str, float] = {}
+    for name, meta in metas.items():
+        layer, last = parse_name(name).layer, parse_name(name).last
+        pair = metas.get(_join_name(layer, _VARIANCE_OF_MEAN.get(last, "")))
+        if pair is None or (meta.dtype, meta.shape) != (pair.dtype, pair.shape):
+            continue
+        names = {name, pair.name}
+        may_be_sliced = names & strategy.layouts.keys() or any(
+            math.prod(layout.slice_counts) > 1
+            for weight in _WEIGHT_NAMES
+            for layout in strategy.layouts.get(_join_name(layer, weight), ())
+        )
+        if meta.dtype in _FLOAT_DTYPES and len(meta.shape) == 1 and not may_be_sliced:
+            found |= {name: -math.inf, pair.name: 0.0}
+    return found
+
+
+def _join_name(layer: str, name: str) -> str:
+    return f"{layer}.{name}" if layer else name

@@ -1,0 +1,688 @@
+"""Optimizer shards that the strategy hides, inferred from replicas that differ.
+
+A run with ``optimizer_weight_shard_aggregated_save`` splits slices by the optimizer shard, but its
+strategy says 0.  With shard ``s`` only positions ``p`` and ``p + s`` of a replica group hold equal
+slices.  A tensor whose elements are all equal fits every shard.  Its parameter or its states may
+decide, since they have the same number of rows.  Gradients (``accu_grads``) with more rows than
+their parameter prove a shard.
+
+Diverged or stale replicas look like slices of a hidden shard.  The user has to decide if there is
+evidence of divergence:
+
+- Only two ranks differ.
+- A tensor is not sharded, although its rows divide and it is as large as a sharded one.  MindSpore
+  does not shard small tensors (``parallel_optimizer_threshold``), tensors that stages share,
+  indivisible tensors, and parameters with ``parallel_optimizer=False``.
+- Most numbers of two slices are nearly equal.
+
+Nor does a strategy without optimizer state hide a shard.  Every strategy that is compiled for
+training lists optimizer state, also with ``only_trainable_params``.  One that lists weights only is
+of a network without an optimizer, such as inference, and may shard these weights in other ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ckpttool.checkpoint.evidence import Asking, ask
+from ckpttool.checkpoint.optimizer_state import (
+    contradiction,
+)
+from ckpttool.model.layout import Layout
+from ckpttool.model.names import GRADIENTS, drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import StoredTensor
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_ranks, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+    Contents = Mapping[int, Sample]  # rank to sample, for one tensor
+
+
+def ambiguity_reason(
+    listed: Sequence[FullTensor],
+    contents: Sequence[Contents],
+    shards: Mapping[str, int],
+) -> Asking[str | None]:
+    """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
+    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    if not sharded or shards_by_gradients(listed):  # shapes prove the shard
+        return None
+    replicas = [source.layout.replicas for source in sharded if shards[source.meta.name] == 2]
+    if len(replicas) == len(sharded) and set(replicas) == {2}:
+        return "two replicas only"
+    smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.meta.name])
+    nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
+    is_all = shards[smallest.meta.name] == smallest.layout.replicas
+    unsharded = [
+        source.meta.name
+        for source, held in zip(listed, contents, strict=True)
+        if shards.get(source.meta.name) == 1
+        and not all(sample.is_constant for sample in held.values())
+        and not parse_name(source.meta.name).is_gradient
+        and source.meta.nbytes >= nbytes
+        and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
+    ]
+    if unsharded:
+        return f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, equal on these ranks"
+    of_sharded = [held for one, held in zip(listed, contents, strict=True) if one in sharded]
+    return (yield from _nearness_reason(sharded, of_sharded))
+
+
+def _is_divisible(source: FullTensor, shard: int) -> bool:
+    """Return whether a shard divides the rows and the replicas of a tensor."""
+    return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
+
+
+def _nearness_reason(
+    sharded: Sequence[FullTensor], contents: Sequence[Contents]
+) -> Asking[str | None]:
+    """Return a reason if most numbers of two slices are nearly equal, for parameters if any."""
+    from ckpttool.storage.sampling import nearness
+
+    pairs = [
+        (source, pair)
+        for source, held in zip(sharded, contents, strict=True)
+        if (pair := _differing_pair(source, held)) is not None
+    ]
+    weights = [
+        pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
+    ] or pairs
+    shares = yield from ask(nearness, (pair for _, pair in weights))
+    near = total = 0.0
+    for source, pair in weights:
+        share = shares[pair]
+        if share is not None:
+            total += source.meta.nbytes
+            near += share * source.meta.nbytes
+    return "most numbers nearly equal" if near * 2 > total else None
+
+
+def _differing_pair(source: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+    """Return two replicas of a slice that differ, neither of them constant; None without any."""
+    for tensors in source.slicing.replicas():
+        ranks = [rank for rank in tensors if not held[rank].is_constant]
+        other = next((rank for rank in ranks if held[rank] != held[ranks[0]]), None)
+        if other is not None:
+            return tensors[ranks[0]], tensors[other]
+    return None
+
+
+def infer_shard(layout: Layout, contents: Contents) -> int | None:
+    """Return the optimizer shard that the contents of ranks show.
+
+    The result is None if all elements are equal, which fits every shard.  It is 0 if no shard
+    explains the contents: slices are equal that should differ.
+    """
+    for shard in divisors(layout.replicas):
+        is_consistent, are_distinct = _explains(layout, contents, shard)
+        if is_consistent:
+            break
+    if shard == 1 and all(sample.is_constant for sample in contents.values()):
+        return None
+    return shard if are_distinct else 0
+
+
+def possible_shards(source: FullTensor, contents: Contents) -> list[int]:
+    """Return the optimizer shards that explain the contents, if missing ranks leave several.
+
+    The result is empty if all ranks have the tensor, since their contents decide.
+    """
+    layout = source.layout
+    shards = divisors(layout.replicas) if missing_ranks(source) else []
+    ways = [n for n in shards if all(_explains(layout, contents, n))]
+    return ways if len(ways) > 1 else []
+
+
+def missing_ranks(source: FullTensor) -> list[int]:
+    """Return the ranks of a layout without a file, or with one that lacks the tensor."""
+    slicing = source.slicing
+    pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
+    return sorted(rank for owners, held in pairs for rank in owners if rank not in held)
+
+
+def _explains(layout: Layout, contents: Contents, shard: int) -> tuple[bool, bool]:
+    """Return whether equal slices of a shard are equal, and whether distinct ones differ."""
+    cut = replace(layout, optimizer_shard=shard)
+    slices: dict[tuple[int, ...], list[Sample]] = {}  # by the slice before the shard
+    is_consistent = True
+    for index in cut.slice_indices():
+        held = {contents[rank] for rank in cut.owners(index) if rank in contents}
+        is_consistent = is_consistent and len(held) <= 1
+        slices.setdefault((index[0] // shard, *index[1:]), []).extend(held)
+    telling = [[one for one in samples if not one.is_constant] for samples in slices.values()]
+    return is_consistent, all(len(set(samples)) == len(samples) for samples in telling)
+
+
+def shards_by_gradients(listed: Sequence[FullTensor]) -> dict[str, int]:
+    """Return name to optimizer shard above 1, where the shapes of gradients prove it.
+
+    Accumulated gradients have as many elements as their parameter.  The same shard splits them, or
+    none does.
+    """
+    shapes = {source.meta.name: source.meta.shape for source in listed}
+    if not any(parse_name(name).is_gradient for name in shapes):
+        return {}
+    parameters = match_parameters(listed)
+    found: dict[str, int] = {}
+    for source in listed:
+        name, (own, *rest) = source.meta.name, source.meta.shape
+        whole, *others = shapes.get(GRADIENTS + parameters[name], (own, *rest))
+        if others == rest and whole > own and whole % own == 0:
+            shard = whole // own
+            found |= {name: shard} if source.layout.replicas % shard == 0 else {}
+    return found
+
+
+def limit_shard(layout: Layout, requested: int) -> int:
+    """Return the shard that MindSpore uses for a layout if ``requested`` is configured.
+
+    A tensor with fewer replicas is split by all of them.  A tensor whose number of replicas is not
+    divisible by the shard stays unsplit.  (MindSpore 2.10, compiled for 1, 2, 4 and 8 replicas.)
+    """
+    shard = min(requested, layout.replicas)
+    return 1 if layout.replicas % shard else shard
+
+
+def complete_shards(
+    listed: Sequence[FullTensor], shards: Mapping[str, int], requested: int | None
+) -> tuple[dict[str, int], list[FullTensor], list[str]]:
+    """Add the shards of tensors whose own contents do not decide.
+
+    Returns
+    -------
+    shards
+        Name to shard, with those added that a parameter, a state or ``requested`` decides.
+    undecided
+        The sources that have no shard.
+    by_request
+        The names that only ``requested`` decides.
+    """
+    rows, parameters = _rows(listed, shards), match_parameters(listed)
+    rows_of_parameter = {parameters[name]: n for name, n in rows.items()} | rows
+    completed = dict(shards)
+    undecided: list[FullTensor] = []
+    by_request: list[str] = []
+    for source in listed:
+        name = source.meta.name
+        if name in shards:
+            continue
+        full_rows = rows_of_parameter.get(parameters[name])
+        shard = requested and limit_shard(source.layout, requested)
+        if full_rows is not None:
+            shard = full_rows // source.meta.shape[0]
+        if not shard or source.layout.replicas % shard:
+            undecided.append(source)
+            continue
+        completed[name] = shard
+        by_request += [name] if full_rows is None else []
+    return completed, undecided, by_request
+
+
+def inconsistent_states(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> list[str]:
+    """Return the names of states whose full rows differ from those of their parameter."""
+    rows, parameters = _rows(listed, shards), match_parameters(listed)
+    return [name for name, n in rows.items() if rows.get(parameters[name]) not in (n, None)]
+
+
+def _rows(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
+    """Return name to full rows, for the tensors with a shard."""
+    return {
+        source.meta.name: source.meta.shape[0] * shards[source.meta.name]
+        for source in listed
+        if source.meta.name in shards
+    }
+
+
+def match_parameters(listed: Sequence[FullTensor]) -> dict[str, str]:
+    """Return name to parameter; a name that is not a state maps to itself."""
+    metas = {source.meta.name: source.meta for source in listed}
+    owners = drop_unlike_shapes(match_states(metas, metas), metas)
+    return {
+        name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
+    }
+
+
+def ambiguity_problems(
+    undecided: Sequence[FullTensor], possible: Mapping[str, Sequence[int]]
+) -> tuple[Diagnostic, ...]:
+    """Return the problems of tensors that fit several shards.
+
+    ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
+    """
+    return tuple(_ambiguity_problem(source, possible.get(source.meta.name)) for source in undecided)
+
+
+def _ambiguity_problem(source: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
+    """Return the problem of a tensor with equal elements, or without slices of some ranks."""
+    lost = () if possible is None else tuple(missing_ranks(source))
+    shards = divisors(source.layout.replicas) if possible is None else possible
+    reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
+    return Diagnostic(
+        "undecided_shard",
+        f"it may have an optimizer shard: {reason}",
+        hint=f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
+        options=_SHARD,
+        facts=_shapes(source, shards),
+        tensor=source.meta.name,
+        ranks=lost,
+    )
+
+
+_SHARD = ("--optimizer-shard",)
+_EXPLAINED = "`ckpttool help undecided_shard` explains"
+_OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
+
+
+def _shapes(source: FullTensor, shards: Sequence[int]) -> str:
+    """Return the full shapes of a tensor with each shard, for messages."""
+    rows, *others = source.meta.shape
+    return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class InferredStrategy:
+    """A strategy corrected by contents, with the parameters that contents do not decide.
+
+    Attributes
+    ----------
+    strategy
+        The strategy, with the inferred optimizer shards.
+    notes, problems
+        Diagnostics of the parameters that are decided, and of those that are not.
+    undecided
+        The names that the problems are about.
+    """
+
+    strategy: Strategy
+    notes: tuple[Diagnostic, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
+    undecided: frozenset[str] = frozenset()
+
+
+def infer_strategy(
+    strategy: Strategy,
+    sources: Iterable[FullTensor],
+    requested: int | None,
+    by_samples: bool = False,
+) -> Asking[InferredStrategy | None]:
+    """Return the strategy with the optimizer shards that replicas show; None if no shard does.
+
+    Unless ``requested``, it is a problem if a strategy that lists no optimizer state hides a shard.
+
+    Parameters
+    ----------
+    strategy
+        The strategy of the source.  Hand-written layouts are not corrected.
+    sources
+        The sources of ``strategy``.  All replicas without an optimizer shard are sampled, and read
+        in full if that may prove a shard.
+    requested
+        The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
+        Contents that contradict it are a problem.  See `limit_shard`.
+    by_samples
+        Whether to read samples only.
+    """
+    sources = list(sources)
+    listed = _candidates(strategy, sources)
+    if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
+        return None  # the sources have it
+    inferred = yield from _infer_from(strategy, listed, requested, by_samples)
+    if requested is not None or strategy.lists_states:
+        return inferred
+    return _refuse_untrained(strategy, sources, inferred)
+
+
+def _infer_from(
+    strategy: Strategy, listed: Sequence[FullTensor], requested: int | None, by_samples: bool
+) -> Asking[InferredStrategy | None]:
+    """Infer the strategy from the contents of ``listed``, its candidates."""
+    if requested is not None:
+        problem = _indivisible_problem(listed, requested, len(strategy.ranks))
+        if problem is not None:
+            return _undecided(strategy, problem, [source.meta.name for source in listed])
+    if requested == 1:
+        return None
+    if requested is None or by_samples:
+        contents = yield from read_contents(listed, by_samples=True)
+        inferred = yield from _infer(strategy, listed, contents, requested)
+        if by_samples or (yield from _is_final(inferred, listed, contents)):
+            return inferred
+    contents = yield from read_contents(listed, by_samples=False)
+    return (yield from _infer(strategy, listed, contents, requested))
+
+
+def has_proven_shard(strategy: Strategy, sources: Sequence[FullTensor]) -> bool:
+    """Return whether shapes alone prove an optimizer shard that the strategy hides."""
+    by_gradients = shards_by_gradients(_candidates(strategy, sources))
+    return bool(by_gradients or _shards_by_full_shapes(strategy, sources))
+
+
+def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[FullTensor]) -> dict[str, int]:
+    """Return name to optimizer shard where only the full shape in the strategy shows it."""
+    return {
+        source.meta.name: source.layout.optimizer_shard
+        for source in sources
+        if source.is_listed
+        and isinstance(source.slicing, LayoutSlicing)
+        and source.layout.optimizer_shard > 1
+        and all(layout.optimizer_shard == 1 for layout in strategy.layouts[source.meta.name])
+    }
+
+
+def _refuse_untrained(
+    strategy: Strategy, sources: Sequence[FullTensor], inferred: InferredStrategy | None
+) -> InferredStrategy | None:
+    """Return the problems of shards that a strategy without optimizer state cannot hide.
+
+    They are proven, or a question.  Return None if no shard explains replicas that differ: these
+    diverged.
+    """
+    shards = _shards_by_full_shapes(strategy, sources)
+    if inferred is not None:
+        for name, layouts in inferred.strategy.layouts.items():
+            if layouts != strategy.layouts[name]:
+                shards[name] = layouts[0].optimizer_shard
+    undecided = frozenset() if inferred is None else inferred.undecided
+    metas = {source.meta.name: source.meta for source in sources}
+    names = [name for name in metas if name in shards]
+    problems: tuple[Diagnostic, ...] = () if inferred is None else inferred.problems
+    if shards:
+        numbers = ", ".join(map(str, sorted({*shards.values()})))
+        text = f"slices of an optimizer shard ({numbers})"
+        hint = "--optimizer-shard N if this is it; `ckpttool help contradicted` explains"
+        problems = (
+            Diagnostic("contradicted", text, hint=hint, options=_SHARD, facts=shorten(names, 3)),
+        )
+    elif not problems:
+        return None
+    states = match_states(strategy.layouts, metas)
+    facts = "the strategy is of a network without an optimizer (inference?)"
+    facts += f"; the files hold optimizer state: {shorten(states, 3)}" if states else ""
+    refused = tuple(
+        replace(
+            contradiction(strategy, f"{one.message}, {_NO_STATES}", f"{one.facts}; {facts}"),
+            hint=f"-s with the strategy of the training run, or {one.hint}",
+            options=one.options,
+            tensor=one.tensor,
+            ranks=one.ranks,
+        )
+        for one in problems
+    )
+    about = {*names, *undecided}
+    following = {source.meta.name for source in sources if source.parameter in about}
+    return InferredStrategy(strategy, problems=refused, undecided=frozenset(about | following))
+
+
+_NO_STATES = "and the strategy lists no optimizer state"
+
+
+def _candidates(strategy: Strategy, sources: Iterable[FullTensor]) -> list[FullTensor]:
+    """Return the sources that may have a hidden shard, without hand-written layouts."""
+    return [
+        source
+        for source in sources
+        if may_be_sharded(source) and source.meta.name not in strategy.handwritten
+    ]
+
+
+def _undecided(strategy: Strategy, problem: Diagnostic, names: Iterable[str]) -> InferredStrategy:
+    """Return the unchanged strategy with the one problem of the parameters ``names``."""
+    return InferredStrategy(strategy, problems=(problem,), undecided=frozenset(names))
+
+
+def _is_final(
+    inferred: InferredStrategy | None, listed: Sequence[FullTensor], contents: Sequence[Contents]
+) -> Asking[bool]:
+    """Return whether reading everything cannot change what samples show.
+
+    A problem is final if every tensor shows a shard; a corrected strategy never is.  No shard is
+    final if the smallest unexplained tensor stays unexplained when it is read in full.
+    """
+    found = shown_shards(listed, contents)
+    if inferred is not None:
+        return bool(inferred.problems) and None not in found
+    unexplained = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
+    smallest = sorted(unexplained, key=lambda source: source.meta.nbytes)[:1]
+    in_full = yield from read_contents(smallest, by_samples=False)
+    return 0 in shown_shards(smallest, in_full)
+
+
+def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> list[int | None]:
+    """Return the shard that the contents of each tensor show, else that of its gradients."""
+    by_shape = shards_by_gradients(listed)
+    by_contents = [
+        None if possible_shards(one, held) else infer_shard(one.layout, held)
+        for one, held in zip(listed, contents, strict=True)
+    ]
+    return [
+        by_shape.get(source.meta.name) if shard is None else shard
+        for source, shard in zip(listed, by_contents, strict=True)
+    ]
+
+
+def _infer(
+    strategy: Strategy,
+    listed: Sequence[FullTensor],
+    contents: Sequence[Contents],
+    requested: int | None,
+) -> Asking[InferredStrategy | None]:
+    """Infer the strategy from samples or from full contents; see `infer_strategy`."""
+    found = shown_shards(listed, contents)
+    possible = {
+        source.meta.name: several
+        for source, shard, held in zip(listed, found, contents, strict=True)
+        if shard is None and (several := possible_shards(source, held))
+    }
+    may_be_unsharded = all(shard in (None, 1) for shard in found)
+    may_be_unsharded = may_be_unsharded and all(1 in several for several in possible.values())
+    if requested is None and (0 in found or may_be_unsharded):
+        return None
+    if requested is not None and (result := _contradicted(strategy, listed, found, requested)):
+        return result
+    if requested is None and not _is_one_shard(strategy, listed, found):
+        return None
+    shown = {
+        source.meta.name: shard
+        for source, shard in zip(listed, found, strict=True)
+        if shard is not None
+    }
+    shards, undecided, by_request = complete_shards(listed, shown, requested)
+    states = inconsistent_states(listed, shards)
+    if states and requested is not None:
+        text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
+        problem = Diagnostic(
+            "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
+        )
+        return _undecided(strategy, problem, states)
+    if states:
+        return None
+    if requested is None:
+        reason = yield from ambiguity_reason(listed, contents, shards)
+        if reason is not None:
+            return _ambiguous(strategy, listed, shards, reason)
+    sharded = {name: shard for name, shard in shards.items() if shard > 1}
+    names = frozenset(source.meta.name for source in undecided)
+    notes = (
+        *_limited_notes(listed, requested),
+        *_inferred_notes(sharded, by_request),
+        *_requested_notes(shards, by_request, requested),
+    )
+    problems = ambiguity_problems(undecided, possible)
+    return InferredStrategy(set_shards(strategy, sharded), notes, problems, names)
+
+
+def _is_one_shard(
+    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None]
+) -> bool:
+    """Return whether one optimizer shard of the run explains the shards of all tensors.
+
+    A run has one shard, limited by the replicas of each tensor (`limit_shard`).  Its strategy hides
+    it for all tensors or for none.
+    """
+    sharded = {
+        (source.layout, shard)
+        for source, shard in zip(listed, found, strict=True)
+        if shard is not None and shard > 1 and not parse_name(source.meta.name).is_gradient
+    }
+    is_listed = any(
+        layout.optimizer_shard > 1
+        for name, layouts in strategy.layouts.items()
+        if not parse_name(name).is_gradient
+        for layout in layouts
+    )
+    if sharded and is_listed:
+        return False
+    return any(
+        all(shard == limit_shard(layout, of_run) for layout, shard in sharded)
+        for of_run in divisors(max((layout.replicas for layout, _ in sharded), default=1))
+    )
+
+
+def set_shards(strategy: Strategy, shards: Mapping[str, int]) -> Strategy:
+    """Return the strategy with the optimizer shards of some parameters."""
+    layouts = {
+        name: tuple(replace(layout, optimizer_shard=shards[name]) for layout in of_stages)
+        if name in shards
+        else of_stages
+        for name, of_stages in strategy.layouts.items()
+    }
+    return replace(strategy, layouts=layouts)
+
+
+def _indivisible_problem(
+    listed: Sequence[FullTensor], requested: int, ranks: int
+) -> Diagnostic | None:
+    """Return a problem if the requested shard divides no number of replicas; else None.
+
+    A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
+    shard larger than the number of ranks.
+    """
+    replicas = [source.layout.replicas for source in listed]
+    if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
+        return None
+    if not listed:
+        text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
+        return Diagnostic(
+            "undecided_shard", text, hint="the same command without --optimizer-shard"
+        )
+    most = max(replicas)
+    named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
+    text = f"--optimizer-shard {requested} does not divide the {most} replicas"
+    hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
+    return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
+
+
+def _contradicted(
+    strategy: Strategy, listed: Sequence[FullTensor], found: Sequence[int | None], requested: int
+) -> InferredStrategy | None:
+    """Return the problem of tensors that show another shard than ``requested``, if any do."""
+    others = {
+        source.meta.name: shard
+        for source, shard in zip(listed, found, strict=True)
+        if shard not in (None, 1, limit_shard(source.layout, requested))
+    }
+    if not others:
+        return None
+    named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
+    text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
+    return _undecided(
+        strategy,
+        Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
+        others,
+    )
+
+
+def _ambiguous(
+    strategy: Strategy, listed: Sequence[FullTensor], shards: Mapping[str, int], reason: str
+) -> InferredStrategy:
+    """Return the problem of replicas that differ and may be slices of a hidden shard."""
+    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    names = [source.meta.name for source in sharded]
+    first, shard = sharded[0], shards[names[0]]
+    index = next(iter(first.layout.slice_indices()))
+    ranks = first.layout.owners(index)
+    most = max(shards[name] for name in names)
+    problem = Diagnostic(
+        "undecided_shard",
+        f"{count(len(names), 'parameter')}: diverged replicas, or slices of an optimizer shard",
+        hint=f"--trust-strategy if replicas, --optimizer-shard {most} if slices; {_EXPLAINED}",
+        options=("--trust-strategy", "--optimizer-shard"),
+        facts=f"{shorten(names, 3)}: {format_ranks(ranks)} differ ({reason}); "
+        f"{names[0]}: {_shapes(first, [1, shard])}",
+        ranks=ranks,
+    )
+    return _undecided(strategy, problem, names)
+
+
+def may_be_sharded(source: FullTensor) -> bool:
+    """Return whether a hidden optimizer shard may split a tensor."""
+    if not isinstance(source.slicing, LayoutSlicing):
+        return False  # the checkpoint describes its boxes
+    if parse_name(source.meta.name).reduced_axis is not None:
+        return False  # the layout of its parameter decides
+    layout, shape = source.layout, source.meta.shape
+    is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
+    is_splittable = layout.is_even and layout.replicas > 1 and bool(shape) and 0 not in shape
+    return source.is_listed and not is_decided and is_splittable
+
+
+def read_contents(
+    sources: Sequence[FullTensor], by_samples: bool
+) -> Asking[list[dict[int, Sample]]]:
+    """Return the sample or the digest of each rank's slice, for each source."""
+    from ckpttool.storage.sampling import digest, sample
+
+    held = [
+        {rank: one for ranks in source.slicing.replicas() for rank, one in ranks.items()}
+        for source in sources
+    ]
+    tensors = chain.from_iterable(by_rank.values() for by_rank in held)
+    contents = yield from ask(sample if by_samples else digest, tensors)
+    return [{rank: contents[one] for rank, one in by_rank.items()} for by_rank in held]
+
+
+def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> Iterator[Diagnostic]:
+    """Yield a note on the shards that contents or shapes prove."""
+    proven = {name: shard for name, shard in sharded.items() if name not in by_request}
+    if proven:
+        shards = ", ".join(str(shard) for shard in sorted(set(proven.values())))
+        text = f"{count(len(proven), 'parameter', 'have')} an optimizer shard ({shards}) "
+        text += "that the strategy does not list"
+        facts = f"{shorten(proven, 3)}; or the strategy is of another run, and they are wrong"
+        hint = "--optimizer-shard 1 if replicas diverged; `ckpttool help inferred` explains"
+        yield Diagnostic("inferred", text, hint=hint, options=_SHARD, facts=facts)
+
+
+def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
+    """Yield a note if the requested shard is larger than the replicas of every parameter."""
+    most = max((source.layout.replicas for source in listed), default=1)
+    if requested is not None and requested > most:
+        text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas"
+        facts = "each is sharded by all of its own, as in MindSpore"
+        yield Diagnostic("corrected", text, facts=facts)
+
+
+def _requested_notes(
+    shards: Mapping[str, int], by_request: Sequence[str], requested: int | None
+) -> Iterator[Diagnostic]:
+    """Yield a note on the tensors that only the requested shard decides."""
+    sharded = [name for name in by_request if shards[name] > 1]
+    unsharded = [name for name in by_request if shards[name] == 1]
+    groups = {"sharded": sharded, "in full": unsharded}
+    named = "; ".join(f"{how}: {shorten(names, 3)}" for how, names in groups.items() if names)
+    if named:
+        text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
+        hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
+        yield Diagnostic("inferred", text, hint=hint, facts=named)

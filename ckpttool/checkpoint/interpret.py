@@ -1,0 +1,462 @@
+"""From the files of a checkpoint to one record for each tensor.
+
+A tensor in the strategy has the layout that it lists.  Optimizer state that the strategy omits has
+the layout of its parameter.  Any other tensor is full if all ranks hold the same bytes; if they
+differ, the user has to choose.  A checkpoint that describes itself has boxes in place of layouts.
+The files of a merged checkpoint hold full tensors, and so does every file that is read by itself.
+
+All of this follows from headers, a strategy and the evidence of contents.  Nothing here reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from ckpttool.checkpoint.optimizer_state import (
+    correct_layouts,
+    followed_parameter,
+    odd_state_shapes,
+    state_layouts,
+)
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout, ambiguity, fold_layout
+from ckpttool.model.names import ParameterOfState, map_component_names, parse_name
+from ckpttool.model.slicing import (
+    BrokenTensor,
+    Follows,
+    FullTensor,
+    KnownBy,
+    LayoutSlicing,
+    Listed,
+    RankGroups,
+    Unlisted,
+    Whole,
+    described_state_shapes,
+    follow,
+    why_not_sliced,
+)
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import format_ranks, shorten
+
+_T = TypeVar("_T", bound=Hashable)
+
+Tensor = FullTensor | BrokenTensor
+ContentGroups = Mapping[str, RankGroups]  # name to the groups of ranks with equal contents
+
+
+def interpret(
+    catalog: Catalog, strategy: Strategy, contents: ContentGroups, known: Iterable[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """Return a record for each tensor of the ranks, in the order of the files.
+
+    Parameters
+    ----------
+    catalog
+        What is on disk.
+    strategy
+        The layouts.  Without any, the checkpoint describes itself or all ranks hold full tensors.
+    contents
+        The ranks grouped by equal contents, of the tensors that `decided_by_contents`.
+    known
+        Records without contents, which stay for the tensors that contents do not decide.
+    """
+    states = catalog.match_states(listed_names(catalog, strategy))
+    ranks = _Ranks(catalog, strategy, states, contents)
+    before = {one.name: one for one in known}
+    return tuple(
+        before[name]
+        if name in before and contents.keys().isdisjoint(_components(name))
+        else ranks.tensor(name, held)
+        for name, held in catalog.holders.items()
+    )
+
+
+def _components(name: str) -> tuple[str, ...]:
+    """Return the names of all components of a map parameter; only the name of another tensor."""
+    tag = parse_name(name).map
+    return (name,) if tag is None else map_component_names(tag)
+
+
+def each_file(catalog: Catalog) -> tuple[Tensor, ...]:
+    """Return a record for each tensor of each file, which holds it in full."""
+    return tuple(
+        full_tensor(catalog, name, Whole(((rank,),)), rank)
+        for rank, file in catalog.files.items()
+        for name in file.header
+    )
+
+
+def full_tensor(
+    catalog: Catalog,
+    name: str,
+    known_by: KnownBy,
+    rank: int,
+    only_for: tuple[int, int] | None = None,
+) -> FullTensor:
+    """Return the record of a tensor that the file of ``rank`` holds in full."""
+    meta = catalog.files[rank].header[name].meta
+    layout = Layout.unsharded(len(meta.shape), 1, rank)
+    slicing = LayoutSlicing(layout, meta.shape, catalog.tensors_of(name))
+    return FullTensor(meta, slicing, known_by, only_for=only_for)
+
+
+def listed_names(catalog: Catalog, strategy: Strategy) -> Collection[str]:
+    """Return the names whose slices the strategy or the checkpoint itself describes."""
+    return strategy.layouts.keys() if catalog.description is None else catalog.description.tensors
+
+
+def decided_by_contents(catalog: Catalog, tensors: Iterable[Tensor]) -> dict[str, str | None]:
+    """Find the tensors without a layout whose headers are equal on several ranks.
+
+    States of MindSpore's optimizers are left out, since their names identify them.
+
+    Returns
+    -------
+    dict
+        Name to the parameter whose state it is by name and shape, unless contents contradict it;
+        None for any other tensor.
+    """
+    found: dict[str, str | None] = {}
+    for one in tensors:
+        parameter = one.known_by.parameter if isinstance(one.known_by, Follows) else None
+        if parameter is None and not isinstance(one.known_by, Whole | Unlisted):
+            continue
+        if parameter is not None and parse_name(one.name).parameter is not None:
+            continue
+        if one.meta.text is None and len(catalog.holders[one.name]) > 1:
+            headers = (header for header in catalog.headers.values() if one.name in header)
+            if len({header[one.name].meta for header in headers}) == 1:
+                found[one.name] = parameter
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What the slices of a stage make: the full shape, None if it has none, and missing slices."""
+
+    layout: Layout
+    shape: tuple[int, ...] | None = None
+    gaps: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The files of ranks, and what says how they fit together; see `interpret`."""
+
+    catalog: Catalog
+    strategy: Strategy
+    states: ParameterOfState
+    contents: ContentGroups
+    stages: dict[object, _Stage] = field(default_factory=dict)  # thousands of tensors have few
+
+    def tensor(self, name: str, held: Sequence[int]) -> Tensor:
+        """Return the record of a tensor that some ranks hold."""
+        return self._described(name, held) or self._laid_out(name, held) or self._full(name, held)
+
+    def _described(self, name: str, held: Sequence[int]) -> Tensor | None:
+        """Return a tensor that the checkpoint describes, or a state of one."""
+        description = self.catalog.description
+        if description is None:
+            return None
+        if name in description.tensors:
+            return description.tensors[name]
+        tensors = {rank: self.catalog.files[rank].tensors[name] for rank in held}
+        if name in description.broken:
+            return BrokenTensor(tensors[held[0]].meta, Listed())
+        parameter = self._described_parameter(name)
+        state = None if parameter is None else follow(parameter, name, tensors)
+        if state is None or self._is_contradicted(name, state.slicing.owners()):
+            return None
+        return state
+
+    def _described_parameter(self, name: str) -> FullTensor | None:
+        """Return the described parameter of a state; None for a statistic, of another shape."""
+        if self.catalog.description is None or parse_name(name).reduced_axis is not None:
+            return None
+        return self.catalog.description.tensors.get(self.states.get(name, ""))
+
+    def _laid_out(self, name: str, held: Sequence[int]) -> Tensor | None:
+        """Return a tensor that the strategy lists, or a state of one."""
+        catalog, strategy, states = self.catalog, self.strategy, self.states
+        if name in strategy.layouts:
+            layouts = correct_layouts(catalog, strategy, name, states)
+            tensor = self._join(name, layouts, Listed())
+            is_corrected = layouts != strategy.layouts[name]
+            return replace(tensor, is_corrected=True) if is_corrected else tensor
+        parameter = followed_parameter(catalog, strategy, name, held, states)
+        if parameter is None:
+            return None
+        layouts = state_layouts(strategy, name, states)
+        owners = (ranks for layout in layouts for ranks in layout.slice_owners())
+        if self._is_contradicted(name, owners):
+            return None
+        return self._join(name, layouts, Follows(parameter))
+
+    def _join(self, name: str, layouts: Sequence[Layout], known_by: KnownBy) -> Tensor:
+        """Return the tensor that slices of these layouts make, one for each stage.
+
+        A tensor that stages share is taken from the lowest stage that holds all of it.
+        """
+        catalog, meta = self.catalog, self.catalog.metas[name]
+        broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
+        kind = tuple(
+            (number, one.dtype, one.shape, one.whole_shape)
+            for number, header in enumerate(catalog.headers.values())
+            if (one := header[name].meta if name in header else None) is not None
+        )
+        if len({dtype for _, dtype, *_ in kind}) > 1:
+            dtypes = group_by_meta(catalog.metas_of(name), lambda meta: meta.dtype)
+            problem = disagreement("dtype", catalog, name, "element type", dtypes)
+            return replace(broken, problem=problem)
+        gaps: tuple[tuple[int, ...], ...] = ()
+        for listed in layouts:
+            stage = self.stages.get((listed, kind)) or self._join_stage(name, listed)
+            if isinstance(stage, Diagnostic):
+                return replace(broken, problem=stage)
+            self.stages[listed, kind] = stage
+            if stage.gaps:
+                gaps = gaps or stage.gaps
+            elif stage.shape is not None:
+                tensors = catalog.tensors_of(name)
+                complete.append(LayoutSlicing(stage.layout, stage.shape, tensors))
+        if not complete:
+            return replace(broken, gaps=gaps or (tuple(layouts[0].ranks),))
+        slicing, *copies = complete
+        if any(copy.shape != slicing.shape for copy in copies):
+            return replace(broken, problem=_stage_shapes_problem(name, complete))
+        return FullTensor(meta.of_shape(slicing.shape), slicing, known_by, tuple(copies))
+
+    def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
+        """Return what the slices of one stage make; the same for all tensors of a kind."""
+        metas = self.catalog.metas_of(name).items()
+        held = {rank: meta for rank, meta in metas if rank in listed.ranks}
+        if not held:
+            return _Stage(listed)
+        joined = infer_full_tensor(self.catalog, listed, held)
+        if isinstance(joined, Diagnostic):
+            return joined
+        layout, meta = joined
+        return _Stage(layout, meta.shape, layout.gaps(tuple(held)))
+
+    def _is_contradicted(self, name: str, slice_owners: Iterable[Sequence[int]]) -> bool:
+        """Return whether contents show that a tensor is not an optimizer state.
+
+        ``slice_owners`` are the ranks that hold each slice of the state.  Owners of one slice hold
+        equal contents.  If all owners of several slices do, the tensor is a parameter that every
+        rank holds in full.  A prefix of MindSpore's optimizers needs no such proof.
+        """
+        if parse_name(name).parameter is not None:
+            return False
+        groups = self.contents.get(name, ())
+        group_of_rank = {rank: number for number, group in enumerate(groups) for rank in group}
+        groups_by_slice = [
+            groups_held
+            for ranks in slice_owners
+            if (groups_held := {group_of_rank[r] for r in ranks if r in group_of_rank})
+        ]
+        if any(len(groups_held) > 1 for groups_held in groups_by_slice):
+            return True
+        return len(groups) == 1 and len(groups_by_slice) > 1
+
+    def _full(self, name: str, held: Sequence[int]) -> FullTensor:
+        """Return a tensor without a layout, as the lowest rank holds it."""
+        groups = self._group_equal(name, held)
+        known_by: KnownBy = Unlisted(groups, self._odd_shapes(name, held[0]))
+        if not self.strategy.layouts and self.catalog.description is None:
+            known_by = Whole(groups)
+        return full_tensor(self.catalog, name, known_by, held[0])
+
+    def _group_equal(self, name: str, held: Sequence[int]) -> RankGroups:
+        """Group ranks by equal headers and known equal contents, of a whole map parameter."""
+        names = _components(name)
+
+        def content(rank: int) -> tuple[object, ...]:
+            tensors = [self.catalog.files[rank].header.get(component) for component in names]
+            groups = [self.contents.get(component, ()) for component in names]
+            own_groups = [
+                next((group for group in of_component if rank in group), None)
+                for of_component in groups
+            ]
+            return (*(tensor and tensor.meta for tensor in tensors), *own_groups)
+
+        return tuple(group_ranks(held, content).values())
+
+    def _odd_shapes(self, name: str, rank: int) -> str:
+        """Return the shapes that show that a state is not a full tensor; "" if it may be one."""
+        meta = self.catalog.files[rank].header[name].meta
+        if self.catalog.description is None:
+            return odd_state_shapes(self.catalog, self.strategy, meta, self.states) or ""
+        parameter = self._described_parameter(name)
+        if parameter is None or parse_name(name).parameter is None:
+            return ""
+        return described_state_shapes(parameter, meta) or ""
+
+
+def find_rank_slices(catalog: Catalog) -> dict[str, str]:
+    """Find the common tensors of a merged checkpoint that may be slices of rank 0.
+
+    MindSpore stores as common tensors what it did not merge: tensors that the strategy does not
+    list, ``accu_grads.*`` and parameters that were not chosen.  Tensors that an index names are
+    full, and so are tensors with one element or no axes.  A state is full if it has the shape of
+    its parameter, and suspected otherwise, even with one element.
+
+    Returns
+    -------
+    Mapping
+        Name to a description of the tensor, for a message.
+    """
+    metas = catalog.metas
+    parameter_of_state = catalog.match_states()
+    found = {}
+    for name, is_named in catalog.common_tensors.items():
+        meta, parameter = metas[name], metas.get(_find_parameter(metas, parameter_of_state, name))
+        if is_named or not meta.shape:
+            continue
+        if parameter is not None and parameter.name not in catalog.common_tensors:
+            if meta.shape != parameter.shape:
+                found[name] = f"{name} {meta.shape}, of {parameter.name} {parameter.shape}"
+        elif math.prod(meta.shape) != 1:
+            found[name] = f"{name} {meta.shape}"
+    return found
+
+
+def _find_parameter(
+    metas: Mapping[str, TensorMeta], parameter_of_state: ParameterOfState, name: str
+) -> str:
+    """Return the parameter of a state, found by its shape or prefix; ``name`` if not a state."""
+    parameter = parameter_of_state.get(name, name)
+    has_same_shape = metas[parameter].shape == metas[name].shape
+    return parameter if has_same_shape else parse_name(name).same_shape_parameter or name
+
+
+# --------------------------------------------------------------------------- slices of one layout
+
+
+def infer_full_tensor(
+    catalog: Catalog, layout: Layout, metas: Mapping[int, TensorMeta]
+) -> tuple[Layout, TensorMeta] | Diagnostic:
+    """Infer the full tensor from the slices of a stage, and fold its layout if it is expanded.
+
+    Parameters
+    ----------
+    catalog
+        The files, for messages.
+    layout
+        The layout in the strategy.
+    metas
+        Rank to slice, for the ranks of the stage that hold one: at least one, ascending.
+
+    Returns
+    -------
+    tuple or Diagnostic
+        The layout, folded if it was expanded, and the full tensor.  A problem if the slices do not
+        fit the layout.
+    """
+    ranks = list(metas)
+    shapes = group_by_meta(metas, lambda meta: meta.shape)
+    name = metas[ranks[0]].name
+    if len(shapes) > 1 and layout.has_equal_slices:
+        return disagreement("shape", catalog, name, "slice shape", shapes)
+    slice_shape = metas[ranks[0]].shape
+    ways = fold_layout(layout, len(slice_shape), lambda way: way.fills(slice_shape))
+    if len(ways) > 1:
+        text = "the JSON strategy fits several full shapes"
+        hint = "add its protobuf form or a hand-written one (-s MORE.yaml)"
+        facts = ambiguity(layout, ways)
+        return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
+    layout = ways[0] if ways else layout
+    # A slice of a manual split may have a wrong number of axes.  The full shape follows from
+    # another slice, so that the message below names the wrong one.
+    ndim = len(layout.tensor_map)
+    meta = next((metas[rank] for rank in ranks if len(metas[rank].shape) == ndim), metas[ranks[0]])
+    full_meta = meta
+    if len(meta.shape) == ndim:
+        full_meta = meta.of_shape(layout.implied_shape(meta.shape))
+    reason = layout.why_not(full_meta.shape) or why_not_sliced(meta, layout)
+    if reason is not None:
+        facts = f"{format_ranks(ranks)} hold slices of {meta.shape}; {reason}"
+        return _unfit_slices(name, facts, ranks)
+    wrong = {
+        rank: f"rank {rank} ({catalog.files[rank].path}) has {metas[rank].shape}, expected {shape}"
+        for rank in (() if layout.has_equal_slices else ranks)
+        if metas[rank].shape != (shape := layout.slice_shape(rank, full_meta.shape))
+    }
+    if wrong:
+        facts = f"manual split of {list(layout.rows)} rows; {shorten(wrong.values(), 3)}"
+        return _unfit_slices(name, facts, list(wrong))
+    return layout, full_meta
+
+
+def _unfit_slices(name: str, facts: str, ranks: Sequence[int]) -> Diagnostic:
+    """Return the problem of slices whose shapes are not those of a layout."""
+    text = "the slices do not fit the strategy"
+    hint = "the strategy of this run; `ckpttool help shape` explains"
+    return Diagnostic("shape", text, hint=hint, facts=facts, tensor=name, ranks=tuple(ranks))
+
+
+def disagreement(
+    code: str, catalog: Catalog, name: str, what: str, groups: Mapping[_T, tuple[int, ...]]
+) -> Diagnostic:
+    """Return the problem of ranks that disagree on ``what`` a tensor is, the largest group last."""
+    ordered = sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    parts = [
+        f"{format_ranks(ranks)} ({catalog.files[ranks[0]].path}) {_has(ranks)} {value}"
+        for value, ranks in ordered[:-1]
+    ]
+    value, most = ordered[-1]
+    return Diagnostic(
+        code,
+        f"the {what} differs between ranks",
+        hint=f"put back the files of one run and step; `ckpttool help {code}` explains",
+        facts=f"{shorten(parts, 2)}; {format_ranks(most)} {_has(most)} {value}",
+        tensor=name,
+        ranks=tuple(sorted(rank for ranks in groups.values() for rank in ranks)),
+    )
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def group_by_meta(
+    metas: Mapping[int, TensorMeta], key: Callable[[TensorMeta], _T]
+) -> dict[_T, tuple[int, ...]]:
+    """Group ranks by the ``key`` of their tensors, as `group_ranks` does.
+
+    Ranks with equal headers share one object.  The key is computed for the few different objects,
+    not for each of many ranks.
+    """
+    distinct = dict(zip(map(id, metas.values()), metas.values(), strict=True))
+    keys = {identity: key(meta) for identity, meta in distinct.items()}
+    if len(set(keys.values())) == 1:
+        return {next(iter(keys.values())): tuple(metas)}
+    return group_ranks(tuple(metas), lambda rank: keys[id(metas[rank])])
+
+
+def group_ranks(ranks: Sequence[int], key: Callable[[int], _T]) -> dict[_T, tuple[int, ...]]:
+    """Group ranks by ``key``, in the order of the first rank of each group."""
+    groups: dict[_T, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return {value: tuple(members) for value, members in groups.items()}
+
+
+def _stage_shapes_problem(name: str, complete: Iterable[LayoutSlicing]) -> Diagnostic:
+    """Return the problem of a tensor whose full shapes in several stages differ."""
+    ranks_of_shape: dict[tuple[int, ...], list[int]] = {}
+    for slicing in complete:
+        ranks_of_shape.setdefault(slicing.shape, []).extend(slicing.layout.ranks)
+    parts = [f"{shape} in {format_ranks(ranks)}" for shape, ranks in ranks_of_shape.items()]
+    return Diagnostic(
+        "shape",
+        "the full shape differs between stages",
+        hint="the strategy of this run; `ckpttool help shape` explains",
+        facts="; ".join(parts),
+        tensor=name,
+        ranks=tuple(sorted(rank for ranks in ranks_of_shape.values() for rank in ranks)),
+    )

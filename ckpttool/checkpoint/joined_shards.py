@@ -1,0 +1,155 @@
+"""Optimizer shards that the strategy lists and files no longer have (``--optimizer-shard 1``).
+
+Files whose optimizer shards were joined hold larger slices than the strategy says, and ranks of a
+shard hold equal ones.  Contents decide for each tensor, since weights may be joined and states not:
+
+- Ranks of a shard hold equal slices: it was joined.
+- They hold different ones, as the strategy says: it keeps its shard.
+- A state is smaller than its parameter by the shard: it keeps its shard, and the parameter was
+  joined.  A state of the same size is what its parameter is.
+
+Where the other ranks of each shard are missing, or all elements are equal, nothing decides.  Then
+the tensor is read as joined because the user says so, with a warning that names both shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ckpttool.checkpoint.evidence import Asking
+from ckpttool.checkpoint.hidden_shards import (
+    InferredStrategy,
+    inconsistent_states,
+    match_parameters,
+    may_be_sharded,
+    read_contents,
+    set_shards,
+    shown_shards,
+)
+from ckpttool.model.slicing import FullTensor
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, shorten
+
+_OPTION = "--optimizer-shard 1"
+
+
+def without_listed_shards(strategy: Strategy) -> Strategy:
+    """Return the strategy without the optimizer shards that it lists; hand-written ones stay."""
+    return set_shards(strategy, dict.fromkeys(_names(strategy), 1))
+
+
+def _names(strategy: Strategy) -> list[str]:
+    """Return the parameters whose optimizer shard the files of MindSpore list."""
+    return [
+        name
+        for name, layouts in strategy.layouts.items()
+        if name not in strategy.handwritten and any(one.optimizer_shard > 1 for one in layouts)
+    ]
+
+
+def find_joined_shards(
+    listed: Strategy, sources: Sequence[FullTensor], by_samples: bool
+) -> Asking[InferredStrategy | None]:
+    """Return the strategy without the optimizer shards that were joined; None if it lists none.
+
+    Parameters
+    ----------
+    listed
+        The strategy as it was read.
+    sources
+        The sources of `without_listed_shards`.
+    by_samples
+        Whether to read samples only.
+    """
+    names = frozenset(_names(listed))
+    if not names:
+        return None
+    present = [source for source in sources if source.meta.name in names and source.is_listed]
+    shards = {source.meta.name: _shard_of(listed, source) for source in present}
+    shown = yield from _shown(present, shards, by_samples)
+    kept = {name: shards[name] for name, shard in shown.items() if shard == shards[name] > 1}
+    joined = [name for name, shard in shown.items() if shard == 1]
+    for name in inconsistent_states(present, {**dict.fromkeys(joined, 1), **kept}):
+        kept.pop(name, None)  # replicas that diverged
+        kept.pop(match_parameters(present)[name], None)
+    bare = without_listed_shards(listed)
+    if kept and not joined:
+        text = f"{_OPTION}, but files hold slices of the optimizer shard in the strategy"
+        hint = "the same command without --optimizer-shard"
+        problem = Diagnostic(
+            "undecided_shard",
+            text,
+            hint=hint,
+            options=("--optimizer-shard",),
+            facts=shorten(kept, 3),
+        )
+        return InferredStrategy(bare, problems=(problem,), undecided=names)
+    assumed = [source for source in present if source.meta.name not in shown]
+    notes = tuple(_notes(joined, kept, assumed, shards))
+    return InferredStrategy(set_shards(bare, kept), notes)
+
+
+def _shard_of(listed: Strategy, source: FullTensor) -> int:
+    """Return the optimizer shard that the strategy lists for the stage of a source."""
+    layouts = listed.layouts[source.meta.name]
+    return next(one.optimizer_shard for one in layouts if one.ranks == source.layout.ranks)
+
+
+def _shown(
+    present: Sequence[FullTensor], shards: Mapping[str, int], by_samples: bool
+) -> Asking[dict[str, int]]:
+    """Return name to the optimizer shard that contents or shapes show, where they do.
+
+    It is 0 if nothing explains the contents.
+    """
+    compared = [source for source in present if may_be_sharded(source)]
+    contents = yield from read_contents(compared, by_samples)
+    found = zip(compared, shown_shards(compared, contents), strict=True)
+    shown = {source.meta.name: shard for source, shard in found if shard is not None}
+    by_name = {source.meta.name: source for source in present}
+    for source in present:
+        if source not in compared:  # the strategy lists its full shape
+            shown[source.meta.name] = source.layout.optimizer_shard
+    for name, parameter in match_parameters(present).items():
+        if parameter == name or parameter not in by_name:
+            continue
+        rows, whole = (by_name[one].meta.shape[:1] for one in (name, parameter))
+        for few, one, many, other in (rows, name, whole, parameter), (whole, parameter, rows, name):
+            if few and shards[one] > 1 and (few[0] * shards[one],) == many:
+                shown.setdefault(one, shards[one])
+                shown.setdefault(other, 1)
+            if few == many and one in shown:
+                shown.setdefault(other, shown[one])
+    return shown
+
+
+def _notes(
+    joined: Sequence[str],
+    kept: Mapping[str, int],
+    assumed: Sequence[FullTensor],
+    shards: Mapping[str, int],
+) -> Iterator[Diagnostic]:
+    """Yield what became of the optimizer shards in the strategy, and what shows it."""
+    if joined:
+        text = f"{_OPTION}: {count(len(joined), 'parameter', 'are')} read without the "
+        text += "optimizer shard in the strategy"
+        yield Diagnostic("corrected", text, facts=shorten(joined, 3))
+    if kept:
+        text = f"{_OPTION}: {count(len(kept), 'parameter', 'keep')} the optimizer shard in the "
+        facts = f"{shorten(kept, 3)}: slices show that it was not joined"
+        yield Diagnostic("corrected", f"{text}strategy", facts=facts)
+    if assumed:
+        text = f"{_OPTION} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
+        shapes = (f"{_shape(one, 1)} or {_shape(one, shards[one.meta.name])}" for one in assumed)
+        named = (f"{one.meta.name} {both}" for one, both in zip(assumed, shapes, strict=True))
+        facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
+        facts += "no other rank shows it, or all elements are equal"
+        hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
+        yield Diagnostic("inferred", text, hint=hint, facts=facts)
+
+
+def _shape(source: FullTensor, shard: int) -> tuple[int, ...]:
+    """Return the full shape of a source, which has no shard, with one."""
+    rows, *others = source.meta.shape
+    return (rows * shard, *others)

@@ -1,0 +1,391 @@
+"""Which slices of the ranks are on disk: who should hold each, who does, and which are missing.
+
+A slice that another rank holds is read from there.  The strategy shows which slices a file held.
+The other ranks of its stage show which unlisted parameters it held, since all run the same program.
+A damaged file is not replaced if these ranks hold different parameters (saved without redundancy).
+It may have held something that no other rank has.
+
+``remove_redundancy=True`` assigns the parameters of a replica group to its ranks in turn, so a rank
+may hold nothing.  Safetensors files record it, unless they hold nothing.  ``.ckpt`` files do not
+record it, and have 0 bytes if they hold nothing.  Every rank stores the parameters without a
+layout.  If there are no layouts at all, they are assigned in turn as well.
+
+The manifest of an output folder names the ranks that it was written for, if not for all (--rank).
+
+Source
+------
+MindSpore 2.10 ``train/callback/_checkpoint.py`` (``_save_ckpt``), ``train/_utils.py``
+(``remove_param_redundancy``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from ckpttool.checkpoint.interpret import Tensor
+from ckpttool.formats.local import is_file
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import BrokenTensor, Unlisted
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import AuthenticityError, Diagnostic, FormatError, UnsupportedError
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import format_ranks
+
+REDUNDANCY_KEY = "remove_redundancy"
+
+# An unsupported file is intact, and another may be forged: replicas must not hide that.
+NEVER_REPLACED = (UnsupportedError, AuthenticityError)
+
+
+def has_redundancy_mark(catalog: Catalog) -> bool:
+    """Return whether a file records that the checkpoint was saved without redundancy."""
+    return any(file.attrs.get(REDUNDANCY_KEY) == "True" for file in catalog.files.values())
+
+
+def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
+    """Return whether a checkpoint was saved without redundancy.
+
+    Its files may record it.  Otherwise they show it if each slice is in one file only, and some
+    owner of a slice lacks it.  Without layouts every rank owns everything.
+    """
+    if catalog.description is not None:
+        return False  # it lists the slices of every file
+    if has_redundancy_mark(catalog):
+        return True
+    if any(REDUNDANCY_KEY in file.attrs for file in catalog.files.values()):
+        return False
+    files = catalog.files
+    if _lacks_slices_of_empty_files(catalog, strategy):
+        return False
+    if not strategy.layouts:
+        counts = Counter(name for file in files.values() for name in file.header)
+        return len(files) > 1 and bool(counts) and max(counts.values()) == 1
+    is_incomplete = False
+    for name, layouts in strategy.layouts.items():
+        for layout in layouts:
+            if math.prod(layout.slice_counts) == len(layout.ranks):
+                continue  # every slice has one owner, so counting would only take time
+            owners = [rank for rank in layout.ranks if rank in files]
+            expected = Counter(layout.slice_index(rank) for rank in owners)
+            found = Counter(
+                layout.slice_index(rank) for rank in owners if name in files[rank].header
+            )
+            if any(number > 1 for number in found.values()):
+                return False
+            is_incomplete = is_incomplete or any(expected[index] > 1 for index in found)
+    return is_incomplete
+
+
+def _lacks_slices_of_empty_files(catalog: Catalog, strategy: Strategy) -> bool:
+    """Return whether empty files should hold slices that no other file holds.
+
+    Then they were cut short: a save without redundancy leaves no slice out.
+    """
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    return bool(empty) and any(
+        {*owners} <= empty
+        for name, ranks in catalog.holders.items()
+        for layout in strategy.layouts.get(name, ())
+        for owners in layout.gaps(tuple(rank for rank in ranks if rank in layout.ranks))
+    )
+
+
+def quarantine_empty(catalog: Catalog, strategy: Strategy) -> Catalog:
+    """Return the catalog with empty files among the damaged ones, so that replicas replace them.
+
+    A rank may hold nothing if its stage has no layouts, or if the checkpoint has no redundancy.
+    """
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    if not empty or catalog.description is not None or is_deduplicated(catalog, strategy):
+        return catalog
+    if strategy.layouts:
+        layouts = {layout for named in strategy.layouts.values() for layout in named}
+        empty &= {rank for layout in layouts for rank in layout.ranks}
+    return _quarantine(catalog, empty)
+
+
+def quarantine_all_empty(catalog: Catalog) -> Catalog:
+    """Return a catalog without layouts with its empty files among the damaged ones, if all are."""
+    is_any_full = catalog.metas and not catalog.is_merged
+    empty = {rank for rank, file in catalog.files.items() if not file.nbytes}
+    return catalog if is_any_full else _quarantine(catalog, empty)
+
+
+def _quarantine(catalog: Catalog, empty: Collection[int]) -> Catalog:
+    text, facts = "empty (0 bytes)", "a full disk or a crash leaves such files"
+    damaged = {
+        rank: FormatError(catalog.files[rank].path, None, text, facts=facts)
+        for rank in sorted(empty)
+    }
+    if not damaged:
+        return catalog
+    return replace(
+        catalog,
+        files={rank: file for rank, file in catalog.files.items() if rank not in damaged},
+        damaged=dict(sorted({**catalog.damaged, **damaged}.items())),
+    )
+
+
+# ------------------------------------------------------------------------------- missing slices
+
+MissingNames = dict[tuple[int, ...], list[str]]  # owners of missing slices to names
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What is missing of a checkpoint.
+
+    Attributes
+    ----------
+    missing
+        Names with slices that no rank has, by the owners of these slices.
+    unsaved
+        Names that the strategy lists and that were not saved.
+    without_file
+        Ranks without a file, not even a damaged one, that miss nothing: replicas hold it.
+    replaced
+        Damaged rank to whether other files hold all that its file held; None if another message
+        tells what is wrong with it.
+    """
+
+    missing: MissingNames
+    unsaved: tuple[str, ...]
+    without_file: tuple[int, ...]
+    replaced: dict[int, bool | None]
+
+    @property
+    def unreplaced(self) -> list[int]:
+        """The damaged ranks that replicas do not replace."""
+        return [rank for rank, is_known in self.replaced.items() if not is_known]
+
+
+def find_missing(
+    catalog: Catalog, strategy: Strategy, tensors: Iterable[Tensor], deduplicated: bool
+) -> Presence:
+    """Find the slices that no file holds, and the damaged files that replicas replace."""
+    if catalog.description is not None:
+        is_replaced = not catalog.description.broken and not any(
+            isinstance(error, NEVER_REPLACED) for error in catalog.damaged.values()
+        )
+        return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
+    missing: MissingNames = defaultdict(list)
+    unsaved = _find_absent(catalog, strategy, deduplicated, missing)
+    for tensor in tensors:
+        for owners in tensor.gaps if isinstance(tensor, BrokenTensor) else ():
+            expected = tuple(filter(catalog.is_expected, owners))
+            if expected:
+                missing[expected].append(tensor.name)
+    lost = {*chain(*missing)}
+    replaced = {
+        rank: None if rank in lost else _is_replaced(catalog, strategy, rank, deduplicated)
+        for rank in catalog.damaged
+    }
+    without_file = (rank for rank in ranks_without_file(catalog, strategy) if rank not in lost)
+    return Presence(missing, unsaved, tuple(without_file), replaced)
+
+
+def ranks_without_file(catalog: Catalog, strategy: Strategy) -> list[int]:
+    """Return the ranks without a file, not even a damaged one, that should have one."""
+    known = {*catalog.files, *catalog.damaged}
+    expected = strategy.ranks if strategy.layouts else catalog.missing_ranks
+    return [rank for rank in expected if rank not in known and catalog.is_expected(rank)]
+
+
+def hold_same_parameters(catalog: Catalog, ranks: Collection[int]) -> bool:
+    """Return whether the files of ``ranks``, at least one, hold the same parameters."""
+    held = [catalog.files[rank].header.keys() for rank in ranks if rank in catalog.files]
+    return bool(held) and all(names == held[0] for names in held)
+
+
+def _is_replaced(
+    catalog: Catalog, strategy: Strategy, rank: int, deduplicated: bool
+) -> bool | None:
+    """Return whether other files hold all that a damaged file held; see `Presence`."""
+    if isinstance(catalog.damaged[rank], NEVER_REPLACED):
+        return None  # the error says what to do
+    peers: Collection[int] = catalog.files
+    if strategy.layouts:
+        if rank not in strategy.ranks:
+            return None  # ranks outside the strategy are a problem of their own
+        peers = strategy.ranks_of(rank // strategy.stage_ranks)
+    if hold_same_parameters(catalog, peers) and not deduplicated:
+        return True
+    return False if any(peer in catalog.files for peer in peers) else None
+
+
+def _find_absent(
+    catalog: Catalog, strategy: Strategy, deduplicated: bool, missing: MissingNames
+) -> tuple[str, ...]:
+    """Return the listed parameters on no rank that were not saved; add the others to ``missing``.
+
+    A parameter was not saved if its owners have files without it.  It is missing if these files are
+    missing, or if the checkpoint has no redundancy.  Optimizer state was not saved either if no
+    rank holds state with its prefix, since many checkpoints contain only weights.
+    """
+    holders = catalog.holders
+    if not any(name in strategy.layouts for name in holders):
+        return ()  # the strategy is of another checkpoint
+    states = catalog.match_states(strategy.layouts)
+    saved_prefixes = {name.removesuffix(states.get(name, "")) for name in holders}
+    unsaved = []
+    for name in (name for name in strategy.layouts if name not in holders):
+        parameter, layouts = states.get(name, ""), strategy.layouts[name]
+        is_weight = parameter not in strategy.layouts
+        is_conclusive = all(_is_conclusive(catalog, layout) for layout in layouts)
+        if (is_conclusive and not deduplicated) or not (
+            is_weight or name.removesuffix(parameter) in saved_prefixes
+        ):
+            unsaved.append(name)
+            continue
+        ranks = chain.from_iterable(layout.ranks for layout in layouts)
+        if expected := tuple(filter(catalog.is_expected, ranks)):
+            missing[expected].append(name)
+    return tuple(unsaved)
+
+
+def _is_conclusive(catalog: Catalog, layout: Layout) -> bool:
+    """Return whether the files at hand show for every slice whether it was saved."""
+    if all(rank in catalog.files for rank in layout.ranks):
+        return True
+    return hold_same_parameters(catalog, layout.ranks) and all(
+        any(rank in catalog.files for rank in owners) for owners in layout.slice_owners()
+    )
+
+
+# --------------------------------------------------------------------- tensors without a layout
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyHeld:
+    """Parameters without a layout that some ranks of a stage hold and others do not.
+
+    Attributes
+    ----------
+    names
+        The parameters; the same ranks hold all of them.
+    ranks
+        All ranks that hold them, of any stage.
+    missing
+        Other ranks of these stages, which have a file without them.
+    instead
+        The parameters that all other ranks hold, if only one rank holds these.
+    """
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    instead: tuple[str, ...] = ()
+
+    @property
+    def is_on_one_rank(self) -> bool:
+        """Whether only one rank holds them."""
+        return len(self.ranks) == 1
+
+
+def find_partly_held(
+    catalog: Catalog, strategy: Strategy, tensors: Iterable[Tensor], deduplicated: bool
+) -> tuple[PartlyHeld, ...]:
+    """Find the unlisted parameters that only some ranks of their stage hold.
+
+    The ranks of a stage run the same program and save the same names.  If a rank lacks a name, its
+    file is damaged or the parameter was renamed.  A checkpoint without redundancy may store each
+    parameter on one rank of a stage.  Nothing is found if it does so for all of them.  Ranks that
+    hold nothing and map parameters are checked elsewhere.
+    """
+    if not strategy.layouts:
+        return ()
+    names: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, ranks in catalog.holders.items():
+        names[ranks].append(name)
+    stages: dict[int, set[int]] = defaultdict(set)
+    for rank in (rank for rank, file in catalog.files.items() if file.tensors):
+        stages[rank // strategy.stage_ranks].add(rank)
+    missing: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for ranks in names:
+        members = {*chain(*(stages[rank // strategy.stage_ranks] for rank in ranks))}
+        missing[ranks] = tuple(sorted(members.difference(ranks)))
+    if not any(missing.values()):
+        return ()
+    unlisted = {
+        one.name
+        for one in tensors
+        if isinstance(one.known_by, Unlisted) and parse_name(one.name).map is None
+    }
+    found = []
+    for ranks, others in missing.items():
+        of_ranks = tuple(name for name in names[ranks] if name in unlisted)
+        if others and of_ranks:
+            same = (names[held] for held, without in missing.items() if without == ranks)
+            instead = tuple(chain(*same)) if len(ranks) == 1 else ()
+            found.append(PartlyHeld(of_ranks, ranks, others, instead))
+    if deduplicated and all(
+        len(one.ranks) == len({rank // strategy.stage_ranks for rank in one.ranks}) for one in found
+    ):
+        return ()
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------- outputs of --rank
+
+
+def limit_to_written_ranks(
+    catalog: Catalog, strategy: Strategy | None
+) -> tuple[Catalog, list[Diagnostic]]:
+    """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
+
+    For inspect and verify, which expect no files of other ranks.
+    """
+    written = _written_ranks(catalog, strategy)
+    if written is None:
+        return catalog, []
+    ranks, note = written
+    others = sorted(_expected_ranks(catalog, strategy) - ranks)
+    facts = f"{format_ranks(others)}: not expected"
+    return replace(catalog, expected_ranks=ranks), [replace(note, facts=facts)]
+
+
+def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
+    """Add a note on the ranks that the manifest lists (--rank), if these are not all.
+
+    For conversions, which need all ranks and report those that are missing.
+    """
+    written = _written_ranks(catalog, strategy)
+    if written is None:
+        return catalog
+    return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
+
+
+def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
+    """Return the ranks of the strategy, and those that the scan found missing."""
+    return {*(strategy.ranks if strategy is not None else ()), *catalog.missing_ranks}
+
+
+def _written_ranks(
+    catalog: Catalog, strategy: Strategy | None
+) -> tuple[frozenset[int], Diagnostic] | None:
+    """Return the ranks that a manifest lists and a note on them; None for all ranks.
+
+    `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
+    """
+    path = Path(catalog.root) / MANIFEST
+    found = catalog.files.keys() | catalog.damaged.keys()
+    expected = _expected_ranks(catalog, strategy)
+    if catalog.expected_ranks is not None or expected <= found or not is_file(path):
+        return None
+    try:
+        outputs = ManifestFile.read(path).manifest().outputs
+    except FormatError:
+        return None
+    ranks = frozenset({*found, *(output.rank for output in outputs)})
+    if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
+        return None
+    text = f"written only for {format_ranks([output.rank for output in outputs])} (--rank)"
+    return ranks, Diagnostic("part", text, where=str(path))

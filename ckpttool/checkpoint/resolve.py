@@ -1,0 +1,290 @@
+"""Resolve a checkpoint to full tensors: what lies on disk, a strategy and contents.
+
+Headers have names and shapes, and the strategy has layouts.  Contents decide where these do not:
+for parameters that are not in the strategy, and for optimizer shards that the strategy hides.
+Contents also show whether the strategy belongs to these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from shlex import quote
+from typing import Literal
+
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.contents import (
+    EqualContents,
+    compare_contents,
+    compare_copies,
+    read_indexes_beside,
+    sample_states,
+)
+from ckpttool.checkpoint.evidence import Asking, Evidence, answer
+from ckpttool.checkpoint.interpret import decided_by_contents, each_file
+from ckpttool.checkpoint.presence import (
+    note_written_ranks,
+    quarantine_all_empty,
+    quarantine_empty,
+)
+from ckpttool.formats.local import is_file, read_file
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import (
+    CkptToolError,
+    CombinedError,
+    Diagnostic,
+    FormatError,
+    NoStrategyError,
+    PlanError,
+    join_clauses,
+)
+from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import count, shorten
+
+Contents = Literal["samples", "slices", "all"]
+
+
+def resolve(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    options: ResolveOptions,
+    executor: Executor,
+    *,
+    contents: Contents = "all",
+    is_refused: Callable[[Checkpoint], bool],
+    by_file: bool = False,
+    option: str = "-s",
+) -> Checkpoint:
+    """Return a record for each tensor of a checkpoint, and what contents show.
+
+    Parameters
+    ----------
+    catalog
+        The files on disk, from `scan`.
+    strategy
+        The layouts; None for a checkpoint that holds full tensors or describes itself, and for
+        replicated ranks.
+    options
+        Choices where the strategy does not decide.
+    executor
+        Reads contents.
+    contents
+        How much of the contents to read.  ``"samples"``: some pages of all tensors.
+        ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
+        every byte of the parameters that are not in the strategy, as a conversion needs.
+    is_refused
+        Returns whether the headers refuse the checkpoint, so that its layouts are not checked
+        against contents.
+    by_file
+        Read each file by itself, as one of full tensors.
+    option
+        The option of the command line that takes the strategy, for messages.
+
+    Raises
+    ------
+    FormatError, PlanError
+        The checkpoint needs a strategy and has none, or needs none and has one.
+    """
+    if options.replicated:
+        catalog = replace(catalog, one_of_several="")
+    if by_file or (strategy is None and catalog.is_merged):
+        steps = _resolve_files(catalog, options, contents == "samples", is_refused)
+    else:
+        from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
+
+        strategy = choose_strategy(catalog, strategy, options.replicated, option)
+        strategy, misfits = fit_to_slices(catalog, strategy)
+        if misfits:  # other problems would follow from these
+            return Checkpoint(catalog=catalog, strategy=strategy, misfits=tuple(misfits))
+        steps = _resolve_ranks(catalog, strategy, options, contents, is_refused)
+    evidence = Evidence()
+    return replace(answer(steps, executor, evidence), evidence=evidence)
+
+
+def _resolve_files(
+    catalog: Catalog,
+    options: ResolveOptions,
+    by_samples: bool,
+    is_refused: Callable[[Checkpoint], bool],
+) -> Asking[Checkpoint]:
+    """Resolve a checkpoint whose files hold full tensors."""
+    catalog = quarantine_all_empty(catalog)
+    found = Checkpoint(
+        catalog=catalog,
+        strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
+        options=options,
+        records=each_file(catalog),
+        are_joined=False,
+    )
+    try:
+        found = replace(found, copies=(yield from compare_copies(catalog, by_samples)))
+        return replace(found, is_refused=is_refused(found))
+    except CkptToolError as error:
+        return replace(found, unread=error)
+
+
+def _resolve_ranks(
+    catalog: Catalog,
+    strategy: Strategy,
+    options: ResolveOptions,
+    contents: Contents,
+    is_refused: Callable[[Checkpoint], bool],
+) -> Asking[Checkpoint]:
+    """Resolve the files of ranks; `answer` reads what is asked."""
+    from ckpttool.checkpoint.joined_shards import without_listed_shards
+
+    listed = strategy
+    if options.optimizer_shard == 1:
+        strategy = without_listed_shards(strategy)
+    catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
+    found = Checkpoint(catalog=catalog, strategy=strategy, options=options).with_strategy(
+        strategy, EqualContents()
+    )
+    names = decided_by_contents(catalog, found.records)
+    try:
+        if contents == "all":
+            equal = yield from compare_contents(catalog, strategy, names)
+        else:
+            equal = yield from sample_states(catalog, names)
+        found = found.with_strategy(strategy, equal)
+        found = replace(found, is_refused=is_refused(found))
+        if found.is_refused or options.trust_strategy:
+            return found
+        return (yield from _check_layouts(found, listed, contents == "samples"))
+    except CkptToolError as error:
+        return replace(found, unread=error)
+
+
+def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Asking[Checkpoint]:
+    """Sample the slices, and correct a strategy where contents prove that it is wrong.
+
+    ``listed`` is the strategy as it was read.
+    """
+    from ckpttool.checkpoint.hidden_shards import has_proven_shard, infer_strategy
+    from ckpttool.checkpoint.joined_shards import find_joined_shards
+
+    requested = found.options.optimizer_shard
+    correction = None
+    if requested == 1:
+        correction = yield from find_joined_shards(listed, found.tensors, by_samples)
+    found = replace(found, indexes=(yield from read_indexes_beside(found.catalog.root)))
+    if correction is None:
+        found = yield from _sample(found)
+        is_suspect = found.has_differing_replicas or has_proven_shard(found.strategy, found.tensors)
+        if not is_suspect and requested is None:
+            return found
+        correction = yield from infer_strategy(found.strategy, found.tensors, requested, by_samples)
+    if correction is None:
+        return found
+    found = replace(found.with_strategy(correction.strategy, found.contents), correction=correction)
+    return (yield from _sample(found))
+
+
+def _sample(found: Checkpoint) -> Asking[Checkpoint]:
+    """Sample the slices of all tensors whose layouts are decided."""
+    from ckpttool.checkpoint.samples import sample_stages, sample_tensors
+
+    undecided = () if found.correction is None else found.correction.undecided
+    decided = [one for one in found.tensors if one.name not in undecided]
+    sampled = yield from sample_tensors(decided, found.strategy.handwritten)
+    differing = yield from sample_stages(decided)
+    return replace(found, sampled=tuple(sampled), differing_stages=differing)
+
+
+def choose_strategy(
+    catalog: Catalog, strategy: Strategy | None, replicated: bool, option: str
+) -> Strategy:
+    """Return the strategy of the files of ranks, without layouts if they need none.
+
+    With ``replicated`` every rank holds full tensors, and a single file is a full checkpoint.
+    ``option`` takes the strategy.
+
+    Raises
+    ------
+    PlanError
+        The source needs a strategy and has none, or needs none and has one.
+    """
+    if catalog.description is not None:
+        files = catalog.description.files
+        if strategy is not None or replicated:
+            given = "--replicated" if strategy is None else option
+            text = f"the checkpoint describes itself, so {given} does not apply"
+            facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
+            raise PlanError(
+                [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
+            )
+        return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
+    if strategy is None and replicated:
+        known = (*catalog.files, *catalog.damaged, *catalog.missing_ranks)
+        return Strategy.without_layouts(max(known, default=0) + 1)
+    if strategy is None and (errors := catalog.errors()):
+        raise PlanError(errors)  # a strategy would not help
+    if strategy is None:
+        raise no_strategy_error(
+            catalog, f"{option} STRATEGY, or --replicated if every rank holds the whole model"
+        )
+    if catalog.is_merged and (len(strategy.ranks) > 1 or catalog.documents):
+        text = f"but {strategy.origin_is} for {count(len(strategy.ranks), 'rank')}"
+        problem = Diagnostic(
+            "strategy",
+            f"already merged, {text}",
+            hint=f"the same command without {option}, or ckpttool split {quote(catalog.root)} ...",
+            where=catalog.root,
+        )
+        if evidence := catalog.one_of_several:
+            message, hint = f"the file of one rank, {text}", "the folder of all ranks as SRC"
+            problem = replace(problem, message=message, hint=hint, facts=evidence)
+        raise PlanError([problem])
+    return replace(strategy, notes=(*strategy.notes, *_manifest_notes(catalog, strategy)))
+
+
+def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
+    """Return the error of a source without a strategy: of ranks, or merged and given to reshard."""
+    ranks = count(len(catalog.files) + len(catalog.damaged), "rank")
+    facts = "A strategy file says how the slices of the ranks fit together."
+    for note in catalog.diagnostics:
+        if note.code == "strategy_file" and note.path is not None:
+            facts = join_clauses(note.message, note.facts)
+            hint = hint.replace("STRATEGY", quote(note.path))
+    text = f"no strategy for {ranks}"
+    problem = Diagnostic("no_strategy", text, hint=hint, facts=facts, where=catalog.root)
+    if catalog.one_of_several:
+        text, hint = "the file of one rank of several", "the folder of all ranks as SRC, with -s"
+        facts = catalog.one_of_several
+        problem = Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)
+    elif catalog.is_merged:
+        text = "already merged, and reshard reads the files of ranks"
+        hint = f"ckpttool split {quote(catalog.root)} -d STRATEGY -o DIR"
+        problem = Diagnostic("strategy", text, hint=hint, where=catalog.root)
+    missing = (NoStrategyError if problem.code == "no_strategy" else PlanError)([problem])
+    damaged = catalog.damaged.values()  # the files may not be checkpoints at all
+    return CombinedError((*damaged, missing)) if damaged else missing
+
+
+def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
+    """Yield a note if the manifest lists other strategy files, or cannot be read.
+
+    A manifest lists the strategy files of the target last.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not is_file(path):
+        return
+    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
+    try:
+        provenance = ManifestFile.read(path).provenance()
+        recorded = provenance.strategies[-len(strategy.files) :]
+        either = [recorded, provenance.dst_strategies]
+        if recorded and given not in [{one.sha256 for one in files} for files in either]:
+            text = "not the strategy that the manifest names"
+            facts = f"{path} names {recorded[-1].path}"
+            hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
+            yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
+    except FormatError as error:
+        (one,) = error.diagnostics
+        facts = f"the manifest cannot show whether {strategy.origin} is its strategy"
+        yield replace(one, code="other_strategy", facts=facts)

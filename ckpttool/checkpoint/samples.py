@@ -1,0 +1,203 @@
+"""Samples of the slices that replicas and layouts are checked against.
+
+The largest tensors of each layout are sampled: some pages of every rank's slice.  Every other
+tensor with replicas is spot-checked: three pages each of the first and the last owner of one slice.
+These two differ with every hidden optimizer shard.  Tensors that stages share are compared too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ckpttool.checkpoint.evidence import Asking, ask
+from ckpttool.checkpoint.interpret import group_ranks
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import BoxSlicing, FullTensor, RankGroups
+from ckpttool.model.tensors import StoredTensor
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+TENSORS_PER_LAYOUT = 3
+CHANCE_BITS = 64  # of a slice, as few as those of a mask; one in 2**64 is no chance
+
+Replicas = Sequence[Mapping[int, StoredTensor]]  # rank to stored slice, for each slice
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTensor:
+    """A full tensor with samples of its slices.
+
+    Attributes
+    ----------
+    tensor
+        The full tensor.
+    replicas
+        The slices; only one of them in a spot check.
+    samples
+        Rank to sample, for each slice of ``replicas``; a spot check samples only some ranks.
+    is_spot_check
+        Whether only one slice was sampled.
+    """
+
+    tensor: FullTensor
+    replicas: Replicas
+    samples: Sequence[Mapping[int, Sample]]
+    is_spot_check: bool
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The sampled ranks, ascending."""
+        return tuple(sorted({rank for by_rank in self.samples for rank in by_rank}))
+
+    @property
+    def differing_groups(self) -> RankGroups:
+        """Ranks that should hold equal slices and do not, by equal samples; () if there are none.
+
+        They are those of the first slice whose replicas differ.
+        """
+        samples = next((found for found in self.samples if len({*found.values()}) > 1), {})
+        return tuple(group_ranks(tuple(samples), samples.__getitem__).values())
+
+    @property
+    def groups(self) -> RankGroups:
+        """All sampled ranks, grouped by equal samples."""
+        by_rank = {rank: sample for samples in self.samples for rank, sample in samples.items()}
+        return tuple(group_ranks(sorted(by_rank), by_rank.__getitem__).values())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every sample has equal elements, so that equal slices show nothing."""
+        return all(sample.is_constant for by_rank in self.samples for sample in by_rank.values())
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the full tensor, by how many different values its elements could have had."""
+        samples = chain.from_iterable(by_rank.values() for by_rank in self.samples)
+        bits = max((sample.element_bits for sample in samples), default=0)
+        return math.prod(self.tensor.meta.shape) * bits / 8
+
+    @property
+    def may_be_equal_by_chance(self) -> bool:
+        """Whether its slices could have had so few values that equal ones show nothing."""
+        return self.nbytes * 8 < CHANCE_BITS * len(self.replicas)
+
+
+def sample_tensors(
+    tensors: Iterable[FullTensor], handwritten: Mapping[str, str]
+) -> Asking[list[SampledTensor]]:
+    """Sample the largest tensors of each layout, and spot-check the others."""
+    from ckpttool.storage.sampling import sample
+
+    chosen, others = _choose_tensors(tensors, handwritten)
+    all_slices = [(tensor, list(tensor.slicing.replicas())) for tensor in chosen]
+    to_sample = [(tensor, slices, slices) for tensor, slices in all_slices]
+    for tensor in others:
+        largest = max(tensor.slicing.replicas(), key=len)
+        to_sample.append((tensor, [largest], [_first_and_last(tensor, largest)]))
+    stored = (one for *_, sampled in to_sample for ranks in sampled for one in ranks.values())
+    samples = yield from ask(sample, stored)
+    return [
+        SampledTensor(
+            tensor,
+            slices,
+            [{rank: samples[one] for rank, one in ranks.items()} for ranks in sampled],
+            is_spot_check=sampled is not slices,
+        )
+        for tensor, slices, sampled in to_sample
+    ]
+
+
+def _choose_tensors(
+    tensors: Iterable[FullTensor], handwritten: Mapping[str, str]
+) -> tuple[list[FullTensor], list[FullTensor]]:
+    """Return the tensors to sample in all slices, and those with replicas to spot-check.
+
+    The largest tensors of a layout are sampled, since small ones are often sharded differently.
+    All hand-written layouts are sampled, since a pattern may match too many names.
+    """
+    by_layout: dict[Hashable, list[FullTensor]] = defaultdict(list)
+    chosen = []
+    for tensor in tensors:
+        if not tensor.meta.nbytes:
+            continue
+        if tensor.meta.name in handwritten:
+            chosen.append(tensor)
+        elif tensor.has_layout:
+            by_layout[tensor.slicing.distribution_key].append(tensor)
+    others: list[FullTensor] = []
+    for group in by_layout.values():
+        group.sort(key=_sampling_order)
+        chosen += group[:TENSORS_PER_LAYOUT]
+        others += [
+            tensor
+            for tensor in group[TENSORS_PER_LAYOUT:]
+            if not parse_name(tensor.meta.name).is_gradient and _has_replicas(tensor)
+        ]
+    return chosen, others
+
+
+def _sampling_order(tensor: FullTensor) -> tuple[bool, int]:
+    """Order parameters before states, which may be sums of one rank, and large before small."""
+    return parse_name(tensor.meta.name).same_shape_parameter is not None, -tensor.meta.nbytes
+
+
+def _has_replicas(tensor: FullTensor) -> bool:
+    return any(len(ranks) > 1 for ranks in tensor.slicing.owners())
+
+
+def _first_and_last(
+    tensor: FullTensor, ranks: Mapping[int, StoredTensor]
+) -> dict[int, StoredTensor]:
+    """Return the first and the last owner of a slice, or all owners if some are missing.
+
+    The first and the last of ``n`` replicas hold different slices of any optimizer shard, since a
+    divisor of ``n`` does not divide ``n - 1``.  Owners that are left may hold equal slices.
+    """
+    if len(ranks) < max(map(len, tensor.slicing.owners())):
+        return dict(ranks)
+    return {rank: ranks[rank] for rank in (min(ranks), max(ranks))}
+
+
+# Parameters of MindFormers' MoE and attention in PyNative that every rank changes for itself, by
+# the last component of their names.  ``expert_bias`` and ``tid2eid`` are saved in the same way, and
+# are equal on all ranks.
+_OWN_STATISTICS = frozenset(
+    {"tokens_per_expert", "global_tokens_per_expert", "ga_steps", "max_logits_val"}
+)
+
+
+def has_own_values(tensor: FullTensor) -> bool:
+    """Return whether replicas of a tensor differ by design."""
+    is_described = isinstance(tensor.slicing, BoxSlicing)
+    return is_described and parse_name(tensor.name).last in _OWN_STATISTICS
+
+
+def stage_pairs(tensors: Iterable[FullTensor]) -> Iterator[tuple[FullTensor, FullTensor]]:
+    """Yield a listed tensor with that of each other stage, for tensors that several stages hold."""
+    for tensor in tensors:
+        for copy in tensor.copies if tensor.is_listed else ():
+            yield tensor, replace(tensor, slicing=copy, copies=())
+
+
+def sample_stages(
+    tensors: Iterable[FullTensor],
+) -> Asking[tuple[tuple[FullTensor, FullTensor], ...]]:
+    """Return the pairs of stages whose samples differ.
+
+    Each stage has gradients of its own, so these are not compared.
+    """
+    from ckpttool.storage.sampling import sample_box
+
+    pairs = [
+        pair
+        for pair in stage_pairs(tensors)
+        if pair[0].meta.nbytes and not parse_name(pair[0].name).is_gradient
+    ]
+    boxes = yield from ask(sample_box, chain.from_iterable(pairs))
+    return tuple(pair for pair in pairs if boxes[pair[0]] != boxes[pair[1]])

@@ -1,0 +1,159 @@
+"""The checks of a checkpoint, in the order in which they run.
+
+A check takes a `Checkpoint`, reads nothing, and yields diagnostics.  How grave each of them is for
+a command stands in the table of codes, `ckpttool.problems.CODES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checks import headers, layouts, presence, samples, unlisted
+from ckpttool.problems import Command, Diagnostic, severities
+
+_EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
+_DECIDING: tuple[Command, ...] = ("verify", "diff", "convert")
+_ALL: tuple[Command, ...] = (*_EXAMINING, "convert")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A line of the table.
+
+    Attributes
+    ----------
+    find
+        Yields what is wrong or worth knowing.
+    why
+        Why it stands in this place.
+    commands
+        The commands that run it.
+    needs_contents
+        Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
+        of a strategy that the user trusts.
+    supersedes
+        Checks that say the same with less detail, if every byte was read.
+    """
+
+    find: Callable[[Checkpoint], Iterable[Diagnostic]]
+    why: str
+    commands: tuple[Command, ...] = _ALL
+    needs_contents: bool = False
+    supersedes: tuple[Callable[[Checkpoint], Iterable[Diagnostic]], ...] = ()
+
+
+def _of_contents(find: Callable[[Checkpoint], Iterable[Diagnostic]], why: str) -> Check:
+    return Check(find, why, needs_contents=True)
+
+
+CHECKS = (
+    Check(presence.check_scan, "which files were chosen explains all that follows"),
+    Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
+    Check(unlisted.check_copies, "which file of an index is read, before its tensors", _EXAMINING),
+    Check(unlisted.check_ignored_copies, "the same for who writes one copy anyway", ("convert",)),
+    Check(layouts.check_options, "an option that cannot apply changes all that follows"),
+    Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
+    Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
+    Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
+    Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING),
+    Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",)),
+    Check(unlisted.check_differing, "wrong ranks make tensors differ, so it needs the right ones"),
+    Check(layouts.check_handwritten, "a line of a person is compared with slices that fit it"),
+    Check(presence.check_missing, "what explains a lost slice stands before it"),
+    Check(presence.check_own_values, "the user wants the values of ranks, and some are lost"),
+    Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice"),
+    Check(presence.check_unsaved, "what was never saved is not lost"),
+    Check(presence.check_partly_held, "what some ranks lack is read from others"),
+    Check(presence.check_replaced, "what whole ranks lack is read from others"),
+    Check(layouts.check_followed, "layouts that the strategy omits follow from slices"),
+    Check(layouts.check_guessed, "some of these only a name shows"),
+    Check(layouts.check_stages, "what one stage provides is not read from another"),
+    Check(presence.check_redundancy, "how it was saved explains empty files"),
+    Check(presence.check_empty, "without a strategy, nothing says what they hold", ("inspect",)),
+    Check(unlisted.check_constant, "here contents show nothing", ("diff", "convert")),
+    Check(layouts.check_trusted, "the user excludes all questions about the strategy"),
+    _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
+    _of_contents(layouts.check_misplaced, "whole stages contradict it"),
+    _of_contents(layouts.check_index, "an index beside the files contradicts it"),
+    _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
+    _of_contents(samples.check_replicas, "slices whose replicas differ show nothing else"),
+    Check(
+        samples.check_compared,
+        "every byte says more than samples",
+        ("verify", "convert"),
+        supersedes=(samples.check_replicas,),
+    ),
+    _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
+    _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
+    Check(presence.check_read_instead, "the result is right, and a file is not", ("convert",)),
+    Check(unlisted.check_not_full, "only who writes full tensors needs all of them", ("convert",)),
+    Check(headers.check_unjoined, "what is not joined is compared by headers alone", ("verify",)),
+    Check(
+        headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
+    ),
+    Check(presence.check_lacking, "a conversion reads a replica", ("verify",)),
+    Check(presence.check_lacking_names, "a conversion reads another rank", ("verify",)),
+)
+
+
+def run_checks(
+    checkpoint: Checkpoint, command: Command, without: Collection[str] = ()
+) -> Iterator[Diagnostic]:
+    """Yield what the checks of a command find, in the order of the table.
+
+    Options that overrule contents would hide that files and strategy are of two runs.  Where a
+    folder has files of other runs, another step is proposed instead.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.  If the strategy does not fit it, only that is yielded.
+    command
+        The command.
+    without
+        Codes that do not count where contents show them.
+    """
+    if checkpoint.misfits:
+        yield from checkpoint.misfits
+        return
+    steps = checkpoint.catalog.steps_of_other_runs
+    for check in _checks_of(checkpoint, command):
+        for one in check.find(checkpoint):
+            if check.needs_contents and one.code in without:
+                continue
+            overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
+            if check.needs_contents and overrules and steps is not None:
+                hint = f"--step {steps[0]}, of another run" if steps else ""
+                hint = hint or "`ckpttool help mixed_runs`"
+                yield replace(one, hint=hint, options=())
+            else:
+                yield one
+
+
+def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
+    is_closed = checkpoint.is_refused or checkpoint.options.trust_strategy
+    superseded = {find for check in CHECKS for find in check.supersedes}
+    for check in CHECKS:
+        is_said = checkpoint.compared is not None and check.find in superseded
+        if command in check.commands and not is_said and not (check.needs_contents and is_closed):
+            yield check
+
+
+def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
+    """Return whether headers refuse a checkpoint, so that contents would only repeat it.
+
+    inspect and conversions stop at any error.  verify and diff go on as far as they can.
+    """
+    errors = severities("convert")
+    found = (
+        one
+        for check in CHECKS
+        if not check.needs_contents and {*_DECIDING} <= {*check.commands}
+        for one in check.find(checkpoint)
+        if errors[one.code] == "error"
+    )
+    if command in ("verify", "diff"):
+        return any(one.code in ("strategy", "options") for one in found)
+    return bool(checkpoint.damage) or any(True for _ in found)

@@ -1,0 +1,100 @@
+"""Headers that contradict each other without preventing a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.interpret import disagreement, group_ranks
+from ckpttool.checks.unlisted import odd_state_problem
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import Unlisted
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_ranks, shorten
+
+
+def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield files that cannot be read, unless replicas replace them."""
+    described = checkpoint.catalog.description is not None
+    replaced = checkpoint.presence.replaced if checkpoint.are_joined and not described else {}
+    for rank, error in checkpoint.catalog.damaged.items():
+        if not replaced.get(rank):
+            yield from error.diagnostics
+
+
+def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note if files of ranks are verified by themselves, and where these disagree."""
+    catalog = checkpoint.catalog
+    if checkpoint.are_joined:
+        return
+    if not catalog.is_merged:
+        text = "without a strategy every rank is verified by itself"
+        facts = "not known: whether slices fit together and replicas are equal"
+        hint = "-s STRATEGY, or --replicated if every rank holds the whole model"
+        yield Diagnostic("doubt", text, hint=hint, facts=facts)
+    for name in catalog.metas:
+        yield from _check_types(catalog, catalog.metas_of(name))
+    yield from _truncated_files(catalog)
+
+
+def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors without a layout whose headers differ between ranks."""
+    catalog = checkpoint.catalog
+    for tensor in checkpoint.tensors if checkpoint.are_joined else ():
+        if tensor.has_layout:
+            continue
+        metas = catalog.metas_of(tensor.name)
+        found = [*_check_types(catalog, metas)]
+        shapes = group_ranks(tuple(metas), lambda rank: metas[rank].text or metas[rank].shape)  # noqa: B023
+        if not found and len(shapes) > 1:
+            code, what = "shape", "text" if tensor.meta.text else "shape"
+            if isinstance(tensor.known_by, Unlisted):
+                code, what = "unlisted", f"{what}, which no strategy describes,"
+            found = [disagreement(code, catalog, tensor.name, what, shapes)]
+        if not found and isinstance(tensor.known_by, Unlisted) and tensor.known_by.odd_shapes:
+            one = odd_state_problem(checkpoint, tensor.name, tensor.known_by.odd_shapes)
+            found = [replace(one, ranks=tuple(metas))]
+        yield from found
+
+
+def _check_types(catalog: Catalog, metas: Mapping[int, TensorMeta]) -> Iterator[Diagnostic]:
+    """Yield a problem if ranks disagree on the element type or the number of axes of a name."""
+    ranks = tuple(metas)
+    name = metas[ranks[0]].name
+    dtypes = group_ranks(ranks, lambda rank: metas[rank].dtype)
+    axes = group_ranks(ranks, lambda rank: len(metas[rank].shape))
+    if len(dtypes) > 1:
+        yield disagreement("dtype", catalog, name, "element type", dtypes)
+    elif len(axes) > 1:
+        yield disagreement("shape", catalog, name, "number of axes", axes)
+
+
+def _truncated_files(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield files whose tensors are only the first tensors of another file."""
+    headers = group_ranks(
+        tuple(catalog.files),
+        lambda rank: tuple(tensor.meta for tensor in catalog.files[rank].header.values()),
+    )
+    for metas, ranks in headers.items():
+        longer = [
+            others
+            for more, others in headers.items()
+            if len(more) > len(metas) and more[: len(metas)] == metas
+        ]
+        if longer:
+            files = [catalog.files[rank] for rank in ranks]
+            text = f"only the first {count(len(metas), 'tensor')} of what other ranks hold"
+            facts = f"{shorten((file.path for file in files), 1)}; "
+            facts += f"{format_ranks(longer[0])}: {len(catalog.files[longer[0][0]].header)} tensors"
+            if not metas:
+                text = f"no tensor in {files[0].nbytes} bytes, and other ranks hold some"
+            yield Diagnostic(
+                "lacking",
+                f"{format_ranks(ranks)}: {text}",
+                hint="-s STRATEGY, which shows whether replicas hold the others",
+                facts=facts,
+                ranks=ranks,
+                path=files[0].path if len(files) == 1 else None,
+            )

@@ -1,0 +1,191 @@
+"""Layouts that names and shapes contradict, and what is known of those that a strategy omits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.optimizer_state import (
+    contradiction,
+    find_mismatched_states,
+    shape_difference,
+)
+from ckpttool.model.names import parse_name
+from ckpttool.model.slicing import BrokenTensor
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_ranks, shorten
+
+
+def check_strategy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the notes of reading the strategy and of fitting it to the names."""
+    yield from checkpoint.strategy.notes
+
+
+def check_fit(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield why the slices of a tensor make no full tensor."""
+    for one in checkpoint.records:
+        if isinstance(one, BrokenTensor) and one.problem is not None:
+            yield one.problem
+
+
+def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the hand-written layouts of states whose full shapes contradict their parameters."""
+    handwritten = checkpoint.strategy.handwritten
+    shapes = {one.name: one.meta.shape for one in checkpoint.tensors if handwritten}
+    for one in checkpoint.tensors:
+        name, parameter = one.name, parse_name(one.name).parameter or ""
+        are_by_hand = name in handwritten and parameter in handwritten
+        if are_by_hand and shape_difference(one.meta, shapes) is not None:
+            text = "its hand-written layout gives another shape than its parameter's"
+            facts = f"{handwritten[name]}: {one.meta.shape}; "
+            facts += f"{handwritten[parameter]}: {parameter} {shapes[parameter]}"
+            hint = "correct one of the two layouts"
+            yield Diagnostic("shape", text, hint=hint, facts=facts, tensor=name)
+
+
+def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield notes on tensors whose layout the strategy omits or lists wrongly."""
+    if not checkpoint.are_joined:
+        return
+    tensors, listing = checkpoint.tensors, checkpoint.listing
+    following = [f"{one.name} (as {one.parameter})" for one in tensors if one.parameter is not None]
+    if following:
+        text = f"{count(len(following), 'optimizer state', 'are')} sharded like the parameter"
+        facts = f"not in {listing}: {shorten(following, 3)}"
+        yield Diagnostic("follows", text, facts=facts)
+    if corrected := [one.name for one in checkpoint.records if one.is_corrected]:
+        text = f"{count(len(corrected), 'parameter', 'are')} sharded as shapes show, "
+        text += f"not as in {listing}"
+        yield Diagnostic("corrected", text, facts=shorten(corrected, 3))
+    shapes = {one.name: one.meta.shape for one in tensors}
+    if differences := [*filter(None, (shape_difference(one.meta, shapes) for one in tensors))]:
+        states = count(len(differences), "optimizer state", "have")
+        text = f"{states} another shape than the parameter"
+        yield Diagnostic("doubt", text, facts=f"{shorten(differences, 3)}; perhaps slices")
+
+
+def check_guessed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a warning about states that only their names and shapes identify.
+
+    An optimizer stores states of most parameters.  So a prefix may belong to a module if less than
+    half of the listed parameters have it.  This does not apply to prefixes of MindSpore's
+    optimizers.
+    """
+    states = checkpoint.states
+    unknown = [
+        one
+        for one in checkpoint.tensors
+        if one.parameter is not None and parse_name(one.name).parameter is None
+    ]
+    counts = Counter(name.removesuffix(parameter) for name, parameter in states.items() if unknown)
+    parameters = sum(name not in states for name in checkpoint.listed) if unknown else 0
+    names = [
+        f"{one.name} (as {one.parameter})"
+        for one in unknown
+        if 2 * counts[one.name.removesuffix(states[one.name])] < parameters
+    ]
+    if names:
+        text = f"{count(len(names), 'tensor', 'are')} taken for optimizer state by name and shape"
+        hint = "-s MORE.yaml with the layout if it is not; `ckpttool help guessed` explains"
+        yield Diagnostic("guessed", text, hint=hint, facts=shorten(names, 3))
+
+
+def check_stages(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on tensors in stages for which the strategy does not list them."""
+    strategy = checkpoint.strategy
+    misplaced = [
+        name
+        for name, ranks in checkpoint.catalog.holders.items()
+        if strategy.stages > 1 and name in strategy.layouts
+        if {rank // strategy.stage_ranks for rank in ranks if rank in strategy.ranks}
+        - set(strategy.stages_of(name))
+    ]
+    if misplaced:
+        parameters = count(len(misplaced), "parameter", "are")
+        text = f"{parameters} also on ranks of other stages, and not read there"
+        yield Diagnostic("skipped", text, facts=shorten(misplaced, 3))
+
+
+def check_states(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the differences between layouts of parameters and of their states in the strategy."""
+    return find_mismatched_states(checkpoint.catalog, checkpoint.strategy)
+
+
+def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a problem if ranks of stages hold more slices of other stages than of their own.
+
+    Stages share only a few parameters.  With a strategy of two stages, half of the files would not
+    be read if all ranks hold every layer.
+    """
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    ranks_of: list[int] = []
+    misplaced: dict[str, None] = {}
+    holders = catalog.holders
+    for stage in range(strategy.stages if strategy.stages > 1 else 0):
+        ranks = strategy.ranks_of(stage)
+        header = next((catalog.files[rank].header for rank in ranks if rank in catalog.files), {})
+        listed = sum(stage in strategy.stages_of(name) for name in header)
+        others = [
+            name
+            for name, tensor in header.items()
+            if stage not in (stages := strategy.stages_of(name))
+            and any(
+                catalog.files[rank].header[name].meta.shape == tensor.meta.shape
+                for rank in holders[name]
+                if rank // strategy.stage_ranks in stages
+            )
+        ]
+        if len(others) > listed:
+            ranks_of += ranks
+            misplaced |= dict.fromkeys(others)
+    if misplaced:
+        text = f"{format_ranks(ranks_of)} hold {count(len(misplaced), 'parameter')} that the "
+        text += "strategy lists for other stages"
+        yield contradiction(strategy, text, shorten(misplaced, 3), ranks_of)
+
+
+def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the full shapes that differ from those of an index beside the files."""
+    for path, full in checkpoint.indexes.items():
+        if isinstance(full, Exception):
+            text = "full shapes were not compared with this index"
+            yield Diagnostic("not_compared", text, facts=str(full), where=path)
+            continue
+        different = [
+            f"{one.name} {one.meta.shape}, in the index {full[one.name].shape}"
+            for one in checkpoint.tensors
+            if one.name in full and one.meta.shape != full[one.name].shape
+        ]
+        if different:
+            text = f"the strategy makes other full shapes than {path} lists"
+            problem = contradiction(checkpoint.strategy, text, shorten(different, 3))
+            yield replace(problem, path=path)
+
+
+def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note that contents were not compared because the user trusts the strategy."""
+    is_trusted = checkpoint.options.trust_strategy and not checkpoint.is_incomplete
+    if is_trusted and checkpoint.are_joined:
+        text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
+        yield Diagnostic("doubt", text)
+
+
+def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield what contents show of optimizer shards."""
+    if checkpoint.correction is not None:
+        yield from checkpoint.correction.problems
+        yield from checkpoint.correction.notes
+
+
+def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of ``--optimizer-shard`` where it cannot apply."""
+    shard = checkpoint.options.optimizer_shard
+    where = f"--optimizer-shard {shard}"
+    if shard is not None and not checkpoint.strategy.layouts:
+        text, hint = "it corrects a strategy, and none is read", f"the same command without {where}"
+        yield Diagnostic("options", text, hint=hint, where=where)
+    elif shard is not None and checkpoint.options.trust_strategy:
+        text, hint = "--trust-strategy excludes it", "the same command with one of the two"
+        yield Diagnostic("options", text, hint=hint, where=where)

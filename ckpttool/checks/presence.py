@@ -1,0 +1,511 @@
+"""Files and slices that are not there, and what is read in their place."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, groupby, permutations
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.presence import (
+    REDUNDANCY_KEY,
+    PartlyHeld,
+    has_redundancy_mark,
+)
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import FullTensor
+from ckpttool.problems import Diagnostic, FormatError, join_clauses
+from ckpttool.wording import count, format_ranks, shorten
+
+_NO_FILE = "no checkpoint file found in"
+
+
+def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield what the scan of the files noted.
+
+    With a strategy, `check_replaced` reports the missing ranks.
+    """
+    catalog = checkpoint.catalog
+    errors = catalog.errors()
+    for one in catalog.diagnostics:
+        if one.code != "missing_rank":
+            yield from () if one in errors else (one,)
+        elif not checkpoint.are_joined:
+            yield from note_missing_ranks(catalog, one)
+
+
+def note_missing_ranks(catalog: Catalog, one: Diagnostic) -> Iterator[Diagnostic]:
+    """Yield the note of the scan on missing ranks, as far as these are expected."""
+    if ranks := tuple(filter(catalog.is_expected, one.ranks)):
+        text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
+        yield replace(one, message=text, ranks=ranks)
+
+
+def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problems of files that are not those of the strategy, or not all of them."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if not checkpoint.are_joined:
+        return
+    if catalog.description is not None:
+        yield from catalog.description.problems
+    elif strategy.layouts:
+        yield from _check_names(checkpoint)
+    elif checkpoint.is_deduplicated:
+        yield from _missing_rank_problems(checkpoint)
+    else:
+        yield from _incomplete_replica_problems(checkpoint)
+
+
+def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problems of a strategy that belongs to another checkpoint."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    found = sorted({*catalog.files, *catalog.damaged})
+    if extra := tuple(rank for rank in found if rank not in strategy.ranks):
+        yield _extra_ranks_problem(checkpoint, found, extra)
+    if catalog.holders and not any(name in strategy.layouts for name in catalog.holders):
+        text = f"no parameter in common with {catalog.root}"
+        hint = "the strategy of the run that saved this checkpoint"
+        facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
+        facts += f"the files hold {shorten(catalog.holders, 2)}"
+        yield Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)
+
+
+def _extra_ranks_problem(
+    checkpoint: Checkpoint, found: Sequence[int], extra: tuple[int, ...]
+) -> Diagnostic:
+    """Return the problem of ranks outside of the strategy."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    text = f"{format_ranks(extra)} {'is' if len(extra) == 1 else 'are'} not in the strategy"
+    facts = f"found {format_ranks(found)}; {strategy.origin_is} for {format_ranks(strategy.ranks)}"
+    facts = "; ".join(
+        [facts, *(note.fact for note in strategy.notes if note.code == "strategy_file")]
+    )
+    everyone = f"all {found[-1] + 1} ranks"
+    hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
+    if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
+        hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
+    if list(found) == [rank + 1 for rank in strategy.ranks]:
+        text = "the ranks are numbered from 1, and those of the strategy from 0"
+        hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
+    return Diagnostic("strategy", text, hint=hint, facts=facts, ranks=extra, where=catalog.root)
+
+
+def _incomplete_replica_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a problem for the ranks that lack the same parameters, where all should be equal."""
+    catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, file in catalog.files.items():
+        alike[tuple(name for name in holders if name not in file.tensors)].append(rank)
+    complete = alike.pop((), [])
+    for missing, ranks in alike.items():
+        holding = format_ranks(complete) if complete else "other ranks"
+        for one in _lacking_problems(catalog, "missing", ranks, missing, holding):
+            yield propose_step(checkpoint, one)
+
+
+def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of ranks without a file in a deduplicated checkpoint without layouts.
+
+    No other rank has their parameters, and nothing shows which these are.
+    """
+    catalog = checkpoint.catalog
+    known = {*catalog.files, *catalog.damaged}
+    missing = tuple(rank for rank in range(max(known)) if rank not in known)
+    if missing:
+        yield Diagnostic(
+            "missing",
+            f"{format_ranks(missing)}: {_NO_FILE} {catalog.root}",
+            hint="restore the files, or --step for another step",
+            facts=f"saved without redundancy ({REDUNDANCY_KEY}): no other rank has what they had",
+            ranks=missing,
+        )
+
+
+def _lacking_problems(
+    catalog: Catalog, code: str, ranks: Sequence[int], names: Iterable[str], holding: str
+) -> Iterator[Diagnostic]:
+    """Yield the problem of each parameter that files lack, and that ``holding`` have."""
+    files = [catalog.files[rank] for rank in ranks]
+    state = "" if any(file.nbytes for file in files) else " (0 bytes)"
+    for name in names:
+        yield Diagnostic(
+            code,
+            f"not on {format_ranks(ranks)}, but on others",
+            hint=f"copy the file again if it was cut short; `ckpttool help {code}` explains",
+            facts=f"{shorten((file.path for file in files), 1)}{state}; on {holding}",
+            tensor=name,
+            ranks=tuple(ranks),
+            path=files[0].path if len(files) == 1 else None,
+        )
+
+
+def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of each tensor with slices that no rank has."""
+    if not checkpoint.are_joined:
+        return
+    owners_of: dict[str, set[int]] = defaultdict(set)
+    for owners, names in checkpoint.presence.missing.items():
+        for name in names:
+            owners_of[name].update(owners)
+    groups: dict[frozenset[int], list[str]] = defaultdict(list)
+    for name, ranks in owners_of.items():
+        groups[frozenset(ranks)].append(name)
+    joined = _joined_hint(checkpoint, owners_of)
+    found: list[Diagnostic] = []
+    for lost, names in groups.items():
+        one = _missing_problem(checkpoint, sorted(lost))
+        if joined and one.hint:
+            one = replace(one, hint=f"{one.hint}, or {joined}", options=("--optimizer-shard",))
+        one = propose_step(checkpoint, one)
+        found += (replace(one, tensor=name) for name in names)
+    yield from _propose_stages(checkpoint, found)
+    unknown = tuple(rank for rank, known in checkpoint.presence.replaced.items() if known is False)
+    if unknown and checkpoint.catalog.description is None:
+        text = f"{format_ranks(unknown)}: replicas do not replace what is damaged"
+        facts = "the other ranks hold different parameters (saved without redundancy?)"
+        hint = "copy the file again; `ckpttool help missing` explains"
+        one = Diagnostic("missing", text, hint=hint, facts=facts, ranks=unknown)
+        yield propose_step(checkpoint, one)
+
+
+def propose_step(checkpoint: Checkpoint, one: Diagnostic) -> Diagnostic:
+    """Return a problem of missing slices that proposes another step, if one is complete."""
+    if not (step := checkpoint.complete_step):
+        return one
+    return replace(one, hint=f"--step {step}, which is complete by its headers")
+
+
+def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnostic:
+    """Return the problem of any parameter whose slices on all of ``owners`` are lost."""
+    catalog = checkpoint.catalog
+    damaged = [rank for rank in owners if rank in catalog.damaged]
+    held = [rank for rank in owners if rank in catalog.files]
+    without_file = [rank for rank in owners if rank not in catalog.files and rank not in damaged]
+    files = [catalog.files[rank] for rank in held]
+    empty = [file.path for file in files if not file.nbytes]
+    lack = "not in the files"
+    if not checkpoint.is_deduplicated:
+        state = " (0 bytes)" if len(empty) == len(files) else ""
+        lack = f"not in {shorten((file.path for file in files), 1)}{state}"
+    states = ((without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read"), (held, lack))
+    remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks]
+    codes = ("leftover", "absent", "part") if without_file else ()
+    notes = [note for note in catalog.diagnostics if note.code in codes]
+    remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
+    if checkpoint.is_deduplicated:
+        remarks += [f"{shorten(empty, 1)}: 0 bytes"] if empty and not without_file else []
+        remarks.append(f"saved without redundancy ({REDUNDANCY_KEY})")
+    hint = "copy the files again; `ckpttool help missing` explains"
+    if any(note.code == "part" for note in notes):
+        hint = "write all ranks, without --rank, or restore the files"
+    elif without_file or damaged:
+        hint = "restore the files, or --step for another step"
+    if len(damaged) == len(owners) or catalog.errors():
+        hint = ""  # other errors name the cause
+    text, facts = "some slices are on no rank", "; ".join(remarks)
+    return Diagnostic("missing", text, hint=hint, facts=facts, ranks=tuple(owners))
+
+
+def _joined_hint(checkpoint: Checkpoint, names: Iterable[str]) -> str:
+    """Return the hint for joined optimizer shards, with the shapes of one tensor; "" for none."""
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    are_possible = all(_has_each_slice_once(checkpoint, name) for name in names)
+    if not are_possible or checkpoint.is_deduplicated or checkpoint.options.optimizer_shard == 1:
+        return ""
+    for name in names:
+        shape, layout = catalog.metas[name].shape, strategy.layouts[name][0]
+        if layout.is_even and len(layout.tensor_map) == len(shape):
+            joined = replace(layout, optimizer_shard=1).implied_shape(shape)
+            shapes = f"{name} is {joined} then, and not {layout.implied_shape(shape)}"
+            return f"--optimizer-shard 1 if the optimizer shards were joined before ({shapes})"
+    return ""
+
+
+def _has_each_slice_once(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether each slice is on one rank, without the optimizer shard in the strategy.
+
+    With several, contents would show whether these are replicas or slices of the shard.
+    """
+    layouts = checkpoint.strategy.layouts.get(name, ())
+    bare = [replace(layout, optimizer_shard=1) for layout in layouts]
+    held = frozenset(checkpoint.catalog.holders.get(name, ()))
+    is_listed = any(layout.optimizer_shard > 1 for layout in layouts)
+    return is_listed and all(
+        len(held.intersection(ranks)) == 1 for layout in bare for ranks in layout.slice_owners()
+    )
+
+
+def _propose_stages(checkpoint: Checkpoint, problems: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Return the problems; the hint of hand-written lines without pipeline stages is the stages.
+
+    Consecutive ranks with the same parameters are a stage, if all stages are of equal length and
+    each holds something of its own.
+    """
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    by_hand = [one for one in problems if one.tensor in strategy.handwritten]
+    if not by_hand or {*strategy.ranks} - {*catalog.files}:
+        return [*problems]
+    names = [catalog.files[rank].header.keys() for rank in strategy.ranks]
+    stages = [(held, len([*ranks])) for held, ranks in groupby(names)]
+    number, length = len(stages), len(names) // len(stages)
+    has_own = all(not held <= other for (held, _), (other, _) in permutations(stages, 2))
+    if number == 1 or number % strategy.stages or {n for _, n in stages} != {length} or not has_own:
+        return [*problems]
+    lines: dict[str, list[str]] = defaultdict(list)
+    for name in (str(one.tensor) for one in by_hand):
+        (layout, *_), held_by = strategy.layouts[name], [name in held for held, _ in stages]
+        axis = next((axis for axis, n in enumerate(layout.slice_counts) if n > 1), 0)
+        slices = math.prod(layout.slice_counts)
+        cut = f"axis: {axis}" if length % slices else f"parts: {list(layout.slice_counts)}"
+        on = [stage for stage, is_held in enumerate(held_by) if is_held]
+        lines[f"{{{cut}, stages: {on}}}"].append(name)
+    fitting = "; ".join(f"{shorten(named, 2)}: {line}" for line, named in lines.items())
+    place = strategy.handwritten[str(by_hand[0].tensor)]
+    hint = f"`stages: {number}` at the top of that file, and these lines above: {fitting}"
+    text = f"each {length} ranks hold other parameters: {count(number, 'pipeline stage')}?"
+    return [
+        replace(one, hint=hint, facts=f"{one.facts}; {text}", where=place, options=())
+        if one in by_hand
+        else one
+        for one in problems
+    ]
+
+
+def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the loss of values that each rank has for itself (``--unlisted rank``)."""
+    names = [name for names in checkpoint.differing.values() for name in names]
+    damaged = tuple(
+        rank
+        for rank in checkpoint.catalog.damaged
+        if rank not in {*chain(*checkpoint.presence.missing)}
+    )
+    lost = damaged or checkpoint.presence.without_file
+    if names and lost and checkpoint.options.unlisted == "rank":
+        text = f"{format_ranks(lost)}: own values of {count(len(names), 'parameter')} are lost"
+        yield Diagnostic(
+            "missing" if damaged else "missing_own",
+            text,
+            hint="--unlisted first, or --unlisted drop",
+            options=("--unlisted",),
+            facts=f"{shorten(names, 3)}: not in the strategy, a value for each rank",
+            ranks=lost,
+        )
+
+
+def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the ranks whose slices are read from replicas: the reason, and the other ranks."""
+    catalog, presence = checkpoint.catalog, checkpoint.presence
+    if not checkpoint.are_joined:
+        return
+    damaged = tuple(rank for rank, is_known in presence.replaced.items() if is_known)
+    if catalog.description is not None:
+        for rank in damaged:  # its keys are numbers of files
+            facts = "other files hold all of its slices"
+            yield _replaced_note(catalog.damaged[rank], facts, code="faulty_replica")
+        return
+    if damaged:
+        facts = _replacement_text(checkpoint, damaged)
+        for rank in damaged:
+            yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
+    if presence.without_file and catalog.files:
+        text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
+        facts = _replacement_text(checkpoint, presence.without_file)
+        yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
+
+
+def _replaced_note(
+    error: FormatError, facts: str, ranks: tuple[int, ...] = (), *, code: str
+) -> Diagnostic:
+    """Return the diagnostic of a damaged file that replicas replace."""
+    (one,) = error.diagnostics
+    return replace(one, code=code, facts=join_clauses(one.facts, facts), ranks=ranks)
+
+
+def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
+    """Say from which ranks the slices of ``ranks`` are read."""
+    used: set[int] = set()
+    holders = checkpoint.catalog.holders
+    for tensor in checkpoint.records:
+        layouts = checkpoint.strategy.layouts.get(tensor.name, ())
+        if isinstance(tensor, FullTensor) and tensor.has_layout:
+            layouts = (tensor.layout, *(copy.layout for copy in tensor.copies))
+        for layout in layouts:
+            for rank in ranks:
+                owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
+                used.update([one for one in owners if one in holders[tensor.name]][:1])
+    # Without layouts every rank holds everything.
+    others = sorted(used or {min(checkpoint.catalog.files)})
+    text = f"all slices are read from replicas: {format_ranks(others)}"
+    return f"{text}, if optimizer shards were joined" if checkpoint.assumes_joined_shards else text
+
+
+def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on listed parameters that were not saved.
+
+    States without their weights are no checkpoint, so an unsaved weight is a warning.
+    """
+    unsaved = checkpoint.presence.unsaved if checkpoint.are_joined else ()
+    if not unsaved:
+        return
+    catalog, strategy, states = checkpoint.catalog, checkpoint.strategy, checkpoint.states
+    text = f"{count(len(unsaved), 'parameter', 'are')} in the strategy and in no file"
+    is_weight_missing = any(states.get(name) not in strategy.layouts for name in unsaved)
+    others = [
+        name
+        for name, meta in catalog.metas.items()
+        if is_weight_missing and name not in strategy.layouts
+        if meta.nbytes > meta.itemsize and states.get(name) not in catalog.metas
+    ]
+    if others:
+        facts = f"only in the strategy: {shorten(unsaved, 3)}; only in files: {shorten(others, 3)}"
+        hint = "the strategy of this run; `ckpttool help renamed` explains"
+        yield Diagnostic("renamed", text, hint=hint, facts=facts)
+    else:
+        code, hint = ("unsaved", "`ckpttool help unsaved`") if is_weight_missing else ("absent", "")
+        yield Diagnostic(code, text, hint=hint, facts=shorten(unsaved, 3))
+
+
+def check_partly_held(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on tensors without a layout that some ranks lack: they are read from others."""
+    differing = {name for names in checkpoint.differing.values() for name in names}
+    for one in checkpoint.partly_held:
+        if not differing.issuperset(one.names):
+            more = f"; taken from rank {one.ranks[0]}"
+            yield from partly_held_problems(checkpoint.catalog, one, code="partly_held", more=more)
+
+
+def check_lacking_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield tensors without a layout that only some ranks of their stage have."""
+    for one in checkpoint.partly_held:
+        code = "unlisted" if one.is_on_one_rank else "lacking"
+        yield from partly_held_problems(checkpoint.catalog, one, code=code)
+
+
+def partly_held_problems(
+    catalog: Catalog,
+    one: PartlyHeld,
+    hint: str = "",
+    options: tuple[str, ...] = (),
+    *,
+    code: str,
+    more: str = "",
+) -> Iterator[Diagnostic]:
+    """Yield for each tensor that only one rank holds it, or that some ranks do not."""
+    ranks, where = one.missing, "not on"
+    facts = f"{shorten((catalog.files[rank].path for rank in ranks), 1)}: other ranks of the "
+    facts += "stage hold it"
+    if one.is_on_one_rank:
+        ranks, where, facts = one.ranks, "only on", catalog.files[one.ranks[0]].path
+        if one.instead:
+            facts += f": {shorten(one.instead, 3)}, on all other ranks, is missing"
+    text = f"not in the strategy, and {where} {format_ranks(ranks)}"
+    hint = hint or f"copy the file again if it was cut short; `ckpttool help {code}` explains"
+    for name in one.names:
+        yield Diagnostic(
+            code, text, hint=hint, options=options, facts=facts + more, tensor=name, ranks=ranks
+        )
+
+
+def check_redundancy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on a checkpoint without redundancy, or on ranks that hold nothing."""
+    if checkpoint.are_joined and checkpoint.catalog.description is None:
+        yield from _redundancy_notes(checkpoint.catalog, checkpoint.is_deduplicated)
+
+
+def check_empty(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on files of ranks that hold nothing, if nothing says what they should hold."""
+    if not checkpoint.are_joined and not checkpoint.catalog.is_merged:
+        yield from _redundancy_notes(checkpoint.catalog, None)
+
+
+def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterator[Diagnostic]:
+    """Yield the note on a checkpoint without redundancy, or on ranks that hold nothing.
+
+    ``is_deduplicated`` is None without a strategy, which could show it.
+    """
+    empty = [rank for rank, file in catalog.files.items() if not file.tensors]
+    nothing = f"{format_ranks(empty)} hold{'s' if len(empty) == 1 else ''} nothing"
+    if is_deduplicated or (is_deduplicated is None and has_redundancy_mark(catalog)):
+        text = f"saved without redundancy ({REDUNDANCY_KEY})"
+        facts = "each slice is in one file only" + (f"; {nothing}" if empty else "")
+        yield Diagnostic("deduplicated", text, facts=facts, where=catalog.root)
+        return
+    if not empty:
+        return
+    ranks, file = tuple(empty), catalog.files[empty[0]]
+    facts = f"{file.path}: {file.nbytes} bytes; "
+    if is_deduplicated is None:
+        facts += "cut short, or saved without redundancy"
+        hint = "-s STRATEGY, which shows which it is"
+        yield Diagnostic("empty", nothing, hint=hint, facts=facts, ranks=ranks)
+        return
+    facts += "the checkpoint was not saved without redundancy"
+    hint = "copy the file again; `ckpttool help emptied` explains"
+    yield Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
+
+
+def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
+    """Yield the problem of a checkpoint in which there is nothing to examine.
+
+    Every command asks it where its result is summed up: a count of zero is no pass.  Other
+    diagnostics say why files that are damaged or contradict each other were not read.
+    """
+    if not catalog.metas and not catalog.damaged and not catalog.errors():
+        files = catalog.files.values()
+        text = f"{count(len(files), 'file')}, {sum(file.nbytes for file in files)} bytes"
+        ignored = (one for one in catalog.diagnostics if one.code == "skipped")
+        facts = join_clauses(text, *(join_clauses(one.fact, one.facts) for one in ignored))
+        hint = "copy the files again; `ckpttool help nothing` explains"
+        yield Diagnostic(
+            "nothing", "no tensor was found", hint=hint, facts=facts, where=catalog.root
+        )
+    shapes = (one.meta.shape for header in catalog.headers.values() for one in header.values())
+    if catalog.metas and not any(map(math.prod, shapes)):
+        text = f"{count(len(catalog.metas), 'tensor')} without an element, and no other"
+        hint = "save it again; `ckpttool help no_elements` explains"
+        facts = shorten((f"{meta.name} {meta.shape}" for meta in catalog.metas.values()), 3)
+        yield Diagnostic("no_elements", text, hint=hint, facts=facts, where=catalog.root)
+
+
+def check_read_instead(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the files that lack slices which are read from other ranks."""
+    if not checkpoint.is_deduplicated and checkpoint.are_joined:
+        for one in check_lacking(checkpoint):
+            if one.code == "lacking":
+                yield replace(one, facts=join_clauses(one.facts, "those are read"))
+
+
+def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a diagnostic for each file that lacks slices that its replicas hold.
+
+    If every slice is in the file of one rank, yield one diagnostic for the whole checkpoint.
+    """
+    catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
+    missing: dict[int, list[str]] = defaultdict(list)
+    replicas: dict[int, set[int]] = defaultdict(set)
+    is_held_twice = False
+    sharded = [one for one in checkpoint.tensors if one.has_layout and one.meta.text is None]
+    slicings = {one.slicing.distribution_key: one.slicing for one in sharded}
+    expected = {
+        key: catalog.files.keys() & {*chain(*slicing.owners())} for key, slicing in slicings.items()
+    }
+    if all(expected[one.slicing.distribution_key] <= {*holders[one.meta.name]} for one in sharded):
+        return  # nearly every checkpoint is complete, and the loop over all slices is slow
+    for one in sharded:
+        for holding, owners in zip(one.slicing.replicas(), one.slicing.owners(), strict=True):
+            is_held_twice = is_held_twice or len(holding) > 1
+            for rank in owners:
+                if rank in catalog.files and rank not in holding:
+                    missing[rank].append(one.meta.name)
+                    replicas[rank].update(sorted(holding)[:1])
+    if missing and not is_held_twice:
+        text = "saved without redundancy: every slice is in the file of one rank only"
+        yield Diagnostic("deduplicated", text)
+        return
+    alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+    for rank, names in sorted(missing.items()):
+        alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)
+    for (lost, others), ranks in alike.items():
+        yield from _lacking_problems(catalog, "lacking", ranks, lost, format_ranks(others))

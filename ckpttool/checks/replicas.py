@@ -1,0 +1,178 @@
+"""Compare the replicas of every slice byte for byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from ckpttool.checkpoint.samples import stage_pairs
+from ckpttool.checks.samples import odd_ranks, own_values_note
+from ckpttool.concurrency import OnProgress
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, Unlisted, Whole
+from ckpttool.model.tensors import StoredTensor
+from ckpttool.problems import Diagnostic
+from ckpttool.storage.compare import (
+    CompareOptions,
+    Index,
+    TensorStats,
+    compare_tensors,
+)
+from ckpttool.wording import count, format_difference
+
+REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
+_ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of a full tensor, with all of its replicas.
+
+    Attributes
+    ----------
+    tensor
+        The full tensor.
+    ranks
+        The ranks that have the slice, ascending.
+    tensors
+        The stored tensor of each rank.
+    """
+
+    tensor: FullTensor
+    ranks: tuple[int, ...]
+    tensors: tuple[StoredTensor, ...]
+
+    @property
+    def replicas(self) -> tuple[OutputTensor, ...]:
+        """The replica of each rank, as `compare_tensors` reads it."""
+        return tuple(map(OutputTensor.copy_of, self.tensors))
+
+    def index_in_full(self, element: Index | None) -> Index | None:
+        """Return the index of an element of the slice in the full tensor; None for None."""
+        if element is None:
+            return None
+        slicing, origin = self.tensor.slicing, (0,) * len(self.tensor.meta.shape)
+        bounds = slicing.bounds(self.ranks[0])  # a tensor may have thousands of other slices
+        for _, tensor, in_slice, in_full in slicing.overlaps(bounds, origin):
+            if tensor == self.tensors[0] and in_slice.contains(element):
+                shift = zip(in_full.start, element, in_slice.start, strict=True)
+                return tuple(start + i - a for start, i, a in shift)
+        return None
+
+
+def slices_of(tensor: FullTensor) -> Iterator[Slice]:
+    """Yield all slices of a tensor; none of a text.
+
+    A tensor without a layout is one slice.  Its replicas are those of equal type and shape.
+    """
+    if tensor.meta.text is not None:
+        return
+    slices = tensor.slicing.replicas()
+    if isinstance(tensor.known_by, Whole | Unlisted):
+        assert isinstance(tensor.slicing, LayoutSlicing), "it is not described"
+        held = {
+            rank: tensor.slicing.tensors[rank] for rank in sorted(chain(*tensor.known_by.groups))
+        }
+        slices = iter([{rank: one for rank, one in held.items() if one.meta == tensor.meta}])
+    for replicas in slices:
+        yield Slice(tensor, tuple(replicas), tuple(replicas.values()))
+
+
+def compare_replicas(
+    slices: Iterable[Slice],
+    executor: Executor,
+    options: CompareOptions | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Slice, TensorStats]]:
+    """Read every replica of every slice once, and compare them; see `compare_tensors`."""
+    subjects = ((one, one.replicas) for one in slices)
+    yield from compare_tensors(subjects, executor, options, on_progress)
+
+
+def replica_problems(
+    tensors: Iterable[FullTensor],
+    executor: Executor,
+    on_progress: OnProgress = lambda nbytes: None,
+) -> list[Diagnostic]:
+    """Return a problem for each slice whose replicas differ, and for each stage that differs.
+
+    Parameters
+    ----------
+    tensors
+        The full tensors to check.
+    executor, on_progress
+        Reads the slices, and is called with the bytes that were read since the last call.
+    """
+    tensors = [one for one in tensors if one.has_layout]
+    replicated = (one for tensor in tensors for one in slices_of(tensor) if len(one.ranks) > 1)
+    found = [
+        problem
+        for one, stats in compare_replicas(replicated, executor, None, on_progress)
+        if (problem := find_difference(one, stats)) is not None
+    ]
+    return [*found, *compare_stages(tensors, executor, on_progress)]
+
+
+def compare_stages(
+    tensors: Iterable[FullTensor],
+    executor: Executor,
+    on_progress: Callable[[int], None] | None = None,
+) -> Iterator[Diagnostic]:
+    """Yield a problem for each tensor that differs between stages."""
+    pairs = (
+        (pair, (OutputTensor.full(pair[0]), OutputTensor.full(pair[1])))
+        for pair in stage_pairs(tensors)
+    )
+    for (tensor, other), stats in compare_tensors(pairs, executor, None, on_progress):
+        (difference,) = stats.differences
+        if difference.count:
+            ranks = tensor.layout.ranks, other.layout.ranks
+            elements = count(math.prod(tensor.meta.shape), "element")
+            facts = f"{difference.count} of {elements}; {format_difference(ranks)}; "
+            yield Diagnostic(
+                "replica",
+                "stages differ",
+                hint=REMEDY,
+                facts=f"{facts}first at {difference.first}",
+                tensor=tensor.name,
+                ranks=(*ranks[0], *ranks[1]),
+                count=difference.count,
+                first=difference.first,
+            )
+
+
+def find_difference(
+    one: Slice, stats: TensorStats, code: str = "replica", claim: str = "replicas differ"
+) -> Diagnostic | None:
+    """Return a problem with the groups of ranks that hold equal bytes; None for a single group.
+
+    The facts name all groups, since contents do not show which is right; for `Diagnostic.ranks`
+    see `odd_ranks`.  Where no group is the largest and most elements differ, no rank is damaged:
+    the groups hold different slices, or replicas of different steps.  Values that every rank has
+    for itself are no problem, and have another code.
+    """
+    groups: dict[bytes, list[int]] = {b"": [one.ranks[0]]}
+    others = list(zip(one.ranks[1:], stats.differences, strict=True))
+    for rank, difference in others:
+        groups.setdefault(difference.content or bytes(difference.differs), []).append(rank)
+    if len(groups) == 1:
+        return None
+    number = max(difference.count for _, difference in others)
+    first = one.index_in_full(min(d.first for _, d in others if d.first is not None))
+    name, full, shape = one.tensor.meta.name, one.tensor.meta.shape, one.tensors[0].meta.shape
+    in_full = f" of {full}" if shape != full else ""
+    elements = f"{'up to ' if len(groups) > 2 else ''}{number} of "
+    elements += count(math.prod(shape), "element") + (" of the slice" if shape != full else "")
+    facts = f"{elements}; {format_difference(tuple(groups.values()))}; first at {first}{in_full}"
+    ranks = odd_ranks(tuple(groups.values()))
+    if (by_design := own_values_note(one.tensor, facts, ranks)) is not None:
+        return replace(by_design, count=number, first=first)
+    hint = REMEDY if code == "replica" else f"`ckpttool help {code}`"
+    if code == "replica" and ranks == one.ranks and 2 * number > math.prod(shape):
+        hint = _ONE_RUN
+    return Diagnostic(
+        code, claim, hint=hint, facts=facts, tensor=name, ranks=ranks, count=number, first=first
+    )

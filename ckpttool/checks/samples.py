@@ -1,0 +1,377 @@
+"""Check samples of the data against the strategy.
+
+A strategy file holds no shapes, and MindSpore's is not always true.  A run with
+``optimizer_weight_shard_aggregated_save`` writes smaller slices than its strategy says.  Headers
+cannot show this, but ranks that should hold equal slices hold different ones.
+
+Slices that should differ may be equal by chance, or repeat by design.  So tensors are weighed by
+how many different values their slices could have had.  If all slices of all sharded tensors are
+equal, every rank holds full tensors, as MindSpore saves by default (``integrated_save=True``).
+Other ranks are missing only by the ranks of the same stage: each stage is saved for itself.
+
+The same evidence refuses a strategy file and a line of a hand-written one.  Its message has the
+lines that fit the ranks with equal slices.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.optimizer_state import contradiction
+from ckpttool.checkpoint.samples import SampledTensor, has_own_values
+from ckpttool.checks.fitting_lines import fitting_lines
+from ckpttool.model.names import match_states, parse_name
+from ckpttool.model.slicing import FullTensor, LayoutSlicing, RankGroups
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import Diagnostic
+from ckpttool.wording import count, format_difference, format_groups, format_ranks
+
+if TYPE_CHECKING:
+    from ckpttool.storage.sampling import Sample
+
+MIN_EQUAL_BYTES = 4096  # smaller slices may be equal by design, such as a table of signs
+
+
+def check_replicas(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors whose replicas differ, on ranks of a stage or between stages.
+
+    One of the replicas would be written, perhaps the wrong one.
+    """
+    differing = [(one, groups) for one in checkpoint.sampled if (groups := one.differing_groups)]
+    problems = []
+    for one, groups in differing:
+        facts, ranks = format_difference(groups), odd_ranks(groups)
+        if (by_design := own_values_note(one.tensor, facts, ranks)) is not None:
+            yield by_design
+        else:
+            problems.append(one)
+    is_other_run = bool(checkpoint.strategy.files) and any(
+        min(map(len, one.differing_groups)) > 1 for one in problems
+    )
+    for one in problems:
+        yield _replica_problem(checkpoint, one, is_other_run)
+    for tensor, other in checkpoint.differing_stages:
+        stages = tensor.layout.ranks, other.layout.ranks
+        yield Diagnostic(
+            "replica",
+            "different between stages that share it",
+            hint=f"files of one step, or --trust-strategy; {_REPLICA_EXPLAINED}",
+            options=_TRUST,
+            facts=format_difference(stages),
+            tensor=tensor.name,
+            ranks=(*stages[0], *stages[1]),
+            where=checkpoint.catalog.root,
+        )
+
+
+def own_values_note(tensor: FullTensor, facts: str, ranks: tuple[int, ...]) -> Diagnostic | None:
+    """Return the diagnostic of replicas that differ by design; None if they must not differ."""
+    if not has_own_values(tensor):
+        return None
+    text = "every rank has values of its own, and those of the lowest rank are read"
+    return Diagnostic("own_values", text, facts=facts, tensor=tensor.name, ranks=ranks)
+
+
+def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks outside the largest group, or all ranks if several groups are largest."""
+    by_size = sorted(groups, key=len)
+    others = by_size[:-1] if len(by_size[-2]) < len(by_size[-1]) else by_size
+    return tuple(sorted(rank for group in others for rank in group))
+
+
+def check_compared(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield what reading every byte found; samples find the same replicas with less detail."""
+    yield from checkpoint.compared or ()
+
+
+def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors whose full shape would be too large: slices of a shard are equal."""
+    too_far = [one for one in _sampled_in_full(checkpoint) if _is_sharded_too_far(one)]
+    unlike = _unlike_states(checkpoint) if too_far else set()
+    for one in too_far:
+        text = "sharded further in the strategy than in the files"
+        hints = [_OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
+        options: tuple[str, ...] = ("--optimizer-shard",)
+        if place := _place_by_hand(checkpoint.strategy, one.tensor):
+            hints, options = [_correct(place)], ()
+        if one.tensor.name not in unlike:
+            hints, options = [*hints, _REPEATING], (*options, *_TRUST)
+        hint = f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints[1:] else hints[0]
+        hint += f"; {_CONTRADICTED_EXPLAINED}"
+        yield _too_large_problem(checkpoint.strategy, one, text, hint, options)
+
+
+def check_slices(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the tensors with equal slices that should differ.
+
+    It is a warning, since they may be equal by chance.  It is a problem if most of the sampled
+    sharded tensors of the strategy files, or of a hand-written line, have equal slices.
+    """
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    equal = [
+        (one, groups)
+        for one in _sampled_in_full(checkpoint)
+        if not _is_sharded_too_far(one) and (groups := _equal_slices(one))
+    ]
+    in_full = [one for one, groups in equal if groups == (one.ranks,)]
+    by_rule = [one for one in checkpoint.sampled if not _differs_by_design(one)]
+    if in_full and _are_all_equal(by_rule):
+        text = "sharded in the strategy, and in full on all ranks"
+        hint = f"merge or split with --replicated, without -s, or {_BY_DESIGN}"
+        for one in in_full:
+            yield _too_large_problem(strategy, one, text, hint, _TRUST)
+        return
+    problems = _equal_slices_problems(strategy, by_rule, equal)
+    yield from problems
+    refused = {problem.tensor for problem in problems}
+    for one, groups in equal:
+        if one.tensor.name in refused:
+            continue
+        note = _equal_slices_note(strategy, one, groups)
+        missing = tuple(sorted({*chain(*one.tensor.slicing.owners())} - catalog.files.keys()))
+        if missing and not checkpoint.is_deduplicated and not one.may_be_equal_by_chance:
+            # Either may be by chance; both together show a strategy of other files.
+            facts = f"{format_ranks(missing)} without a file; {note.facts}"
+            note = replace(note, facts=facts, ranks=missing)
+            note = _contradict(strategy, note, _place_by_hand(strategy, one.tensor))
+        yield note
+
+
+def _sampled_in_full(checkpoint: Checkpoint) -> Iterator[SampledTensor]:
+    """Yield the tensors whose slices were all sampled, and whose replicas are equal.
+
+    Boxes that a checkpoint describes need no proof.
+    """
+    for one in checkpoint.sampled:
+        is_laid_out = isinstance(one.tensor.slicing, LayoutSlicing)
+        if is_laid_out and not one.is_spot_check and not one.differing_groups:
+            yield one
+
+
+def _differs_by_design(one: SampledTensor) -> bool:
+    return bool(one.differing_groups) and has_own_values(one.tensor)
+
+
+def _contradict(strategy: Strategy, one: Diagnostic, place: str) -> Diagnostic:
+    """Return the problem that the slices of a tensor contradict the strategy.
+
+    ``place`` is that of its hand-written layout; "" if it has none.
+    """
+    problem = contradiction(strategy, one.message, one.facts, one.ranks)
+    hint = _OF_THE_RUN
+    if place:
+        hint, problem = _correct(place), replace(problem, where=place)
+    return replace(problem, tensor=one.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
+
+
+_OF_THE_RUN = "the strategy of the run that saved the checkpoint"
+_REPEATING = "--trust-strategy if slices repeat by design"
+_CONTRADICTED_EXPLAINED = "`ckpttool help contradicted` explains"
+_BY_DESIGN = f"{_REPEATING}; {_CONTRADICTED_EXPLAINED}"
+_TRUST = ("--trust-strategy",)
+
+
+def _unlike_states(checkpoint: Checkpoint) -> set[str]:
+    """Return the parameters and states that have other full shapes than each other.
+
+    No slices that repeat by design explain that.
+    """
+    metas = {one.name: one.meta for one in checkpoint.tensors}
+    pairs = match_states(checkpoint.strategy.layouts, metas).items()
+    return {
+        name
+        for pair in pairs
+        if metas.keys() >= {*pair} and parse_name(pair[0]).reduced_axis is None
+        for name in pair
+        if metas[pair[0]].shape != metas[pair[1]].shape
+    }
+
+
+def _is_sharded_too_far(one: SampledTensor) -> bool:
+    """Return whether all slices of an optimizer shard are equal.
+
+    Slices with equal elements, or with missing ranks, show nothing.
+    """
+    by_rank = {rank: sample for samples in one.samples for rank, sample in samples.items()}
+    layout = one.tensor.layout
+    if layout.optimizer_shard == 1 or len(by_rank) < len(layout.ranks):
+        return False
+    if one.may_be_equal_by_chance:
+        return False
+    bare = replace(layout, optimizer_shard=1)
+    groups = [{by_rank[rank] for rank in bare.owners(index)} for index in bare.slice_indices()]
+    return all(len(samples) == 1 for samples in groups) and not any(
+        sample.is_constant for samples in groups for sample in samples
+    )
+
+
+def _equal_slices(one: SampledTensor) -> RankGroups:
+    """Return the groups of ranks that should hold different slices and hold equal ones.
+
+    Slices of one value show nothing.
+    """
+    ranks: dict[Sample, list[int]] = defaultdict(list)
+    slices: dict[Sample, int] = defaultdict(int)
+    for samples in one.samples:
+        for content in dict.fromkeys(samples.values()):
+            slices[content] += 1
+            ranks[content] += samples
+    return tuple(
+        tuple(sorted(ranks[sample]))
+        for sample, number in slices.items()
+        if number > 1 and not sample.is_constant
+    )
+
+
+def _are_all_equal(sampled: Iterable[SampledTensor]) -> bool:
+    """Return whether all slices of every sharded tensor are equal, so that ranks hold full tensors.
+
+    Constant tensors do not count.
+    """
+    nbytes = 0.0
+    for one in sampled:
+        if one.is_spot_check or len(one.replicas) == 1 or one.is_constant:
+            continue
+        if len(one.groups) > 1:
+            return False
+        nbytes += one.nbytes / len(one.replicas)
+    return nbytes >= MIN_EQUAL_BYTES
+
+
+def _equal_slices_problems(
+    strategy: Strategy,
+    sampled: Iterable[SampledTensor],
+    equal: Sequence[tuple[SampledTensor, RankGroups]],
+) -> list[Diagnostic]:
+    """Return the problems of a strategy that most of the sampled tensors contradict, if they do.
+
+    A tensor contradicts it if two slices that should differ are ``equal``.  Constant tensors do not
+    count, nor those whose slices may be equal by chance.  A hand-written line is judged by the
+    tensors that it matches, also by small ones: a person wrote it for them.  All other tensors are
+    judged together.
+    """
+    tensors: dict[str, list[SampledTensor]] = defaultdict(list)  # by hand-written line, "" for none
+    for one in sampled:
+        is_sharded = not one.is_spot_check and len(one.replicas) > 1
+        if is_sharded and not one.is_constant and not one.may_be_equal_by_chance:
+            tensors[_place_by_hand(strategy, one.tensor)].append(one)
+    groups_of = {one.tensor.name: groups for one, groups in equal}
+    problems = []
+    for place, of_place in tensors.items():
+        wrong = [one for one in of_place if one.tensor.name in groups_of]
+        nbytes = sum(one.nbytes for one in wrong)
+        if 2 * len(wrong) <= len(of_place) or (nbytes < MIN_EQUAL_BYTES and not place):
+            continue
+        text = f"{_EQUAL}, in {len(wrong)} of {count(len(of_place), 'sampled tensor')}"
+        for one in wrong:
+            note = _equal_slices_note(strategy, one, groups_of[one.tensor.name])
+            problems.append(_contradict(strategy, replace(note, message=text), place))
+    return problems
+
+
+def _replica_problem(checkpoint: Checkpoint, one: SampledTensor, of_other_run: bool) -> Diagnostic:
+    """Return the problem of a tensor whose replicas differ.
+
+    Whole groups of ranks differ in this or another tensor if the strategy may be ``of_other_run``.
+    """
+    strategy, groups = checkpoint.strategy, one.differing_groups
+    facts = format_difference(groups)
+    hint = f"`{_verify_command(checkpoint)}`, which shows the elements"
+    options: tuple[str, ...] = ()
+    if place := _place_by_hand(strategy, one.tensor):
+        hint = _correct(place)
+        if fitting := _fitting_text(strategy, one):
+            facts += fitting
+        else:
+            hint, options = f"{hint}, or --trust-strategy", _TRUST
+    elif of_other_run:
+        if min(map(len, groups)) > 1:
+            facts += f"; whole groups differ: {strategy.origin} may be of another run"
+        hint = "-s with the strategy of the run that saved the checkpoint"
+    return Diagnostic(
+        "replica",
+        "different between ranks that should hold the same",
+        hint=f"{hint}; {_REPLICA_EXPLAINED}",
+        options=options,
+        facts=facts,
+        tensor=one.tensor.name,
+        ranks=odd_ranks(groups),
+        where=checkpoint.catalog.root,
+    )
+
+
+def _place_by_hand(strategy: Strategy, tensor: FullTensor) -> str:
+    """Return file and line of the hand-written layout of a tensor or its parameter; "" if none."""
+    handwritten = strategy.handwritten
+    return handwritten.get(tensor.name) or handwritten.get(tensor.parameter or "", "")
+
+
+def _correct(place: str) -> str:
+    """Return the hint to correct a hand-written line."""
+    return f"correct {place}, or add a line above it for one tensor"
+
+
+_MOST_LINES = 6  # of those that fit, in a message
+
+
+def _fitting_text(strategy: Strategy, one: SampledTensor) -> str:
+    """Return the hand-written layouts that fit the ranks with equal slices; "" if none does."""
+    samples = chain.from_iterable(by_rank.values() for by_rank in one.samples)
+    if one.is_spot_check or any(sample.is_constant for sample in samples):
+        return ""
+    stages = strategy.stages_of(one.tensor.parameter or one.tensor.name)
+    some = stages if len(stages) < strategy.stages else ()
+    shape = next(tensor.meta.shape for ranks in one.replicas for tensor in ranks.values())
+    lines = fitting_lines(one.tensor.layout, one.groups, shape, some)
+    more = f" or {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+    choice = "; contents do not show axes and their order: take the shape of the model"
+    choice = choice if lines[1:] else ""
+    return f"; what fits: {' or '.join(lines[:_MOST_LINES])}{more}{choice}" if lines else ""
+
+
+_REPLICA_EXPLAINED = "`ckpttool help replica` explains"
+
+
+def _verify_command(checkpoint: Checkpoint) -> str:
+    """Return the command that shows the elements that differ."""
+    catalog, files = checkpoint.catalog, checkpoint.strategy.files
+    options: list[str] = []
+    if catalog.description is None:
+        given = files if 0 < len(files) < 3 else ["STRATEGY"]
+        options = [word for name in given for word in ("-s", name)]
+    options += ["--step", catalog.step] if catalog.step else []
+    return shlex.join(["ckpttool", "verify", catalog.root, *options, "--deep"])
+
+
+def _too_large_problem(
+    strategy: Strategy, one: SampledTensor, text: str, hint: str, options: tuple[str, ...]
+) -> Diagnostic:
+    """Return the problem of a full tensor that would be too large, with its shapes."""
+    shape = next(tensor.meta.shape for tensors in one.replicas for tensor in tensors.values())
+    facts = f"{shape} would become {one.tensor.meta.shape}"
+    problem = contradiction(strategy, text, facts, one.ranks)
+    return replace(problem, tensor=one.tensor.name, hint=hint, options=options)
+
+
+_EQUAL = "slices that should differ are equal"
+
+
+def _equal_slices_note(strategy: Strategy, one: SampledTensor, groups: RankGroups) -> Diagnostic:
+    """Return the note on a tensor with equal slices."""
+    are_all = groups == (one.ranks,)
+    facts = f"{'all ranks' if are_all else format_groups(groups)} hold the same"
+    hint = "the strategy of this run"
+    place = _place_by_hand(strategy, one.tensor)
+    if place:
+        facts, hint = facts + _fitting_text(strategy, one), _correct(place)
+    elif are_all:
+        hint = "merge or split with --replicated if every rank holds the full model"
+    hint += "; `ckpttool help equal_slices` explains"
+    ranks, name = tuple(sorted(chain(*groups))), one.tensor.name
+    return Diagnostic("equal_slices", _EQUAL, hint=hint, facts=facts, tensor=name, ranks=ranks)

@@ -1,0 +1,157 @@
+"""Values that are wrong in themselves: NaN, infinities, weights of zeros; and replicas that differ.
+
+Every byte is read once, in a stream; see `ckpttool.checks.replicas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES
+from ckpttool.checks.manifest import fingerprint
+from ckpttool.checks.replicas import Slice, compare_replicas, find_difference
+from ckpttool.checks.unlisted import running_statistics_problem
+from ckpttool.concurrency import OnProgress
+from ckpttool.model.names import drop_unlike_shapes, match_states, parse_name
+from ckpttool.model.slicing import Unlisted, Whole
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.problems import Diagnostic
+from ckpttool.storage.compare import CompareOptions, Index, TensorStats
+from ckpttool.wording import count, format_ranks, shorten
+
+# Counters of steps or epochs; they are equal on all ranks of one step.
+STEP_NAMES = frozenset({"global_step", "step_num", "epoch_num", "current_step"})
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of special values in one tensor, over its slices."""
+
+    elements: int = 0
+    nans: int = 0
+    infinities: int = 0
+    first_nan: Index | None = None
+    first_infinity: Index | None = None
+    nan_ranks: list[int] = field(default_factory=list)
+    infinity_ranks: list[int] = field(default_factory=list)
+    zero_ranks: list[int] = field(default_factory=list)
+    zeros: int = 0
+
+    def add(self, one: Slice, stats: TensorStats) -> None:
+        """Add the counts of a slice, and the ranks that hold what was counted."""
+        others = zip(one.ranks[1:], stats.differences, strict=True)
+        ranks = (one.ranks[0], *(rank for rank, other in others if not other.differs))
+        self.elements += stats.elements
+        self.nans += stats.nans
+        self.infinities += stats.infinities
+        if stats.nans:
+            first = one.index_in_full(stats.first_nan)
+            self.first_nan = _lower_index(self.first_nan, first)
+            self.nan_ranks += ranks
+        if stats.infinities:
+            first = one.index_in_full(stats.first_infinity)
+            self.first_infinity = _lower_index(self.first_infinity, first)
+            self.infinity_ranks += ranks
+        if stats.elements and stats.is_zero:
+            self.zeros += stats.elements
+            self.zero_ranks += ranks
+
+
+def check_contents(
+    slices: Iterable[Slice],
+    executor: Executor,
+    on_progress: OnProgress,
+    fingerprints: set[bytes] | None = None,
+    running: Collection[str] = (),
+) -> list[Diagnostic]:
+    """Read every byte of some slices and return the findings.
+
+    Parameters
+    ----------
+    slices
+        Each slice with all of its replicas.
+    executor, on_progress
+        See `compare_tensors`.
+    fingerprints
+        Collects the `fingerprint` of every stored tensor that is read; None if hashes are not
+        needed.
+    running
+        Running statistics.  All differences in them are one warning.
+    """
+    in_statistics: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
+    tallies: dict[tuple[str, int], _Tally] = {}
+    metas: dict[str, TensorMeta] = {}
+    options = CompareOptions(wants_counts=True, wants_hashes=fingerprints is not None)
+    for one, stats in compare_replicas(slices, executor, options, on_progress):
+        if fingerprints is not None:
+            fingerprints.update(map(fingerprint, one.tensors, stats.hashes))
+        tensor, name = one.tensor, one.tensor.name
+        (in_statistics if name in running else findings).extend(find_differences(one, stats))
+        stage = 0 if isinstance(tensor.known_by, Whole) else next(tensor.slicing.owners())[0]
+        tallies.setdefault((name, stage), _Tally()).add(one, stats)
+        metas[name] = tensor.meta
+    states = drop_unlike_shapes(match_states((), metas), metas)
+    zeros: list[str] = []
+    for (name, _), tally in tallies.items():
+        findings += _find_nonfinite(name, tally)
+        is_state = name in states or parse_name(name).same_shape_parameter is not None
+        if tally.zeros and len(metas[name].shape) > 1 and not is_state:
+            findings.append(_zero_weight(name, tally))
+        elif tally.zeros == tally.elements > 0:
+            zeros.append(name)
+    if in_statistics:
+        names = [finding.tensor for finding in in_statistics if finding.tensor is not None]
+        ranks = tuple(sorted({rank for finding in in_statistics for rank in finding.ranks}))
+        findings.append(running_statistics_problem(names, ranks))
+    if zeros:
+        text = f"all elements are zero, as when training begins: {shorten(zeros, 3)}"
+        findings.append(Diagnostic("zero_state", text))
+    return findings
+
+
+DIFFERENT_UNLISTED = "not in the strategy, and different between ranks"
+
+
+def find_differences(one: Slice, stats: TensorStats) -> Iterator[Diagnostic]:
+    """Yield a finding if the replicas of a slice differ and should not."""
+    name = one.tensor.name
+    if name in RANK_SPECIFIC_NAMES:
+        return
+    code, claim = "replica", "replicas differ"
+    if isinstance(one.tensor.known_by, Unlisted):
+        code, claim = "unlisted", DIFFERENT_UNLISTED
+        if name in STEP_NAMES:
+            code, claim = "mixed_steps", "ranks are not of one step: different"
+    if (finding := find_difference(one, stats, code, claim)) is not None:
+        yield finding
+
+
+def _find_nonfinite(name: str, tally: _Tally) -> Iterator[Diagnostic]:
+    """Yield the findings of NaN and infinite values in a tensor."""
+    for kind, word, number, first, ranks in (
+        ("nan", "NaN", tally.nans, tally.first_nan, tally.nan_ranks),
+        ("infinite", "infinite", tally.infinities, tally.first_infinity, tally.infinity_ranks),
+    ):
+        if number:
+            with_some = tuple(sorted(ranks))
+            facts = f"{number} of {count(tally.elements, 'element')}; {format_ranks(with_some)}; "
+            facts += f"first at {first}"
+            text = f"elements are {word}"
+            found = Diagnostic(kind, text, facts=facts, tensor=name, ranks=with_some)
+            yield replace(found, count=number, first=first)
+
+
+def _zero_weight(name: str, tally: _Tally) -> Diagnostic:
+    """Return the finding of a weight with slices that are all zero."""
+    ranks = tuple(sorted(tally.zero_ranks))
+    text, facts = "all elements are zero", ""
+    if tally.zeros < tally.elements:
+        text, facts = "all elements of some ranks are zero", format_ranks(ranks)
+    return Diagnostic("zero", text, facts=facts, tensor=name, ranks=ranks, count=tally.zeros)
+
+
+def _lower_index(a: Index | None, b: Index | None) -> Index | None:
+    return min((i for i in (a, b) if i is not None), default=None)

@@ -1,0 +1,332 @@
+"""Checkpoints saved without redundancy: each slice from the one rank that has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from ckpttool.checkpoint.presence import is_deduplicated, quarantine_empty
+from ckpttool.model.layout import Layout
+from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import FileIndex, StoredFile
+from tests.support import corpus
+from tests.support.checkpoints import (
+    ONE_STAGE,
+    ROWS,
+    WHOLE,
+    catalog_of,
+    noise,
+    strategy_of,
+    the_one,
+    with_names,
+    write_file,
+)
+from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.in_memory import find
+from tests.support.readers import rank_file, read, read_ranks, write_ckpt
+
+CASE = GOLDEN / "safetensors_remove_redundancy"
+STRATEGY = ["-s", CASE / "src_strategy.ckpt"]
+NOTHING = b"\x08\0\0\0\0\0\0\0{}      "  # what MindSpore leaves for a rank without parameters
+TEXT = "saved without redundancy"
+TWO = strategy_of({"w": ROWS, "v": WHOLE, "b": WHOLE})
+
+
+@pytest.fixture(params=["safetensors", "ckpt"])
+def saved(request, tmp_path):
+    """The case in both formats: marked in the one, bare in the other."""
+    folder = tmp_path / "src"
+    shutil.copytree(CASE / "src", folder)
+    if request.param == "ckpt":
+        for path in list(folder.rglob("*.safetensors")):
+            write_ckpt(path.with_suffix(".ckpt"), read(path))
+            path.unlink()
+    return folder
+
+
+def empty(path):
+    path.write_bytes(NOTHING if path.suffix == ".safetensors" else b"")
+
+
+def move(folder, src, dst):
+    """Give what one rank holds to another, which has the same slices, and leave the first empty."""
+    one, two = rank_file(folder, src), rank_file(folder, dst)
+    format = one.suffix[1:]
+    attrs = {"remove_redundancy": "True"} if format == "safetensors" else {}
+    write_file(two, read(one) | read(two), format, attrs)
+    empty(one)
+
+
+def marked(ranks, mark):
+    """A catalog of safetensors files with this mark."""
+    catalog = catalog_of(ranks)
+    attrs = {"remove_redundancy": mark}
+    files = {
+        rank: FileIndex(file.files, "safetensors", 9, file.tensors, attrs)
+        for rank, file in catalog.files.items()
+    }
+    return replace(catalog, files=files)
+
+
+def emptied(catalog, *ranks):
+    """The same with empty files of these ranks."""
+    empty = {
+        rank: FileIndex((StoredFile(f"run/rank_{rank}/net.ckpt"),), "ckpt", 0, {}) for rank in ranks
+    }
+    return replace(catalog, files={**catalog.files, **empty})
+
+
+# ------------------------------------------------------------------------------- merge, reshard
+
+
+@pytest.mark.parametrize("idle", [[], [7], [4, 5, 6, 7]])
+def test_merge_and_reshard_take_each_slice_from_whoever_has_it(saved, tmp_path, idle):
+    for rank in idle:
+        move(saved, rank, rank % 2)
+    result = run_well("merge", saved, *STRATEGY, "-o", tmp_path / "full.ckpt")
+    want = corpus.conversion(CASE.name, "merge").ranks
+    assert not corpus.differences(want, corpus.digests({0: read(tmp_path / "full.ckpt")}))
+    told = message(result)
+    assert TEXT in told
+    assert ("hold" in told.split(TEXT)[1]) == bool(idle)
+    words = [*STRATEGY, "-d", CASE / "dst_strategy.ckpt", "--format", "safetensors"]
+    run_well("reshard", saved, *words, "-o", tmp_path / "new")
+    want = corpus.conversion(CASE.name, "reshard").ranks
+    assert not corpus.differences(want, corpus.digests(read_ranks(tmp_path / "new")))
+
+
+def test_the_mark_is_not_carried_over(saved, tmp_path):
+    run_well("merge", saved, *STRATEGY, "-o", tmp_path / "full.safetensors")
+    words = [*STRATEGY, "-d", CASE / "dst_strategy.ckpt", "--format", "safetensors"]
+    run_well("reshard", saved, *words, "-o", tmp_path / "new")
+    for name in ("full.safetensors", "new/rank_0/checkpoint_0.safetensors"):
+        document = json.loads(run_well("inspect", tmp_path / name, "--json").stdout)
+        assert document["attrs"]["ckpttool.source"] == saved.name
+        assert "remove_redundancy" not in document["attrs"]
+
+
+def test_inspect_shows_full_shapes_and_says_how_it_was_saved(saved):
+    move(saved, 7, 1)
+    document = json.loads(run_well("inspect", saved, *STRATEGY, "--json").stdout)
+    assert document["problems"] == []
+    shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in document["tensors"]}
+    want = corpus.conversion(CASE.name, "merge").ranks[0]
+    assert shapes == {name: shape for name, (_, shape, _) in want.items()}
+    (facts,) = [note["facts"] for note in document["notes"] if note["code"] == "deduplicated"]
+    assert facts == "each slice is in one file only; rank 7 holds nothing"
+
+
+def test_inspect_without_a_strategy_says_so_if_the_files_do():
+    document = json.loads(run_well("inspect", CASE / "src", "--json").stdout)
+    assert [note["code"] for note in document["notes"]] == ["deduplicated"]
+    plain = GOLDEN / "safetensors_reshard" / "src"
+    assert json.loads(run_well("inspect", plain, "--json").stdout)["notes"] == []
+
+
+@pytest.mark.parametrize("how", ["gone", "empty"])
+def test_a_slice_that_nobody_holds_is_named(saved, tmp_path, how):
+    path = rank_file(saved, 1)
+    lost = sorted({*read(path)} - {"global_step", "learning_rate"})
+    if how == "gone":
+        shutil.rmtree(path.parent)
+    else:
+        empty(path)
+    for words in (["merge", "-o", tmp_path / "x.h5"], ["inspect"]):
+        result = run(words[0], saved, *words[1:], *STRATEGY)
+        assert result.exit_code == 5
+        told = message(result)
+        assert not mentions(
+            told, "some slices are on no rank", "saved without redundancy .remove_redundancy."
+        )
+        assert lost[0] in told
+        assert ("rank 1: no checkpoint file found" in told) == (how == "gone")
+    assert not (tmp_path / "x.h5").exists()
+
+
+def test_a_parameter_of_one_rank_that_is_lost_is_no_parameter_that_was_never_saved(saved):
+    """All eight ranks have equal slices of it, so nothing but its name in the strategy is left."""
+    name = "adam_m.model.layers.0.ffn_norm.weight"
+    assert [r for r, held in read_ranks(saved).items() if name in held] == [1]
+    empty(rank_file(saved, 1))
+    result = run("inspect", saved, *STRATEGY)
+    assert result.exit_code == 5
+    told = message(result)
+    assert f"{name}: ranks 0-7: not in the files" in told
+    assert "saved without redundancy (remove_redundancy)" in told
+    suspect = f"; {rank_file(saved, 1)}: 0 bytes; "
+    assert (suspect in told) == (rank_file(saved, 1).stat().st_size == 0)
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A checkpoint with redundancy of which rank 5 has a file of 0 bytes, and its strategy."""
+    case = GOLDEN / "reshard_8_to_4"
+    shutil.copytree(case / "src", tmp_path / "src")
+    rank_file(tmp_path / "src", 5).write_bytes(b"")
+    return [tmp_path / "src", "-s", case / "src_strategy.ckpt"]
+
+
+def test_an_empty_file_of_a_checkpoint_with_redundancy_is_damaged(plain, tmp_path):
+    told = message(run_well("merge", *plain, "-q", "-o", tmp_path / "full.ckpt"))
+    path = rank_file(plain[0], 5)
+    text = f"{path}: empty (0 bytes)"
+    facts = "a full disk or a crash leaves such files; all slices are read from replicas: rank"
+    assert f"{text} {facts}" in told
+    assert "warning[damaged_replica]: " in told
+    assert not corpus.differences(
+        corpus.conversion("reshard_8_to_4", "merge").ranks,
+        corpus.digests({0: read(tmp_path / "full.ckpt")}),
+    )
+    result = run("merge", *plain, "-q", "-o", tmp_path / "strict.ckpt", "--strict")
+    assert result.exit_code == 5
+    assert f"{text} (--strict)" in message(result)
+    assert f"warning[damaged_replica]: {text}" in message(run("diff", plain[0], *plain))
+    result = run("verify", *plain, "--json")
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (finding["severity"], finding["code"], finding["ranks"]) == (
+        "error",
+        "damaged_replica",
+        [5],
+    )
+
+
+def test_inspect_says_once_that_a_file_is_empty_and_who_replaces_it(plain):
+    result = run("inspect", *plain)
+    assert result.exit_code == 3
+    assert message(result).count("empty (0 bytes)") == 1
+    assert result.stderr.startswith(f"error[damaged]: {rank_file(plain[0], 5)}: empty (0 bytes)")
+    assert "rank 5 cannot be read: replicas hold the slices" in result.stdout
+    result = run("inspect", plain[0])  # without a strategy it is not known
+    assert result.exit_code == 0
+    assert "5/checkpoint-2_10.ckpt: 0 bytes; cut short, or saved without" in result.stderr
+    result = run("verify", plain[0])
+    assert result.exit_code == 1
+    assert "rank 5: no tensor in 0 bytes, and other ranks hold some" in message(result)
+
+
+def test_one_empty_file_holds_nothing_that_could_be_converted_or_is_well(plain, tmp_path):
+    path = rank_file(plain[0], 5)
+    for words in (["verify", path], ["merge", path, "-o", tmp_path / "x.h5"], ["diff", path, path]):
+        result = run(*words)
+        assert result.exit_code == (1 if words[0] == "verify" else 3)
+        place = f"A ({path})" if words[0] == "diff" else path
+        assert f"{place}: empty (0 bytes)" in message(result)
+    assert f"{path}: no tensor was found" in run_well("inspect", path).stderr
+
+
+def test_a_checkpoint_of_empty_files_is_damaged_with_and_without_a_strategy(plain, tmp_path):
+    for rank in range(8):
+        rank_file(plain[0], rank).write_bytes(b"")
+    of_merge = ["-o", tmp_path / "x.h5"]
+    for words in (["merge", *plain, *of_merge], ["inspect", *plain], ["inspect", plain[0]]):
+        result = run(*words)
+        assert result.exit_code == 3
+        said = f"{rank_file(plain[0], 0)} and 7 more: empty (0 bytes) ranks 0-7; a full disk or"
+        assert said in message(result)
+    result = run("verify", plain[0])
+    assert result.exit_code == 1
+    assert said in message(result)
+
+
+def test_a_stage_without_layouts_may_hold_nothing():
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), *range(4, 8))
+    two_stages = Strategy(ONE_STAGE.layouts, 2, 4)
+    assert quarantine_empty(catalog, two_stages) == catalog
+    catalog = emptied(catalog, 3)
+    assert list(quarantine_empty(catalog, two_stages).damaged) == [3]
+
+
+# ------------------------------------------------------------------------- without any layouts
+
+
+def replicated(tmp_path, ranks, attrs=None):
+    format = "safetensors" if attrs is not None else "ckpt"
+    for rank, names in ranks.items():
+        entries = {name: noise(name, "Float32", (4,)) for name in names}
+        write_file(tmp_path / "src" / f"rank_{rank}" / f"n.{format}", entries, format, attrs)
+    return ["merge", tmp_path / "src", "--replicated", "-o", tmp_path / "full.ckpt"]
+
+
+@pytest.mark.parametrize("attrs", [None, {"remove_redundancy": "True"}])
+def test_data_parallel_ranks_each_have_some(tmp_path, attrs):
+    words = replicated(tmp_path, {0: "ab", 1: "c", 2: "d", 3: ""}, attrs)
+    told = message(run_well(*words))
+    assert read(tmp_path / "full.ckpt") == {name: noise(name, "Float32", (4,)) for name in "abcd"}
+    assert TEXT in told
+    assert "rank 3 holds nothing" in told
+
+
+def test_a_missing_rank_of_theirs_is_a_problem_since_nothing_tells_what_it_had(tmp_path):
+    result = run(*replicated(tmp_path, {0: "ab", 2: "d"}))
+    assert result.exit_code == 5
+    assert "rank 1: no checkpoint file found" in message(result)
+    assert "no other rank has what they had" in message(result)
+
+
+def test_ranks_that_hold_some_of_it_twice_were_cut_short(tmp_path):
+    result = run(*replicated(tmp_path, {0: "ab", 1: "abc", 2: "bc"}))
+    assert result.exit_code == 5
+    assert "rank 0" in message(result)
+    assert "c: not on rank 0, but on others" in message(result)
+    assert [name for name in files_below(tmp_path) if not name.startswith("src")] == []
+
+
+# ------------------------------------------------------------------------------------ evidence
+
+
+def test_files_say_how_they_were_saved():
+    held = {rank: {"w": (4, 3), "v": (2,)} for rank in range(4)}
+    assert is_deduplicated(marked(held, "True"), TWO)
+    few = {0: {"w": (4, 3)}, 1: {"v": (2,)}, 2: {"w": (4, 3)}, 3: {}}
+    assert not is_deduplicated(marked(few, "False"), TWO)
+    assert is_deduplicated(catalog_of(few), TWO)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_so"),
+    [
+        ({0: "wv", 1: "b", 2: "w", 3: ""}, True),
+        ({0: "wvb", 1: "", 2: "w", 3: ""}, True),  # nothing speaks against it
+        ({0: "wvb", 1: "b", 2: "w", 3: ""}, False),  # b twice
+        ({0: "wv", 1: "w", 2: "w", 3: "b"}, False),  # the first slice of w twice
+        ({0: "wvb", 1: "wvb", 2: "wvb", 3: "wvb"}, False),
+        ({0: "wvb", 2: "w"}, True),  # rank 2 is there and lacks v and b
+        ({0: "wvb"}, False),  # who is not there lacks nothing
+    ],
+)
+def test_files_show_how_they_were_saved(ranks, is_so):
+    shapes = {"w": (4, 3), "v": (2,), "b": (2,)}
+    catalog = catalog_of(
+        {rank: {name: shapes[name] for name in held} for rank, held in ranks.items()}
+    )
+    assert is_deduplicated(catalog, TWO) == is_so
+
+
+def test_ranks_without_equal_slices_tell_nothing():
+    strategy = strategy_of({"w": Layout((4,), ((0,), ()))})
+    assert not is_deduplicated(catalog_of({0: {"w": (1, 3)}, 1: {}, 2: {}, 3: {}}), strategy)
+
+
+def test_an_empty_rank_is_told_even_if_all_is_there():
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 3)
+    _, problems, notes = find(catalog, ONE_STAGE)
+    assert not problems
+    (text,) = notes.pop("emptied")
+    assert notes.keys() == {"lacking"}
+    facts = "run/rank_3/net.ckpt: 0 bytes; the checkpoint was not saved without redundancy"
+    assert text.startswith(f"rank 3 holds nothing\n  {facts}\n  Try: copy the file again")
+
+
+def test_what_is_lost_with_redundancy_is_told_as_before():
+    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 2, 3)
+    _, problems, _ = find(catalog, ONE_STAGE)
+    the_one(
+        problems,
+        "w: some slices are on no rank",
+        "rank_2/net.ckpt and 1 more (0 bytes)",
+    )

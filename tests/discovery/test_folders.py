@@ -1,0 +1,163 @@
+"""Folders of every kind, and what is found in them, as ``folders.txt`` says.
+
+A case has a title, files, and scans with their results.  ``{0-3}`` stands for these ranks, the
+same everywhere in a word; ``{a,b}`` for each of these words.  ``PATH/`` is a folder, and
+``PATH=KIND`` no checkpoint but a strategy, damage, or as a meta.json the record of a save.
+``@SECONDS PATH`` sets the time of a file.  A line ``> OPTIONS`` is a scan of the folder, or of a
+path in it.  ``SNAPSHOT_UPDATE=1`` writes the results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import textwrap
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from ckpttool.discovery.scan import SourceOptions, scan
+from ckpttool.problems import CkptToolError
+from ckpttool.wording import format_ranks
+from tests.support.corpus import GOLDEN
+from tests.support.file_bytes import record
+from tests.support.scans import found
+from tests.support.snapshots import UPDATE
+
+TEXT = Path(__file__).with_name("folders.txt")
+PARTS = [one.split("\n", 1) for one in TEXT.read_text(encoding="utf-8").split("\n# ")[1:]]
+CASES = dict(PARTS)
+STRATEGY = GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"
+
+
+def expand(word):
+    """The words that a word with braces stands for."""
+    braces = list(dict.fromkeys(re.findall(r"\{[^}]*\}", word)))
+    for chosen in product(*map(values_of, braces)):
+        one = word
+        for brace, value in zip(braces, chosen, strict=True):
+            one = one.replace(brace, value)
+        yield one
+
+
+def values_of(brace):
+    """The values of ``{0-3}``, ``{00-03}``, or ``{a,b}``."""
+    values = []
+    for part in brace.strip("{}").split(","):
+        ends = re.fullmatch(r"(\d+)-(\d+)", part)
+        numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else ()
+        values += [f"{number:0{len(ends[1])}}" for number in numbers] if ends else [part]
+    return values
+
+
+def write(root, word):
+    """Write a file or folder; the name of a file is that of its only tensor."""
+    name, _, content = word.partition("=")
+    path = root / name
+    (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+    if name.endswith("meta.json") and content:
+        epoch, step = re.findall(r"-(\d+)_(\d+)\.", content)[0]
+        saved = {"last_epoch": int(epoch), "last_step": int(step), "last_ckpt_file": content}
+        path.write_text(json.dumps(saved))
+    elif content == "strategy":
+        shutil.copy(STRATEGY, path)
+    elif not name.endswith("/"):
+        path.write_bytes(b"\xff" if content == "damage" else record(name))
+
+
+def describe(root, words):
+    """What a scan finds: files by rank, ranks that lack them, step, and notes; or its problems."""
+    at = [word for word in words if "=" not in word]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    try:
+        catalog = scan(str(root.joinpath(*at)), SourceOptions(**options))
+    except CkptToolError as error:
+        for one in error.diagnostics:
+            yield from f"refused, {one.code}: {one.text}".splitlines()
+        return
+    held = {rank: next(iter(file.tensors)) for rank, file in catalog.files.items()}
+    if held:
+        yield ", ".join(f"{rank}: {name}".replace(" ", "") for rank, name in held.items())
+    for what, ranks in (("missing", catalog.missing_ranks), ("damaged", [*catalog.damaged])):
+        if ranks:
+            yield f"{what} {format_ranks(ranks)}"
+    if catalog.step:
+        yield f"step {catalog.step}"
+    if catalog.strategy_files:
+        yield f"strategy {', '.join(catalog.strategy_files)}"
+    for one in catalog.diagnostics:
+        yield from f"{one.code}: {one.text}".splitlines()
+
+
+def transcribe(case, root):
+    """Return a case with what the scans of it find now."""
+    lines = []
+    for line in case.splitlines():
+        if line.startswith(" ") or not line:
+            continue
+        lines += [line]
+        if line.startswith(">"):
+            for one in describe(root, shlex.split(line[1:])):
+                text = one.replace(str(root), "RUN")
+                lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="    ",
+                                       break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        elif line.startswith("@"):
+            seconds, *paths = line[1:].split()
+            for path in (one for word in paths for one in expand(word)):
+                os.utime(root / path, (int(seconds), int(seconds)))
+        else:
+            for path in (one for word in line.split() for one in expand(word)):
+                write(root, path)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("title", CASES)
+def test_what_lies_in_a_folder_is_found(title, tmp_path):
+    (tmp_path / "run").mkdir()
+    expected = CASES[title].rstrip("\n")
+    text = transcribe(expected, tmp_path / "run")
+    if os.environ.get(UPDATE):
+        old = TEXT.read_text(encoding="utf-8")
+        TEXT.write_text(old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n"))
+    else:
+        assert text == expected, f"{UPDATE}=1 writes {TEXT.name}"
+
+
+def test_every_case_has_a_title_of_its_own():
+    assert len(CASES) == len(PARTS)
+
+
+def test_a_missing_folder_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        scan(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks_of_a_host"),
+    [
+        ("LOG{rank}/ckpt_{rank}/net-3_5.ckpt", 1),
+        ("node-{host}/rank_{rank}/net-3_5.ckpt", 4),
+        ("node_{host}/device{rank}/ckpt_{rank}/net-3_5.ckpt", 4),
+        ("10.0.{host}.7/rank_{rank}/net_rank_{rank}-3_5.ckpt", 2),
+        ("gpu-{host}/output/checkpoint/rank_{rank}/net-3_5.ckpt", 3),
+        ("worker{host}/proc{local}/ckpt_{rank}/net-3_5.ckpt", 2),
+        ("pod-{host}/net_rank_{rank}-3_5.ckpt", 5),
+        ("card{rank}/net-3_5.ckpt", 1),
+        ("host{host}/net_{rank}-3_5.ckpt", 2),
+        ("gpu-{host}/w{rank:03}.ckpt", 4),
+        ("process_{rank:02}/saved/x_{rank}.ckpt", 1),
+        ("{rank}/x.ckpt", 1),
+        ("rank_{rank}/ckpt/net-3_5.ckpt", 1),
+        ("rank_{rank}/out/code-13B7_{rank}_1-3_5.ckpt", 1),
+    ],
+)
+def test_folders_of_different_ranks_are_one_checkpoint(make_run, name, ranks_of_a_host):
+    names = [
+        name.format(rank=r, host=r // ranks_of_a_host, local=r % ranks_of_a_host)
+        for r in range(ranks_of_a_host * 12)
+    ]
+    assert found(make_run(*names, "log/train.txt")) == dict(enumerate(names))
