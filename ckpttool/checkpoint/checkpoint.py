@@ -123,6 +123,9 @@ class Checkpoint:
         be read.
     copies
         The copies of tensors that an index names in another file.
+    compared
+        What reading every byte found: replicas that differ, for verify also values; None if not all
+        was read.
     unread
         The error that ended the reading of contents, if one did.
     evidence
@@ -143,6 +146,7 @@ class Checkpoint:
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
+    compared: tuple[Diagnostic, ...] | None = None
     unread: CkptToolError | None = None
     evidence: Evidence = field(default_factory=Evidence, compare=False)
 

@@ -31,80 +31,89 @@ class Check:
     commands
         The commands that run it.
     needs_contents
-        Whether it compares the strategy with contents or with other layouts.  That says nothing
-        more of a checkpoint that headers refuse, and not what a user wants who trusts the strategy.
+        Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
+        of a strategy that the user trusts.
+    supersedes
+        Checks that say the same with less detail, if every byte was read.
     """
 
     find: Callable[[Checkpoint], Iterable[Diagnostic]]
     why: str
     commands: tuple[Command, ...] = _ALL
     needs_contents: bool = False
+    supersedes: tuple[Callable[[Checkpoint], Iterable[Diagnostic]], ...] = ()
+
+
+def _of_contents(find: Callable[[Checkpoint], Iterable[Diagnostic]], why: str) -> Check:
+    return Check(find, why, needs_contents=True)
 
 
 CHECKS = (
-    Check(presence.check_scan, "what the scan chose and skipped explains all that follows"),
+    Check(presence.check_scan, "which files were chosen explains all that follows"),
     Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
     Check(unlisted.check_copies, "which file of an index is read, before its tensors", _EXAMINING),
-    Check(unlisted.check_ignored_copies, "likewise", ("convert",)),
+    Check(unlisted.check_ignored_copies, "the same for who writes one copy anyway", ("convert",)),
     Check(layouts.check_options, "an option that cannot apply changes all that follows"),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
-    Check(layouts.check_fit, "slices that make no tensor are not missing"),
-    Check(unlisted.check_odd_states, "the user decides on it before on what differs"),
-    Check(unlisted.check_rank_slices, "likewise, in a merged checkpoint", _DECIDING),
-    Check(unlisted.check_perhaps_slices, "likewise, for who only looks", ("inspect",)),
-    Check(unlisted.check_differing, "only if the ranks are right: wrong ranks make tensors differ"),
-    Check(layouts.check_handwritten, "a line of a person, once the slices fit it"),
-    Check(presence.check_missing, "lost slices, after what explains them"),
-    Check(presence.check_own_values, "lost values of single ranks, which the user asked for"),
-    Check(unlisted.check_single_file, "a file may be one of several although nothing is missing"),
-    Check(presence.check_unsaved, "what was never saved, beside what is lost"),
-    Check(presence.check_partly_held, "names that some ranks lack, and where they are read"),
-    Check(presence.check_replaced, "ranks that replicas replace: nothing is lost"),
-    Check(layouts.check_followed, "layouts that the strategy omits, now that slices are known"),
-    Check(layouts.check_guessed, "of these the ones that only a name shows"),
-    Check(layouts.check_stages, "slices that are not read, since another stage has them"),
-    Check(presence.check_redundancy, "how it was saved, which explains empty files"),
-    Check(presence.check_empty, "likewise, if no strategy says what they hold", ("inspect",)),
+    Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
+    Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
+    Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING),
+    Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",)),
+    Check(unlisted.check_differing, "wrong ranks make tensors differ, so it needs the right ones"),
+    Check(layouts.check_handwritten, "a line of a person is compared with slices that fit it"),
+    Check(presence.check_missing, "what explains a lost slice stands before it"),
+    Check(presence.check_own_values, "the user wants the values of ranks, and some are lost"),
+    Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice"),
+    Check(presence.check_unsaved, "what was never saved is not lost"),
+    Check(presence.check_partly_held, "what some ranks lack is read from others"),
+    Check(presence.check_replaced, "what whole ranks lack is read from others"),
+    Check(layouts.check_followed, "layouts that the strategy omits follow from slices"),
+    Check(layouts.check_guessed, "some of these only a name shows"),
+    Check(layouts.check_stages, "what one stage provides is not read from another"),
+    Check(presence.check_redundancy, "how it was saved explains empty files"),
+    Check(presence.check_empty, "without a strategy, nothing says what they hold", ("inspect",)),
+    Check(unlisted.check_constant, "here contents show nothing", ("diff", "convert")),
+    Check(layouts.check_trusted, "the user excludes all questions about the strategy"),
+    _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
+    _of_contents(layouts.check_misplaced, "whole stages contradict it"),
+    _of_contents(layouts.check_index, "an index beside the files contradicts it"),
+    _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
+    _of_contents(samples.check_replicas, "slices whose replicas differ show nothing else"),
     Check(
-        unlisted.check_constant, "contents from here on: these show nothing", ("diff", "convert")
+        samples.check_compared,
+        "every byte says more than samples",
+        ("verify", "convert"),
+        supersedes=(samples.check_replicas,),
     ),
-    Check(layouts.check_trusted, "the user excludes all that follows of the strategy"),
-    Check(layouts.check_states, "the strategy against itself, by shapes", needs_contents=True),
-    Check(layouts.check_misplaced, "the strategy against whole stages", needs_contents=True),
-    Check(layouts.check_index, "the strategy against an index beside it", needs_contents=True),
+    _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
+    _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
+    Check(presence.check_read_instead, "the result is right, and a file is not", ("convert",)),
+    Check(unlisted.check_not_full, "only who writes full tensors needs all of them", ("convert",)),
+    Check(headers.check_unjoined, "what is not joined is compared by headers alone", ("verify",)),
     Check(
-        layouts.check_corrections,
-        "shards that contents prove or leave open; samples are "
-        "compared with the strategy that they correct",
-        needs_contents=True,
+        headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
     ),
-    Check(
-        samples.check_replicas,
-        "replicas that differ, before slices: these differ too",
-        needs_contents=True,
-    ),
-    Check(samples.check_shards, "slices of a shard that are equal", needs_contents=True),
-    Check(
-        samples.check_slices, "other equal slices, which may be so by chance", needs_contents=True
-    ),
-    Check(presence.check_read_instead, "files that lack what is read elsewhere", ("convert",)),
-    Check(unlisted.check_not_full, "a source that is not the whole model", ("convert",)),
-    Check(headers.check_unjoined, "files of ranks that nothing joins", ("verify",)),
-    Check(headers.check_unlisted, "headers that ranks should share", ("verify",)),
-    Check(presence.check_lacking, "slices that one rank lacks and another has", ("verify",)),
-    Check(presence.check_lacking_names, "names that one rank lacks", ("verify",)),
+    Check(presence.check_lacking, "a conversion reads a replica", ("verify",)),
+    Check(presence.check_lacking_names, "a conversion reads another rank", ("verify",)),
 )
 
 
 def run_checks(
-    checkpoint: Checkpoint, command: Command, superseded: Collection[str] = ()
+    checkpoint: Checkpoint, command: Command, without: Collection[str] = ()
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    ``superseded`` are the codes that samples find and another reading finds with more detail.
-
     Options that overrule contents would hide that files and strategy are of two runs.  Where a
     folder has files of other runs, another step is proposed instead.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.  If the strategy does not fit it, only that is yielded.
+    command
+        The command.
+    without
+        Codes that do not count where contents show them.
     """
     if checkpoint.misfits:
         yield from checkpoint.misfits
@@ -112,7 +121,7 @@ def run_checks(
     steps = checkpoint.catalog.steps_of_other_runs
     for check in _checks_of(checkpoint, command):
         for one in check.find(checkpoint):
-            if check.needs_contents and one.code in superseded:
+            if check.needs_contents and one.code in without:
                 continue
             overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
             if check.needs_contents and overrules and steps is not None:
@@ -125,8 +134,10 @@ def run_checks(
 
 def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
     is_closed = checkpoint.is_refused or checkpoint.options.trust_strategy
+    superseded = {find for check in CHECKS for find in check.supersedes}
     for check in CHECKS:
-        if command in check.commands and not (check.needs_contents and is_closed):
+        is_said = checkpoint.compared is not None and check.find in superseded
+        if command in check.commands and not is_said and not (check.needs_contents and is_closed):
             yield check
 
 

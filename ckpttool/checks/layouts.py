@@ -147,7 +147,7 @@ def check_misplaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 
 def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Compare full shapes with an index that lies beside the files."""
+    """Yield the full shapes that differ from those of an index beside the files."""
     for path, full in checkpoint.indexes.items():
         if isinstance(full, Exception):
             text = "full shapes were not compared with this index"

@@ -15,6 +15,7 @@ from ckpttool.checkpoint.presence import (
     has_redundancy_mark,
 )
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import FullTensor
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_ranks, shorten
 
@@ -22,7 +23,10 @@ _NO_FILE = "no checkpoint file found in"
 
 
 def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what the scan noted; with a strategy, `check_replaced` reports the missing ranks."""
+    """Yield what the scan of the files noted.
+
+    With a strategy, `check_replaced` reports the missing ranks.
+    """
     catalog = checkpoint.catalog
     errors = catalog.errors()
     for one in catalog.diagnostics:
@@ -323,8 +327,11 @@ def _replacement_text(checkpoint: Checkpoint, ranks: Sequence[int]) -> str:
     """Say from which ranks the slices of ``ranks`` are read."""
     used: set[int] = set()
     holders = checkpoint.catalog.holders
-    for tensor in (one for one in checkpoint.tensors if one.has_layout):
-        for layout in (tensor.layout, *(copy.layout for copy in tensor.copies)):
+    for tensor in checkpoint.records:
+        layouts = checkpoint.strategy.layouts.get(tensor.name, ())
+        if isinstance(tensor, FullTensor) and tensor.has_layout:
+            layouts = (tensor.layout, *(copy.layout for copy in tensor.copies))
+        for layout in layouts:
             for rank in ranks:
                 owners = layout.owners(layout.slice_index(rank)) if rank in layout.ranks else ()
                 used.update([one for one in owners if one in holders[tensor.name]][:1])

@@ -26,8 +26,6 @@ from ckpttool.wording import count, format_difference
 REMEDY = "move the file of the damaged rank away; `ckpttool help replica` explains"
 _ONE_RUN = "files of one step, and the strategy of their run; `ckpttool help replica` explains"
 
-REPLICA_CODES = frozenset({"replica", "own_values"})  # of replicas that differ
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:

@@ -41,7 +41,6 @@ from ckpttool.wording import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.model.layout import Layout
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.summary import Parallelism, Placement, Stage, Summary
 
@@ -106,7 +105,8 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
 def _contents(found: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
-    number, *sizes = _stored_sizes(found) if found.is_stored else _full_sizes(found)
+    has_full_tensors = found.catalog.is_merged or found.sharding is not None
+    number, *sizes = _full_sizes(found) if has_full_tensors else _stored_sizes(found)
     ranks = len(found.expected_ranks)
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
     of_all = f"{readable} of " if 0 < readable < ranks else ""
@@ -200,8 +200,8 @@ def _parallelism(found: Inspection) -> Iterator[str]:
     codes = found.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if found.origin and {"replica", "contradicted"} & {*codes}:
-            yield f"by {found.origin}, with which some contents disagree:"
+        if found.sharding and found.sharding.layouts and {"replica", "contradicted"} & {*codes}:
+            yield f"by {found.sharding.origin}, with which some contents disagree:"
         yield from _parallelism_texts(summary.parallelism)
     elif not files:
         yield "not known: no file can be read"
@@ -388,14 +388,15 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
             "tensors": _name,
             "listed shape" if found is None else "full shape": _shape,
             "dtype": _dtype,
-            "sharded": lambda row: sharded_text(row.first.placement, row.first.layout),
+            "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
             "ranks of the layout" if "deduplicated" in codes else "ranks of each slice": ranks,
         }
     if found is not None and all(one.placement.known == "full" for one in summary.entries):
-        files = found.catalog.files.values()
-        paths = {name: file.path for file in files for name in file.header if len(files) > 1}
+        files = [*found.catalog.files.values()]
+        several = files[::-1] if len(files) > 1 else ()  # the first of those with a name counts
+        paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
             "full shape": _shape,
@@ -501,15 +502,17 @@ def _only(texts: Iterable[str]) -> str:
 
 
 def _device_matrix(row: Row) -> str:
-    return "" if row.first.layout is None else format_shape(row.first.layout.device_matrix)
+    layout = row.first.placement.layout
+    return "" if layout is None else format_shape(layout.device_matrix)
 
 
 def _tensor_map(row: Row) -> str:
-    axes = () if row.first.layout is None else row.first.layout.tensor_map
+    layout = row.first.placement.layout
+    axes = () if layout is None else layout.tensor_map
     return " ".join(format_shape(one) if one else "-" for one in axes)
 
 
-def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
+def sharded_text(placement: Placement) -> str:
     """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
     if placement.known == "unlisted":
         return "not listed"
@@ -523,8 +526,9 @@ def sharded_text(placement: Placement, layout: Layout | None = None) -> str:
         for axis, slices in enumerate(placement.cuts)
         if slices > 1
     ]
-    if layout is not None and 0 < len(layout.rows) <= _MAX_UNEVEN:
-        parts[0] = f"rows / {' + '.join(map(str, layout.rows))}"
+    rows = () if placement.layout is None else placement.layout.rows
+    if 0 < len(rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, rows))}"
     shard = placement.optimizer_shard
     return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
@@ -610,7 +614,7 @@ def _print_strategy(found: StrategyInspection, show_all: bool) -> None:
         titles.append(count(len(rules.rules), "pattern"))
         rest = "replicated" if rules.replicates_rest else "not decided"
         parts.append(f"{titles[-1]}, all other parameters {rest}")
-    assert summary.parallelism is not None
+    assert summary.parallelism is not None, "a strategy has layouts"
     texts = _parallelism_texts(summary.parallelism)
     print_facts(shorten(strategy.files, 3), {"contents": ["; ".join(parts)], "parallelism": texts})
     title, columns = ", ".join(titles), _columns(summary)

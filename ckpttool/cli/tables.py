@@ -80,11 +80,9 @@ def print_text(
     err
         Whether to print it on stderr.
     """
-    columns = terminal_columns(sys.stderr if err else sys.stdout)
     bracketed = f"[{code}]" if code else ""
     text = printable(f"{label}{bracketed}: {text}" if label else text)
-    if columns is not None:
-        text = "\n".join(_fold(text, columns, indent))
+    text = "\n".join(_fold(text, _room(sys.stderr if err else sys.stdout), indent))
     if label:
         text = click.style(label, fg=COLORS.get(label), bold=True) + text.removeprefix(label)
     if err:
@@ -142,6 +140,12 @@ def terminal_columns(stream: TextIO) -> int | None:
     return shutil.get_terminal_size(own).columns or 80  # $COLUMNS first; 0 is not known
 
 
+def _room(stream: TextIO) -> float:
+    """Return the columns of a line: those of the terminal; a pipe or a file has no end."""
+    columns = terminal_columns(stream)
+    return math.inf if columns is None else columns
+
+
 def has_utf8(stream: TextIO) -> bool:
     """Return whether a stream takes every character, as UTF-8 does, and a text in memory."""
     encoding: str | None = stream.encoding
@@ -164,22 +168,19 @@ def print_facts(title: str, facts: Mapping[str, Iterable[str]]) -> None:
     """
     found = {label: list(texts) for label, texts in facts.items()}
     first, *others = ((label, texts) for label, texts in found.items() if texts)
-    columns = terminal_columns(sys.stdout)
+    columns = _room(sys.stdout)
     if len(title) <= LONGEST_LABEL:
         first = (title, first[1])
     else:
-        title = printable(title)
-        lines = [title] if columns is None else _fold(title, columns)
-        echo(click.style("\n".join(lines), bold=True))
+        echo(click.style("\n".join(_fold(printable(title), columns)), bold=True))
     indent = max(_width(printable(label)) for label, _ in (first, *others)) + SPACE
-    if columns is not None and columns < 2 * indent:
+    if columns < 2 * indent:
         indent = SPACE  # no column of labels
     for label, texts in (first, *others):
         for head, text in zip_longest([printable(label)], map(printable, texts), fillvalue=""):
             line = head + " " * max(SPACE, indent - _width(head)) + text
-            lines = [line] if columns is None else _fold(line, columns, indent)
             bold = click.style(head, bold=True) if head else ""
-            echo(bold + "\n".join(lines).removeprefix(head))
+            echo(bold + "\n".join(_fold(line, columns, indent)).removeprefix(head))
     echo("")
 
 
@@ -198,15 +199,15 @@ def print_table(
         if not cells or any(cells[i])
     ]
     above: list[_Column] = []
-    titles, margin = [printable(title)], MARGIN
-    if (terminal := terminal_columns(sys.stdout)) is not None:
-        titles = _fold(titles[0], terminal)
+    margin, room = MARGIN, _room(sys.stdout)
+    least = {column: column.width for column in inline}
+    if _end(margin, least.values()) >= room:
         least = {column: column.folded(cells=not is_grouped) for column in inline}
-        while len(inline) > 1 and _end(margin, (least[one] for one in inline)) >= terminal:
-            inline.remove(inline[-1] if is_grouped else max(inline, key=lambda one: least[one]))
-            above = [column for column in least if column not in inline]
-            margin = MARGIN + INDENT
-    grids = _Grid(above, MARGIN, terminal), _Grid(inline, margin, terminal)
+    while len(inline) > 1 and _end(margin, (least[one] for one in inline)) >= room:
+        inline.remove(inline[-1] if is_grouped else max(inline, key=lambda one: least[one]))
+        above = [column for column in least if column not in inline]
+        margin = MARGIN + INDENT
+    grids = _Grid(above, MARGIN, room), _Grid(inline, margin, room)
     heads = [line for grid in grids for line in grid.lines(0)]
     groups: dict[tuple[str, ...], list[int]] = {}
     for row in range(1, len(inline[0].cells)):
@@ -216,8 +217,9 @@ def print_table(
         body += grids[0].lines(members[0])
         body += (line for row in members for line in grids[1].lines(row))
     length = max(grid.end for grid in grids) - MARGIN + 2
-    rule = f" {_rule_letter() * (length if terminal is None else min(length, terminal - 1))}"
-    bold = (click.style(line, bold=True) for line in (*titles, "", *heads))
+    rule = f" {_rule_letter() * int(min(length, room - 1))}"
+    lines = (*_fold(printable(title), room), "", *heads)
+    bold = (click.style(line, bold=True) for line in lines)
     echo("\n".join((*bold, click.style(rule, dim=True), *body, "")))
 
 
@@ -244,27 +246,27 @@ def _end(margin: int, widths: Iterable[int]) -> int:
 class _Grid:
     """Columns side by side; where a terminal has no room, one below the other."""
 
-    def __init__(self, columns: Sequence[_Column], margin: int, terminal: int | None) -> None:
+    def __init__(self, columns: Sequence[_Column], margin: int, room: float) -> None:
         self.columns = columns
         self.margin = margin
-        self.room: int | None = None  # of columns that are one below the other
-        if terminal is not None and self.end >= terminal:
-            self._narrow(terminal)
+        self.room: float | None = None  # of columns that are one below the other
+        if self.end >= room:
+            self._narrow(room)
 
     @property
     def end(self) -> int:
         """The columns of the longest row, with the margin."""
         return _end(self.margin, (column.width for column in self.columns))
 
-    def _narrow(self, terminal: int) -> None:
+    def _narrow(self, room: float) -> None:
         """Narrow the columns: first the heads, then the widest cells."""
         least = {column: column.folded(cells=True) for column in self.columns}
         for column in self.columns:
             column.width = column.folded(cells=False)
-        while self.end >= terminal:
+        while self.end >= room:
             foldable = [column for column in self.columns if column.width > least[column]]
             if not foldable:
-                self.room = terminal - 1 - self.margin
+                self.room = room - 1 - self.margin
                 break
             max(foldable, key=lambda column: column.width).width -= 1
 
@@ -285,7 +287,7 @@ class _Grid:
                 yield line
 
 
-def _fold(text: str, width: int, indent: int = 0) -> list[str]:
+def _fold(text: str, width: float, indent: int = 0) -> list[str]:
     """Fold a text between words into lines of at most ``width`` columns.
 
     Lines after the first are indented.  A word that is wider than a line is not broken, and a

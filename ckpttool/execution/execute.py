@@ -145,7 +145,7 @@ def execute(
     executor: Executor | None = None,
     *,
     options: CopyOptions | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] = lambda nbytes: None,
     on_note: Callable[[Diagnostic], None] = lambda note: None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Written, ...]:
@@ -188,21 +188,22 @@ def execute(
         outputs are removed.
     """
     options = options or CopyOptions()
-    run = _Run(executor or InlineExecutor(), options, on_progress, check, plan.listed)
     mine = plan.limited_to(assignment.ranks)
     if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
     try:
-        transaction = run.transaction = Transaction.open(plan, assignment)
+        transaction = Transaction.open(plan, assignment)
     except OSError as error:
         path = str(Path(plan.target.manifest_path))
         raise _failure(path, error) from error
     for note in transaction.notes:
         on_note(note)
+    executor = executor or InlineExecutor()
+    run = _Run(executor, options, on_progress, check, plan.listed, transaction)
     try:
         run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
         rest = plan.limited_to(set(assignment.ranks) - transaction.kept)
-        for outputs in group_outputs(rest, run.options.group_tensors):
+        for outputs in group_outputs(rest, options.group_tensors):
             run.collect_done()
             run.start(outputs)
         while run.pending:
@@ -228,30 +229,25 @@ class _Run:
 
     executor: Executor
     options: CopyOptions
-    on_progress: Callable[[int], None] | None
+    on_progress: Callable[[int], None]
     check: Callable[[], None]
     listed: Mapping[str, ListedOutput]  # source files
+    transaction: Transaction
     current: str = ""  # path of the output in work, for the error
     pending: dict[Future[CallResult], tuple[Job, ...]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
-    transaction: Transaction | None = None
 
     def keep(self, outputs: Iterable[OutputFile]) -> None:
         """Record the outputs that an earlier run completed as written."""
         for output in outputs:
             self._note_written(output, Path(output.path).stat().st_size, is_kept=True)
-            if self.on_progress is not None:
-                self.on_progress(sum(meta.nbytes for meta in output.metas))
+            self.on_progress(sum(meta.nbytes for meta in output.metas))
 
     def _note_written(self, output: OutputFile, nbytes: int, is_kept: bool = False) -> None:
         tensors = len(output.tensors)
         entry = Written(output.rank, output.path, output.format, nbytes, tensors, is_kept)
         self.written.append(entry)
-
-    def _transaction(self) -> Transaction:
-        assert self.transaction is not None, "it is opened before the first output"
-        return self.transaction
 
     def written_by_rank(self) -> tuple[Written, ...]:
         """Return the written outputs, sorted by rank."""
@@ -297,8 +293,7 @@ class _Run:
                 self._commit(jobs[0], result)
                 continue
             self._check_read(result.filled if isinstance(result, Attempt) else result)
-            if self.on_progress is not None:
-                self.on_progress(result.nbytes)
+            self.on_progress(result.nbytes)
             for job in jobs:
                 job.accept(result)
                 job.open_tasks -= 1
@@ -335,11 +330,11 @@ class _Run:
     def _commit(self, job: Job, crc: int | None) -> None:
         self.current = job.output.path
         nbytes = job.file.seal(crc)
-        self._transaction().record_complete(job.output, nbytes, job.hashes)
+        self.transaction.record_complete(job.output, nbytes, job.hashes)
         job.file.rename()
         self.jobs.remove(job)
         self._note_written(job.output, nbytes)
-        self._transaction().record_placed(job.output)
+        self.transaction.record_placed(job.output)
 
     def abandon(self, error: BaseException) -> None:
         """Remove unfinished outputs, cancel the waiting tasks, and wait for the running ones.

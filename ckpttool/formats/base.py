@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.tensors import (
+    MAX_AXES,
     Extent,
     FileIndex,
     SharedHeader,
@@ -87,6 +89,11 @@ def lay_out(
     return Header(FileIndex((UNNAMED,), format, at, stored, attrs), starts, tuple(gaps))
 
 
+def refusal(meta: TensorMeta, reason: str) -> Diagnostic:
+    """Return the reason why a tensor cannot be written."""
+    return Diagnostic("destination", reason, tensor=meta.name)
+
+
 class Format(Protocol):
     """A file format.
 
@@ -116,9 +123,18 @@ class Format(Protocol):
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for each reason why tensors and attributes cannot be written.
 
-        The caller adds the hint: it knows which other format holds them, and where it is named.
+        Most formats hold what MindSpore has.  The caller adds the hint: it knows which other format
+        holds the tensors, and where it is named.
         """
-        ...
+        if "crc_num" in attrs and not self.has_checksum:
+            reason = f"{self.word} has no place for MindSpore's checksum"
+            yield Diagnostic("destination", reason)
+        for meta in tensors:
+            if meta.dtype in SAFETENSORS_DTYPES:
+                yield refusal(meta, f"safetensors' {meta.dtype} has no counterpart in {self.word}")
+            elif meta.whole_shape is not None:
+                axes = f"{len(meta.whole_shape)} axes"
+                yield refusal(meta, f"{axes}; only safetensors keeps more than {MAX_AXES}")
 
     def notes(self, dtypes: Collection[str], attrs: Mapping[str, str]) -> Iterator[Diagnostic]:
         """Yield a diagnostic for what MindSpore cannot do with files of these element types."""

@@ -70,7 +70,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
@@ -98,7 +98,6 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    foreign_type_problems,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 from ckpttool.secret import Secret
@@ -134,11 +133,11 @@ class Ckpt(Format):
         self._cache = cache
 
     def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for incomplete map parameters, and for what MindSpore lacks."""
         yield from map_problems(tensors)
-        yield from foreign_type_problems(tensors, self.word)
+        yield from super().refusals(tensors, attrs)
 
     def read_index(self, file: StoredFile, key: Secret | None = None) -> FileIndex:
         """Return the header of the file from the headers of its records.

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from shlex import quote
@@ -49,7 +49,15 @@ import h5py
 import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, PROVENANCE, UNNAMED, Format, Header, read_header
+from ckpttool.formats.base import (
+    MAX_TEXT_BYTES,
+    PROVENANCE,
+    UNNAMED,
+    Format,
+    Header,
+    read_header,
+    refusal,
+)
 from ckpttool.formats.local import demand_same, open_file
 from ckpttool.model.dtypes import DTYPES, TEXT
 from ckpttool.model.tensors import (
@@ -58,7 +66,6 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    foreign_type_problems,
     refuse_shared_bytes,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
@@ -100,14 +107,11 @@ class Hdf5(Format):
         self._on_object = on_object
 
     def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Collection[str] = ()
+        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
-        if "crc_num" in attrs:
-            reason = "HDF5 has no place for MindSpore's checksum"
-            yield Diagnostic("destination", reason)
         yield from _refusals(tensors)
-        yield from foreign_type_problems(tensors, self.word)
+        yield from super().refusals(tensors, attrs)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
@@ -165,17 +169,13 @@ def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
         groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
         clash = next((group for group in groups if group in names), None)
         if clash is not None:
-            yield _refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
+            yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
         elif "\0" in meta.name or not all(map(_is_component, parts)):
-            yield _refusal(meta, "HDF5 cannot keep this name exactly")
+            yield refusal(meta, "HDF5 cannot keep this name exactly")
         if meta.text is not None and "\0" in meta.text:
-            yield _refusal(meta, "an HDF5 string cannot hold NUL")
+            yield refusal(meta, "an HDF5 string cannot hold NUL")
         if len(meta.shape) > MAX_AXES:
-            yield _refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
-
-
-def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
-    return Diagnostic("destination", reason, tensor=meta.name)
+            yield refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
 
 
 def _is_component(part: str) -> bool:

@@ -27,7 +27,7 @@ import io
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -105,8 +105,8 @@ def named(path: AnyPath) -> Iterator[None]:
 class ReadFile(io.FileIO):
     """A file open for reading, without a buffer; its errors name it."""
 
-    def __init__(self, path: AnyPath) -> None:
-        super().__init__(path, "rb")
+    def __init__(self, path: AnyPath, opener: Callable[[str, int], int] | None = None) -> None:
+        super().__init__(path, "rb", opener=opener)
         self._path = path
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -227,13 +227,7 @@ def open_source(file: StoredFile) -> ReadFile:
     OSError
         The file cannot be opened.
     """
-    opened = ReadFile(file.path)
-    try:
-        demand_same(file, opened.fileno())
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+    return ReadFile(file.path, lambda path, flags: open_descriptor(file, flags))
 
 
 def demand_same(file: StoredFile, fd: int) -> FileStamp:

@@ -49,7 +49,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader, FileIO
 from sys import intern
 
-from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out
+from ckpttool.formats.base import ChecksumInput, Format, Header, lay_out, refusal
 from ckpttool.formats.local import open_source
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.dtypes import ALL_DTYPES, DTYPES, NOT_LOADED_FROM_SAFETENSORS, TEXT
@@ -174,13 +174,9 @@ def _refusals(tensors: Sequence[TensorMeta], attrs: Collection[str]) -> Iterator
     """Yield a diagnostic for each tensor whose name or type the format cannot hold."""
     for meta in tensors:
         if meta.name == METADATA or (meta.name == "crc_num" and "crc_num" in attrs):
-            yield _refusal(meta, "safetensors reserves this name")
+            yield refusal(meta, "safetensors reserves this name")
         elif meta.dtype == TEXT or ALL_DTYPES[meta.dtype].safetensors is None:
-            yield _refusal(meta, f"safetensors cannot hold {meta.dtype}")
-
-
-def _refusal(meta: TensorMeta, reason: str) -> Diagnostic:
-    return Diagnostic("destination", reason, tensor=meta.name)
+            yield refusal(meta, f"safetensors cannot hold {meta.dtype}")
 
 
 def _ordered(tensors: Sequence[TensorMeta]) -> list[TensorMeta]:

@@ -322,6 +322,11 @@ def units(meta: TensorMeta) -> Iterator[Region]:
         yield from Region.whole(meta.shape).bands(UNIT_BYTES // meta.itemsize)
 
 
+def unit_starts(meta: TensorMeta) -> Iterator[int]:
+    """Yield the bytes of a tensor before each unit, and those of all units."""
+    return accumulate((unit.size * meta.itemsize for unit in units(meta)), initial=0)
+
+
 def hashed(meta: TensorMeta, of_units: Mapping[int, str]) -> TensorEntry:
     """Return the entry of a tensor from the hashes of its units; compute that of a string."""
     if meta.text is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from ckpttool.model.dtypes import ALL_DTYPES, SAFETENSORS_DTYPES, TEXT
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.model.dtypes import ALL_DTYPES, TEXT
+from ckpttool.problems import FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -282,17 +282,6 @@ def refuse_shared_extents(index: FileIndex) -> None:
                 places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
     for (path, _), places in known.items():
         refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
-
-
-def foreign_type_problems(tensors: Iterable[TensorMeta], format: str) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each tensor that only safetensors can hold."""
-    for meta in tensors:
-        if meta.dtype in SAFETENSORS_DTYPES:
-            text = f"safetensors' {meta.dtype} has no counterpart in {format}"
-            yield Diagnostic("destination", text, tensor=meta.name)
-        elif meta.whole_shape is not None:
-            text = f"{len(meta.whole_shape)} axes; only safetensors keeps more than {MAX_AXES}"
-            yield Diagnostic("destination", text, tensor=meta.name)
 
 
 @dataclass(frozen=True, slots=True)

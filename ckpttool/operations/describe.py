@@ -113,18 +113,6 @@ class Inspection:
         return self.catalog.is_merged and self.sharding is None
 
     @property
-    def is_stored(self) -> bool:
-        """Whether nothing says how what ranks store fits together."""
-        return self.sharding is None and not self.catalog.is_merged
-
-    @property
-    def origin(self) -> str:
-        """The files of the strategy; "" if there is none."""
-        if self.sharding is None or self.catalog.description is not None:
-            return ""
-        return self.sharding.origin
-
-    @property
     def expected_ranks(self) -> frozenset[int]:
         """The ranks that have a file, or should have one; of full tensors the files."""
         done = self.completeness
@@ -192,8 +180,8 @@ def _summarize(facts: Facts) -> Summary:
     catalog, resolved = facts.readable, facts.resolved
     if resolved is None:
         states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
-        return Summary(entries_of_files(catalog), states)
-    entries, layouts = entries_of_tensors(resolved), resolved.strategy.layouts
+        return Summary(tuple(entries_of_files(catalog)), states)
+    entries, layouts = tuple(entries_of_tensors(resolved)), resolved.strategy.layouts
     metas = {one.name: one.meta for one in resolved.tensors}
     states = drop_unlike_shapes(match_states(resolved.listed, metas), metas)
     expected = catalog.holders or layouts  # of files that cannot be read

@@ -1,13 +1,13 @@
 """The JSON documents of the commands: a function for each, which takes the answer of the command.
 
-Every document has ``"schema"``; see `ckpttool._version.SCHEMA`.
+Every key stands here.  Most are names of fields or properties of the answer (`_take`).  Every
+document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Json = dict[str, object]
 
 _FILE = "path format nbytes"
+_AMOUNT = "tensors parameters nbytes dtypes"
 _OUTPUT = "rank path format nbytes tensors"
 _NO_LAYOUT: Json = {"device_matrix": None, "tensor_map": None, "optimizer_shard": None}
 
@@ -74,7 +76,8 @@ def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
         a=a,
         b=b,
         equal=found.is_equal,
-        **_take(found, "tensors nbytes tolerance"),
+        **_take(found, "tensors nbytes"),
+        tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
         counts=found.count_kinds(),
         differences=[*map(_difference, found.differences[:limit])],
         findings=describe_diagnostics(found.findings, severities("diff")),
@@ -114,7 +117,7 @@ def finalize(folder: str, manifest: Manifest) -> Json:
     """Return the document of finalize."""
     return _document(
         path=folder,
-        outputs=[_take(one, _OUTPUT) for one in manifest.outputs],
+        outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
         notes=describe_diagnostics(manifest.notes, severities("convert")),
     )
@@ -234,14 +237,29 @@ def _layout(layout: Layout) -> Json:
 
 
 def _summary(found: Inspection) -> Json:
-    summary, done = found.summary, found.completeness
+    summary, amounts, done = found.summary, found.summary.amounts, found.completeness
     return {
-        **_take(summary.amounts, "weights optimizer_state other"),
-        "parallelism": summary.parallelism,
+        "weights": _take(amounts.weights, _AMOUNT),
+        "optimizer_state": _take(amounts.optimizer_state, _AMOUNT),
+        "other": _take(amounts.other, _AMOUNT),
+        "parallelism": _parallelism(summary.parallelism),
         **_take(done, "complete complete_codes missing_ranks unreadable_ranks"),
         **_take(done, "missing_tensors replicas"),
-        "equal_ranks": [*summary.equal_ranks.values()],
+        "equal_ranks": _each(summary.equal_ranks.values(), "name ranks one_value sampled"),
     }
+
+
+def _parallelism(one: Parallelism | None) -> Json | None:
+    return (
+        None
+        if one is None
+        else {
+            **_take(one, "tensor_parallel tensors"),
+            "splits": _each(one.splits, "slices replicas tensors"),
+            "stages": _each(one.stages, "ranks device_matrices"),
+            "optimizer_shards": _each(one.optimizer_shards, "slices tensors"),
+        }
+    )
 
 
 def _diagnostics(found: Diagnostics) -> Json:
@@ -271,7 +289,7 @@ def _of_strategy(found: StrategyInspection) -> Json:
         ],
         "replicates_rest": strategy.rules is not None and strategy.rules.replicates_rest,
         "notes": _diagnostics(found.found)["notes"],
-        "summary": {"parallelism": found.summary.parallelism},
+        "summary": {"parallelism": _parallelism(found.summary.parallelism)},
     }
 
 
@@ -333,15 +351,17 @@ def _take(answer: object, names: str) -> Json:
     return {name: getattr(answer, name) for name in names.split()}
 
 
+def _each(answers: Iterable[object], names: str) -> list[Json]:
+    return [_take(one, names) for one in answers]
+
+
 def _given(**keys: object) -> Json:
     """Return the keys of what there is."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def _plain(value: object) -> object:
-    """Return a value in the types of JSON; a dataclass by the names of its fields."""
-    if is_dataclass(value):
-        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    """Return a value in the types of JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list | range):

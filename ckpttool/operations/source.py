@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 
 from ckpttool.checkpoint import resolve as steps
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks import is_refused, run_checks
-from ckpttool.checks.replicas import REPLICA_CODES, replica_problems
+from ckpttool.checks.replicas import replica_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics
+from ckpttool.problems import CkptToolError, Diagnostics
 
 
 def resolve(
@@ -73,8 +74,8 @@ def resolve(
         is_hinted = bool(checkpoint.damage and checkpoint.complete_step)
         failures += (one.with_hint(hint) if is_hinted else one for one in checkpoint.damage)
     found.failures += failures
-    compared = _compare_replicas(checkpoint, executor, found, open_progress)
-    found.add(*run_checks(checkpoint, found.command, REPLICA_CODES if compared else ()), *compared)
+    checkpoint = _compare_replicas(checkpoint, executor, found, open_progress)
+    found.add(*run_checks(checkpoint, found.command))
     if diagnostics is None:
         found.raise_if_errors()
     return checkpoint
@@ -82,15 +83,16 @@ def resolve(
 
 def _compare_replicas(
     checkpoint: Checkpoint, executor: Executor, found: Diagnostics, open_progress: OpenProgress
-) -> list[Diagnostic]:
-    """Return the replicas that differ, if the user asks to compare all of them."""
+) -> Checkpoint:
+    """Return the checkpoint with all replicas compared, if the user wants that."""
     is_read = checkpoint.are_joined and not checkpoint.is_refused and checkpoint.unread is None
     if not checkpoint.options.check_replicas or not is_read:
-        return []
+        return checkpoint
     nbytes = sum(file.nbytes for file in checkpoint.catalog.files.values())
     try:
         with open_progress(nbytes, "comparing replicas") as on_progress:
-            return replica_problems(checkpoint.tensors, executor, on_progress)
+            compared = replica_problems(checkpoint.tensors, executor, on_progress)
+            return replace(checkpoint, compared=tuple(compared))
     except CkptToolError as error:
         found.failures.append(error)
-        return []
+        return checkpoint

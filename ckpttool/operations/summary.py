@@ -50,6 +50,7 @@ class Placement:
     optimizer_shard: int = 1  # slices into which it splits axis 0
     replicas: int = 1  # ranks that should hold each slice, before an optimizer shard
     first_rank: int = field(default=0, compare=False)
+    layout: Layout | None = field(default=None, compare=False)  # that a strategy gives
 
     @property
     def owners(self) -> tuple[Ranks, ...]:
@@ -108,7 +109,6 @@ class Entry:
     nbytes: int = 0  # of the full tensor, or without layouts of one on the first rank
     total_nbytes: int = 0
     elements: int = 0
-    layout: Layout | None = None  # that a strategy gives
     source: FullTensor | None = None  # of a resolved checkpoint
 
     @property
@@ -281,31 +281,21 @@ def _add_up(entries: Sequence[Entry]) -> Amount:
 # ------------------------------------------------------------------------------------------ entries
 
 
-def entries_of_tensors(checkpoint: Checkpoint) -> tuple[Entry, ...]:
-    """Return the full tensors of a checkpoint, with the ranks that hold each slice on disk.
+def entries_of_tensors(checkpoint: Checkpoint) -> Iterator[Entry]:
+    """Yield the full tensors of a checkpoint, with the ranks that hold each slice on disk.
 
     If only one of the ranks of each slice has it on disk, the ranks are those of the layout, with
     a file or without.
     """
     placements: dict[object, Placement] = {}  # thousands of tensors have few distributions
-    entries = []
     for source in checkpoint.tensors:
-        meta, slicing = source.meta, source.slicing
-        held = checkpoint.catalog.holders[meta.name]
-        key = (slicing.distribution_key, source.has_layout, id(held))
+        meta, held = source.meta, checkpoint.catalog.holders[source.meta.name]
+        key = source.slicing.distribution_key, source.has_layout, id(held)
         if key not in placements:
             placements[key] = _place(source, held, checkpoint.is_deduplicated)
+        what = meta.name, meta.dtype, meta.header_shape, placements[key]
         elements = 0 if meta.text is not None else math.prod(meta.header_shape)
-        is_laid_out = source.has_layout and isinstance(slicing, LayoutSlicing)
-        entries.append(
-            Entry(
-                *(meta.name, meta.dtype, meta.header_shape, placements[key]),
-                *(meta.nbytes, meta.nbytes, elements),
-                source.layout if is_laid_out else None,
-                source,
-            )
-        )
-    return tuple(entries)
+        yield Entry(*what, meta.nbytes, meta.nbytes, elements, source)
 
 
 def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
@@ -335,25 +325,23 @@ def _place_layout(layout: Layout, owners: Iterable[Ranks], others: Iterable[int]
         *("layout", layout.slice_counts),
         *(tuple(_shift(ranks, -first) for ranks in owners), _shift(others, -first)),
         *(layout.optimizer_shard, layout.replicas, first),
+        layout=layout,
     )
 
 
-def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> tuple[Entry, ...]:
-    """Return the parameters of a strategy: on the ranks of their first stage and of the others.
+def entries_of_layouts(layouts: Mapping[str, Sequence[Layout]]) -> Iterator[Entry]:
+    """Yield the parameters of a strategy: on the ranks of their first stage and of the others.
 
     MindSpore writes them in no order, so they are sorted by name, numbers by value.
     """
     placements: dict[Sequence[Layout], Placement] = {}
-    entries = []
     for name in sorted(layouts, key=lambda name: _NUMBER.sub(lambda m: m[0].zfill(9), name)):
         of_stages = layouts[name]
         first, *rest = of_stages
         if of_stages not in placements:
             others = chain.from_iterable(layout.ranks for layout in rest)
             placements[of_stages] = _place_layout(first, first.slice_owners(), others)
-        placement = placements[of_stages]
-        entries.append(Entry(name, "", first.full_shape, placement, layout=first))
-    return tuple(entries)
+        yield Entry(name, "", first.full_shape, placements[of_stages])
 
 
 def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
@@ -362,8 +350,8 @@ def layouts_of_rules(strategy: Strategy) -> dict[str, tuple[Layout, ...]]:
     return {rule.pattern: rule.layouts(len(rule.layout.tensor_map)) for rule in rules}
 
 
-def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
-    """Return the tensors of files without layouts: one for each element type and shape."""
+def entries_of_files(catalog: Catalog) -> Iterator[Entry]:
+    """Yield the tensors of files without layouts: one for each element type and shape."""
     is_merged = catalog.is_merged
     kinds: dict[str, dict[tuple[str, tuple[int, ...]], dict[Ranks, int]]] = {}
     for ranks, header in catalog.headers.items():
@@ -372,7 +360,6 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
             stored = kinds.setdefault(name, {}).setdefault((meta.dtype, meta.header_shape), {})
             stored[ranks] = meta.nbytes
     placements: dict[tuple[Ranks, ...], Placement] = {}  # thousands of tensors have few
-    entries = []
     for name, found in kinds.items():
         for (dtype, shape), stored in found.items():
             groups = (tuple(catalog.files),) if is_merged else tuple(stored)
@@ -382,8 +369,7 @@ def entries_of_files(catalog: Catalog) -> tuple[Entry, ...]:
             first, placement = min(stored.items())[1], placements[groups]
             nbytes = sum(len(ranks) * one for ranks, one in stored.items())
             elements = 0 if dtype == TEXT else math.prod(shape) * sum(map(len, stored))
-            entries.append(Entry(name, dtype, shape, placement, first, nbytes, elements))
-    return tuple(entries)
+            yield Entry(name, dtype, shape, placement, first, nbytes, elements)
 
 
 def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -487,13 +473,14 @@ def find_parallelism(
     listed = [one for one in entries if one.placement.is_listed]
     parameters = [one for one in listed if one.name not in parameter_of_state]
     splits = Counter((one.placement.slices, one.placement.replicas) for one in parameters)
-    sharded = [one for one in parameters if one.placement.slices > 1]
-    cuts = {one.placement.cuts for one in sharded}
+    sharded = [one.placement for one in parameters if one.placement.slices > 1]
+    cuts = {one.cuts for one in sharded}
     matrices = {(one[0] > 1, one[1] > 1) for one in cuts if len(one) == 2}
     # Groups of ranks with equal slices, before an optimizer shard.
-    grids = {(one.layout.device_matrix, one.layout.tensor_map) for one in sharded if one.layout}
+    layouts = {one.layout for one in sharded}
+    grids = {(one.device_matrix, one.tensor_map) for one in layouts if one is not None}
     groups = {frozenset(Layout(*grid).slice_owners()) for grid in grids}
-    groups |= {frozenset(one.placement.local_owners) for one in sharded if not one.layout}
+    groups |= {frozenset(one.local_owners) for one in sharded if one.layout is None}
     is_tensor_parallel = (
         len(groups) == 1 and matrices == {(True, False), (False, True)} and max(map(len, cuts)) == 2
     )

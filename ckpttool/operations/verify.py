@@ -21,7 +21,6 @@ from ckpttool.checks.headers import check_damage
 from ckpttool.checks.manifest import check_set
 from ckpttool.checks.presence import find_nothing
 from ckpttool.checks.replicas import (
-    REPLICA_CODES,
     Slice,
     compare_replicas,
     compare_stages,
@@ -168,11 +167,10 @@ def verify(
             raise PlanError(checkpoint.misfits)
         raise_all(error for error in [checkpoint.unread] if error is not None)
         found.add(*catalog.errors(), *check_damage(checkpoint))
-        # Reading every byte finds differing replicas again, with more detail.  Without it samples
-        # find what a conversion refuses, and what it reads otherwise than the strategy says.
+        # Without every byte, samples tell only what a conversion refuses, and what it reads
+        # otherwise than the strategy says.
         harmless = {code for code, grave in severities("convert").items() if grave != "error"}
-        superseded = REPLICA_CODES if deep else harmless - {"inferred"}
-        found.add(*run_checks(checkpoint, "verify", superseded))
+        without = set() if deep else harmless - {"inferred"}
         checked = _files_to_check(checkpoint.catalog, deep, crc)
         nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, reads_all)
         with _counted(open_progress, nbytes) as on_progress:
@@ -180,9 +178,10 @@ def verify(
             manifests, fingerprints = find_manifests(catalog), set[bytes]()
             if deep:
                 hashed = fingerprints if manifests else None
-                found.add(*_check_contents(checkpoint, executor, on_progress, hashed))
-            else:
-                found.add(*_sample_unlisted(checkpoint, executor))
+                compared = _check_contents(checkpoint, executor, on_progress, hashed)
+                checkpoint = replace(checkpoint, compared=tuple(compared))
+            found.add(*run_checks(checkpoint, "verify", without))
+            found.add(*(() if deep else _sample_unlisted(checkpoint, executor)))
             for path in manifests:
                 hashes = checkpoint.catalog, path, executor, reads_all, on_progress, fingerprints
                 found.add(*check_set(*hashes))

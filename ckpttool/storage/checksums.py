@@ -11,7 +11,6 @@ from concurrent.futures import Executor, Future
 from functools import lru_cache
 from hashlib import sha256
 from io import FileIO
-from itertools import accumulate
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -21,7 +20,7 @@ from ckpttool.formats import get_format
 from ckpttool.formats.encryption import find_forged, forged_blocks_error
 from ckpttool.formats.local import open_source
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.manifest import units
+from ckpttool.model.manifest import unit_starts
 from ckpttool.model.names import parse_name
 from ckpttool.model.tensors import (
     Ciphertext,
@@ -92,8 +91,7 @@ class RunningHashes:
         path, meta = tensor.file.path, tensor.meta
         starts = self._starts.get(meta)
         if starts is None:
-            sizes = (unit.size * meta.itemsize for unit in units(meta))
-            starts = self._starts[meta] = [*accumulate(sizes, initial=0)]
+            starts = self._starts[meta] = [*unit_starts(meta)]
         while data:
             number = bisect_right(starts, offset) - 1
             part = data[: starts[number + 1] - offset]

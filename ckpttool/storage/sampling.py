@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from ckpttool.model.manifest import hashed, units
+from ckpttool.model.manifest import hashed, unit_starts
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import FullTensor
@@ -63,20 +63,22 @@ def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
 
 def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
     """Return the SHA-256 of each unit of a tensor in hexadecimal digits, as in a manifest."""
-    digests = []
-    offset, itemsize = 0, tensor.meta.itemsize
-    buffer = np.empty(max(itemsize, min(buffer_bytes, tensor.meta.nbytes)), np.uint8)
+    return [*_hash_spans(tensor, pairwise(unit_starts(tensor.meta)), buffer_bytes)]
+
+
+def _hash_spans(
+    tensor: StoredTensor, spans: Iterable[tuple[int, int]], buffer_bytes: int
+) -> Iterator[str]:
+    """Yield the SHA-256 of the bytes of a tensor from each start to its stop."""
+    buffer = np.empty(min(buffer_bytes, tensor.meta.nbytes), np.uint8)
     with FlatFiles(buffer_bytes) as files:
-        for unit in units(tensor.meta):
+        for start, stop in spans:
             state = hashlib.sha256()
-            stop = offset + unit.size * itemsize
-            while offset < stop:
+            for offset in range(start, stop, len(buffer)):
                 data = buffer[: stop - offset]
                 files.read_bytes(tensor, offset, data)
                 state.update(data.data)
-                offset += len(data)
-            digests.append(state.hexdigest())
-    return digests
+            yield state.hexdigest()
 
 
 def hash_unit(tensor: StoredTensor, number: int) -> str:
@@ -86,18 +88,8 @@ def hash_unit(tensor: StoredTensor, number: int) -> str:
     """
     if tensor.meta.text is not None:
         return hash_units(tensor)[0] if number == 0 else ""
-    unit = next(islice(units(tensor.meta), number, None), None)
-    if unit is None:
-        return ""
-    source = OutputTensor.copy_of(tensor)
-    state, itemsize = hashlib.sha256(), tensor.meta.itemsize
-    buffer = np.empty(min(BUFFER_BYTES, unit.size * itemsize), np.uint8)
-    with FlatFiles(BUFFER_BYTES) as files:
-        for band in unit.bands(len(buffer) // itemsize):
-            data = buffer[: band.size * itemsize]
-            read_band(files, source, band, data.reshape(*band.shape, itemsize))
-            state.update(data.data)
-    return state.hexdigest()
+    spans = islice(pairwise(unit_starts(tensor.meta)), number, number + 1)
+    return next(_hash_spans(tensor, spans, BUFFER_BYTES), "")
 
 
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:

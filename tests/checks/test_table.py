@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import ckpttool
 from ckpttool.checkpoint.contents import ComparedCopies
 from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.strategy import Strategy
@@ -172,6 +176,11 @@ CASES = {
         held(STATES, adam_m__w=SLICE, contents={"adam_m.w": "aabb"}),
     ),
     "check_replicas": ("replica", held(contents={"w": "abcc"}), held()),
+    "check_compared": (
+        "replica",
+        replace(held(), compared=(Diagnostic("replica", "differs"),)),
+        replace(held(), compared=()),
+    ),
     "check_shards": (
         "contradicted",
         held(strategy_of({"w": SHARDED})),
@@ -222,3 +231,23 @@ def test_a_check_fires_where_it_should_and_rests_next_to_it(name):
     for command in check.commands:
         of_command = [*run_checks(fires, command)]
         assert [one for one in found if one not in of_command] == []
+
+
+PAGE = Path(ckpttool.__file__).parents[1] / "docs" / "concepts" / "safety.md"
+HEADING = "## Every check of a source, in order"
+
+
+def test_the_page_on_safety_lists_the_checks_of_the_table_in_their_order():
+    rows = ["| it finds | why here | in |", "|---|---|---|"]
+    for check in CHECKS:
+        what = inspect.getdoc(check.find).split(".\n")[0].rstrip(".").removeprefix("Yield ")
+        what = what.replace("\n", " ").replace("``", "`")
+        who = "all" if len(check.commands) == 4 else ", ".join(check.commands)
+        rows.append(f"| {what} | {check.why} | {who.replace('convert', 'conversions')} |")
+    page = PAGE.read_text(encoding="utf-8")
+    text = page[: page.index("| it finds")]
+    assert HEADING in text
+    wanted = text + "\n".join(rows) + "\n"
+    if os.environ.get("SNAPSHOT_UPDATE"):
+        PAGE.write_text(wanted, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == wanted

@@ -88,13 +88,14 @@ def test_a_task_survives_pickling_and_can_be_done_twice(tmp_path):
 
 @pytest.mark.parametrize("output_format", ["ckpt", "safetensors", "hdf5"])
 def test_tasks_and_places_are_known_before_there_is_a_file(tmp_path, output_format):
+    options = CopyOptions(band_bytes=100, task_bytes=300)
     plan, _ = make_plan(tmp_path, output_format)
     for output in plan:
         planned = header_of(output).of_file(StoredFile(output.path + PARTIAL))
-        tasks = [*cut_into_tasks([(output, planned)], band_bytes=100, task_bytes=300)]
+        tasks = [*cut_into_tasks([(output, planned)], options)]
         assert files_below(tmp_path) == []
         partial = PartialFile(output)
-        assert tasks == [*cut_into_tasks([(output, partial.index)], band_bytes=100, task_bytes=300)]
+        assert tasks == [*cut_into_tasks([(output, partial.index)], options)]
         assert planned.nbytes == Path(planned.path).stat().st_size
         partial.discard()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from ckpttool.formats.base import Format, Header, lay_out
 from ckpttool.formats.local import open_file
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
-from ckpttool.problems import Diagnostic
 from tests.support.corpus import GOLDEN
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,12 +29,6 @@ class Lines(Format):
     """A line of JSON with name, type and shape of each tensor, and behind it the contents."""
 
     name, word = "lines", "Lines"
-
-    def refusals(
-        self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
-    ) -> Iterator[Diagnostic]:
-        """Refuse nothing."""
-        return iter(())
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Read the line."""

@@ -121,7 +121,7 @@ def test_the_ranks_of_a_row_are_those_that_have_a_file():
 def test_ten_thousand_names_without_a_pattern_are_ten_thousand_rows():
     names = [f"{chr(97 + i % 26)}{'x' * (i // 26)}" for i in range(10_000)]
     catalog = catalog_of({0: dict.fromkeys(names, (2,))})
-    assert len(Summary(entries_of_files(catalog), {}).rows) == 10_000
+    assert len(Summary(tuple(entries_of_files(catalog)), {}).rows) == 10_000
 
 
 # ------------------------------------------------------------------------------------------ amounts
@@ -146,7 +146,7 @@ def shapes(file):
 
 def test_without_layouts_everything_that_is_stored_is_counted():
     catalog = catalog_of({rank: {"w": (4, 4), "moments.w": (4, 4)} for rank in range(3)})
-    entries = entries_of_files(catalog)
+    entries = tuple(entries_of_files(catalog))
     summary = Summary(entries, drop_unlike_shapes(match_states((), catalog.metas), catalog.metas))
     amounts = summary.amounts
     assert (amounts.weights.parameters, amounts.optimizer_state.nbytes) == (48, 192)

@@ -17,6 +17,7 @@ from ckpttool import formats
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.execution import cluster
 from ckpttool.execution.cluster import RemoteFile, write_file
+from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats import read_index
@@ -104,7 +105,7 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
     plan, _ = merge_plan(link, tmp_path)
     (output,) = plan
     remote = RemoteFile(output)
-    task = pickle.loads(pickle.dumps(remote.task(1 << 20, 1 << 20)))
+    task = pickle.loads(pickle.dumps(remote.task(CopyOptions())))
     link.to("b")
     with pytest.raises(CkptToolError, match=OTHER):
         write_file(task)
@@ -333,7 +334,7 @@ def test_a_file_planted_under_the_name_of_an_attempt_is_not_written(
     (output,) = plan
     remote = RemoteFile(output)
     with pytest.raises(CkptToolError, match="a link or another file has taken the place"):
-        write_file(remote.task(1 << 20, 1 << 20))
+        write_file(remote.task(CopyOptions()))
     remote.discard()
     assert theirs.read_bytes() == b"theirs" * 100_000
 

@@ -316,10 +316,10 @@ def unreadable(monkeypatch):
     real = ReadFile.__init__
 
     def forbid(name):
-        def fake(file, path):
+        def fake(file, path, *how):
             if str(path) == str(name):
                 raise PermissionError(13, os.strerror(13), str(path))
-            real(file, path)
+            real(file, path, *how)
 
         monkeypatch.setattr(ReadFile, "__init__", fake)
 

@@ -27,10 +27,10 @@ def unread(name):
     """Let the disk fail whenever a file of this name is opened to be read."""
     begin = ReadFile.__init__
 
-    def refuse(self, path):
+    def refuse(self, path, *how):
         if str(path).endswith(name):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        begin(self, path)
+        begin(self, path, *how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReadFile, "__init__", refuse)
