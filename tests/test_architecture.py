@@ -178,7 +178,9 @@ def test_a_module_imports_only_what_its_room_may_know(path):
         assert "h5py" not in known
     if name != "ckpttool.formats.encryption":
         assert "cryptography" not in known
-    others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml"}
+    if name != "ckpttool.formats.strict_json":
+        assert "msgspec" not in known
+    others = {"click", "rich", "numpy", "h5py", "cryptography", "yaml", "msgspec"}
     others |= EXTRAS.get(name, set())
     assert known <= {*sys.stdlib_module_names, "ckpttool", *others}
 
@@ -296,7 +298,7 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
         "import sys\n"
         "from ckpttool.cli.main import main\n"
         f"main({arguments.split()}, standalone_mode=False)\n"
-        "heavy = {'numpy', 'h5py', 'rich', 'cryptography', 'yaml', 'multiprocessing'}\n"
+        "heavy = {'numpy', 'h5py', 'rich', 'cryptography', 'yaml', 'multiprocessing', 'msgspec'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or None)\n"
     )
     done = subprocess.run(

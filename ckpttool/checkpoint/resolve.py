@@ -276,7 +276,7 @@ def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic
         return
     given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
     try:
-        provenance = ManifestFile.read(path).head.provenance()
+        provenance = ManifestFile.read(path).provenance()
         recorded = provenance.strategies[-len(strategy.files) :]
         either = [recorded, provenance.dst_strategies]
         if recorded and given not in [{one.sha256 for one in files} for files in either]:

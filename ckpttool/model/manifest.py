@@ -66,12 +66,6 @@ class InputFile:
     stamp: FileStamp | None = None
     is_read: bool = field(default=True, compare=False)
 
-    def entry(self) -> Mapping[str, object]:
-        """Return the entry of the record of a run, which has the stamp."""
-        stamp = {} if self.stamp is None else self.stamp._asdict()
-        unread = {} if self.is_read else {"unread": True}
-        return {"path": self.path, "nbytes": self.nbytes, **stamp, **unread}
-
 
 @dataclass(frozen=True, slots=True)
 class StrategyFile:
@@ -86,10 +80,12 @@ class StrategyFile:
 class Provenance:
     """What a run reads and does; equal provenance gives equal outputs.
 
+    The names are those of the document.
+
     Attributes
     ----------
-    version
-        Version of ckpttool.
+    ckpttool
+        Its version.
     plan
         Digest of the plan.
     step
@@ -98,19 +94,19 @@ class Provenance:
         The files that it reads.
     dst_strategies
         The strategy file that it writes with the outputs, if any.
-    has_checksum
+    crc
         Whether the outputs store a checksum; None if only a manifest tells of the run.
     command
         The command line, for the user; empty if only a manifest tells of the run.
     """
 
-    version: str
+    ckpttool: str
     plan: str
     step: str | None
     inputs: tuple[InputFile, ...]
     strategies: tuple[StrategyFile, ...]
     dst_strategies: tuple[StrategyFile, ...] = ()
-    has_checksum: bool | None = field(default=None, compare=False)
+    crc: bool | None = field(default=None, compare=False)
     command: str = field(default="", compare=False)
 
     @property
@@ -118,7 +114,7 @@ class Provenance:
         """SHA-256 of what decides the outputs."""
         inputs = sorted((file.path, file.nbytes, file.stamp or ()) for file in self.inputs)
         strategies = sorted({(file.path, file.sha256) for file in self.strategies})
-        text = json.dumps([self.version, self.plan, inputs, strategies])
+        text = json.dumps([self.ckpttool, self.plan, inputs, strategies])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def head(self) -> Mapping[str, object]:
@@ -126,7 +122,7 @@ class Provenance:
         strategies = [asdict(file) for file in self.dst_strategies]
         return {
             "schema": MANIFEST_SCHEMA,
-            "ckpttool": self.version,
+            "ckpttool": self.ckpttool,
             "plan": self.plan,
             "step": self.step,
             "inputs": [
@@ -138,9 +134,11 @@ class Provenance:
 
     def head_with_stamps(self) -> Mapping[str, object]:
         """Return the entries of the record of a run; a resumed run compares itself with them."""
-        inputs = [file.entry() for file in self.inputs]
-        of_run = {"inputs": inputs, "crc": self.has_checksum, "command": self.command}
-        return {**self.head(), **of_run}
+        inputs = [
+            {"path": file.path, "nbytes": file.nbytes, "stamp": file.stamp, "is_read": file.is_read}
+            for file in self.inputs
+        ]
+        return {**self.head(), "inputs": inputs, "crc": self.crc, "command": self.command}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,18 @@ class OutputEntry:
     format: str
     nbytes: int
     tensors: tuple[TensorEntry, ...]
+
+    def __post_init__(self) -> None:
+        require_below(self.path)
+
+
+def require_below(path: str) -> None:
+    """Raise ValueError if a path is not that of a file in a folder, or below."""
+    parts = path.encode(errors="surrogateescape").split(b"/")
+    is_long = len(path) > 4095 or max(map(len, parts)) > 255
+    is_within = not (path.startswith("/") or b".." in parts or "\0" in path or is_long)
+    if not is_within or not {*parts} - {b"", b"."}:
+        raise ValueError(f"path: expected a path below the folder, got {path:.80}")
 
 
 Unit: TypeAlias = "tuple[str, int]"  # name of a tensor, and the number of a unit of it

@@ -208,7 +208,7 @@ def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[s
     if stamps is not None and stamps.manifest != manifest.digest:
         stamps = None  # of another set
     known = stamps.outputs if stamps is not None else {}
-    provenance = stamps.provenance if stamps is not None else manifest.head.provenance()
+    provenance = stamps.provenance if stamps is not None else manifest.provenance()
     unchanged = find_unchanged(
         record.folder,
         provenance,

@@ -4,7 +4,7 @@ A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a new
 
     {"process": 12, "host": "node7", ... "plan": "4b1c...", "command": "ckpttool ..."} 5c5f1d2e
     {"rank": 0, "path": "rank_0/checkpoint_0.ckpt", ... "tensors": [...]} 0a6a0c1b
-    {"stamp": "rank_0/checkpoint_0.ckpt", "nbytes": 50321, ... "inode": 7} 91b0e0f3
+    {"path": "rank_0/checkpoint_0.ckpt", "stamp": [50321, ...]} 91b0e0f3
     {"done": true} 3d2f2d6a
 
 ``process``
@@ -13,7 +13,7 @@ A line is JSON, a space, the CRC-32 of the JSON in hexadecimal digits, and a new
 ``rank``
     An output is on disk under its temporary name; the line is that of the manifest.  It is synced
     before the output is renamed.  It stays true of the file until another line replaces it.
-``stamp``
+``path``
     The output of the line before has its final name.  A rename changes the time of change, so the
     stamp is taken after the rename.  It is not synced: without it, hashes decide.
 ``done``
@@ -30,18 +30,20 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
 from ckpttool.formats.local import open_file
-from ckpttool.model.manifest import OutputEntry
+from ckpttool.model.manifest import OutputEntry, require_below
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import FormatError
-from ckpttool.transaction.manifest import JsonObject, opened, read_lines
+from ckpttool.transaction.manifest import opened, parse_entries, read_lines
 
 SEAL = " 01234567\n"  # behind the text of a line: its CRC-32
-ENTRY = b'{"rank": '  # the beginning of an output's line
+# The beginnings of lines.
+BEGIN, ENTRY, STAMP = b'{"process": ', b'{"rank": ', b'{"path": '
+DONE = b'{"done": true}'
 NOT_AS_WRITTEN = "a line has changed since it was written"
 
 
@@ -59,17 +61,38 @@ class Writer:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(os.getpid(), socket.gethostname(), now)
 
-    @classmethod
-    def parse(cls, entries: JsonObject) -> Writer:
-        """Return the writer that the entries of a document or line name."""
-        return cls(entries.number("process"), entries.text("host"), entries.text("time"))
-
-    def entries(self) -> dict[str, object]:
-        """Return the entries of a document or line."""
-        return {"process": self.process, "host": self.host, "time": self.time}
-
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin(Writer):
+    """The line of a process that begins, with the plan and the command line of its run."""
+
+    plan: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOutput:
+    """The rank of an output, and its path relative to the manifest."""
+
+    rank: int
+    path: str
+
+    def __post_init__(self) -> None:
+        require_below(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StampedOutput:
+    """The path of an output relative to the manifest, and its stamp under its final name."""
+
+    path: str
+    stamp: FileStamp
+
+    def __post_init__(self) -> None:
+        require_below(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,7 @@ class LoggedOutput:
 
     def read_entry(self) -> OutputEntry:
         """Return the output's entry in the manifest."""
-        return JsonObject.parse(self.log, self.read_line().encode()).output()
+        return parse_entries(self.log, OutputEntry, self.read_line().encode())
 
 
 @dataclass(slots=True)
@@ -153,26 +176,24 @@ class Log:
         last: str | None = None  # the output in the line before
         for start, stop, text in _whole_lines(path):
             log.nbytes = stop
-            is_output = text.startswith(ENTRY)
-            line = JsonObject.parse(path, _without_tensors(text) if is_output else text)
-            if log.writer is None and "process" not in line.entries:
-                raise FormatError(
-                    str(path), 0, "not a log of ckpttool: it does not begin with a run"
-                )
-            if is_output:
-                line.number("rank")
-                last = line.file("path")
+            if log.writer is None and not text.startswith(BEGIN):
+                reason = "not a log of ckpttool: it does not begin with a run"
+                raise FormatError(str(path), 0, reason)
+            if text.startswith(ENTRY):
+                last = parse_entries(path, PlannedOutput, _without_tensors(text)).path
                 outputs[last] = LoggedOutput(path, start, stop, log.plan)
                 continue
-            if "process" in line.entries:
-                log.writer, log.plan = Writer.parse(line), line.text("plan")
-                log.command = line.text("command")
+            if text.startswith(BEGIN):
+                log.writer = begin = parse_entries(path, _Begin, text)
+                log.plan, log.command = begin.plan, begin.command
                 outputs = log.plans.setdefault(log.plan, {})
-            elif "stamp" in line.entries:
-                if last is None or line.text("stamp") != last:
-                    raise line.wrong("stamp", "the output in the line before")
-                outputs[last] = replace(outputs[last], stamp=line.stamp())
-            log.is_done = "done" in line.entries
+            elif text.startswith(STAMP):
+                stamped = parse_entries(path, StampedOutput, text)
+                if stamped.path != last:
+                    reason = "path: expected the output in the line before"
+                    raise FormatError(str(path), start, reason)
+                outputs[last] = replace(outputs[last], stamp=stamped.stamp)
+            log.is_done = text == DONE
             last = None
         return log
 
@@ -240,7 +261,7 @@ class LogWriter:
         self._plan = plan
         os.ftruncate(fd, kept)
         self._end = os.lseek(fd, 0, os.SEEK_END)
-        self._append(json.dumps({**Writer.this().entries(), "plan": plan, "command": command}))
+        self._append(json.dumps({**asdict(Writer.this()), "plan": plan, "command": command}))
 
     def add(self, line: str, *, is_durable: bool = True) -> LoggedOutput:
         """Append the line of an output, and sync it if it is to be durable; return where it is."""
@@ -250,11 +271,11 @@ class LogWriter:
 
     def add_stamp(self, name: str, stamp: FileStamp) -> None:
         """Append the stamp of the output that was added last."""
-        self._append(json.dumps({"stamp": name, **stamp._asdict()}), is_durable=False)
+        self._append(json.dumps({"path": name, "stamp": stamp}), is_durable=False)
 
     def end(self) -> None:
         """Append that the part is written."""
-        self._append(json.dumps({"done": True}))
+        self._append(DONE.decode())
 
     def sync(self) -> None:
         """Make all lines durable."""

@@ -11,26 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from base64 import b64decode
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ckpttool.formats.local import open_file, unreadable
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import parse_as
 from ckpttool.model.manifest import (
     MANIFEST_SCHEMA,
-    InputFile,
     OutputEntry,
     Provenance,
-    StrategyFile,
-    TensorEntry,
 )
-from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import (
     Diagnostic,
     FormatError,
@@ -38,7 +33,7 @@ from ckpttool.problems import (
 )
 
 S = TypeVar("S", bound="SealedFile")
-T = TypeVar("T", int, str)
+T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
 NO_DIGEST = "0" * 64
@@ -119,16 +114,17 @@ def entry_text(output: OutputEntry) -> str:
 def written_strategies(manifest: Path) -> frozenset[str]:
     """Return the strategy files that were written with a set; none without a valid manifest."""
     with suppress(FormatError, FileNotFoundError), opened(manifest) as file:
-        head = _parse_head(manifest, file.readline(MAX_LINE_BYTES))
-        return frozenset(strategy.path for strategy in head.provenance().dst_strategies)
+        head = _entries_of_head(manifest, file.readline(MAX_LINE_BYTES))
+        provenance = parse_entries(manifest, Provenance, head)
+        return frozenset(strategy.path for strategy in provenance.dst_strategies)
     return frozenset()
 
 
-def _parse_head(path: Path, line: bytes) -> JsonObject:
-    """Return the entries in the first line of a sealed document: all except its outputs."""
+def _entries_of_head(path: Path, line: bytes) -> bytes:
+    """Return the first line of a sealed document as a JSON object: all except its outputs."""
     if not line.endswith(f"{OPEN}\n".encode()):
         raise FormatError(str(path), None, "its first line is not one that ckpttool writes")
-    return JsonObject.parse(path, line[: -len(OPEN) - 1] + b"}")
+    return line[: -len(OPEN) - 1] + b"}"
 
 
 def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
@@ -140,132 +136,19 @@ def read_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def parse_entries(path: Path, kind: type[T], text: bytes) -> T:
+    """Return the JSON object in a text from a file; paths in it may not be UTF-8."""
+    try:
+        return parse_as(kind, text, halves="surrogateescape")
+    except ValueError as error:
+        raise FormatError(str(path), None, str(error)) from error
+
+
 @dataclass(frozen=True, slots=True)
-class JsonObject:
-    """The entries of a JSON object in a file; each method returns an entry of one type."""
+class _Schema:
+    """The version of a sealed document."""
 
-    path: Path
-    entries: Mapping[str, object]
-
-    @classmethod
-    def parse(cls, path: Path, text: bytes) -> JsonObject:
-        """Return the JSON object in a text from a file."""
-        try:
-            document = parse_json(text, halves="surrogateescape")  # paths may not be UTF-8
-        except ValueError as error:
-            raise FormatError(str(path), None, str(error)) from error
-        return cls(path, document if isinstance(document, dict) else {})
-
-    def wrong(self, name: str, expected: str) -> FormatError:
-        """Return the error for an entry that does not have the expected type."""
-        found = json.dumps(self.entries.get(name))
-        found = found if len(found) < 80 else f"{found[:80]} ..."
-        return FormatError(str(self.path), None, f"{name}: expected {expected}, found {found}")
-
-    def text(self, name: str) -> str:
-        """Return an entry that is a string."""
-        value = self.entries.get(name)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
-
-    def number(self, name: str) -> int:
-        """Return an entry that is a count."""
-        value = self.entries.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.wrong(name, "a count")
-        return value
-
-    def data(self, name: str) -> bytes:
-        """Return an entry that is bytes, in base64."""
-        try:
-            return b64decode(self.text(name), validate=True)
-        except ValueError as error:
-            raise self.wrong(name, "bytes in base64") from error
-
-    def file(self, name: str) -> str:
-        """Return an entry that is the relative path of a file in the folder or below."""
-        value = self.text(name)
-        parts = PurePosixPath(value).parts
-        is_long = len(os.fsencode(value)) > 4095 or any(len(os.fsencode(p)) > 255 for p in parts)
-        if not parts or parts[0] == "/" or ".." in parts or "\0" in value or is_long:
-            raise self.wrong(name, "a path below the folder")
-        return value
-
-    def stamp(self) -> FileStamp:
-        """Return the entries that are the stamp of a file."""
-        return FileStamp(*map(self._integer, FileStamp._fields))
-
-    def _integer(self, name: str) -> int:
-        value = self.entries.get(name)
-        if type(value) is not int:  # a time may lie before 1970
-            raise self.wrong(name, "an integer")
-        return value
-
-    def _input(self) -> InputFile:
-        stamp = self.stamp() if "inode" in self.entries else None
-        is_read = "unread" not in self.entries
-        return InputFile(self.text("path"), self.number("nbytes"), stamp, is_read)
-
-    def objects(self, name: str) -> tuple[JsonObject, ...]:
-        """Return an entry that is a list of objects."""
-        value = self.entries.get(name)
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(name, "a list of objects")
-        return tuple(JsonObject(self.path, item) for item in value)
-
-    def step(self) -> str | None:
-        """Return the step of the source, or None."""
-        return None if self.entries.get("step") is None else self.text("step")
-
-    def provenance(self) -> Provenance:
-        """Return the provenance; a manifest has neither stamps of inputs nor a command."""
-        return Provenance(
-            self.text("ckpttool"),
-            self.text("plan"),
-            self.step(),
-            tuple(item._input() for item in self.objects("inputs")),
-            self._strategies("strategies"),
-            self._strategies("dst_strategies") if "dst_strategies" in self.entries else (),
-            self._flag("crc") if "crc" in self.entries else None,
-            self.text("command") if "command" in self.entries else "",
-        )
-
-    def _flag(self, name: str) -> bool:
-        value = self.entries[name]
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
-
-    def _strategies(self, name: str) -> tuple[StrategyFile, ...]:
-        return tuple(
-            StrategyFile(item.text("path"), item.number("nbytes"), item.text("sha256"))
-            for item in self.objects(name)
-        )
-
-    def output(self) -> OutputEntry:
-        """Return the output that these entries describe."""
-        return OutputEntry(
-            self.number("rank"),
-            self.file("path"),
-            self.text("format"),
-            self.number("nbytes"),
-            tuple(
-                TensorEntry(
-                    item.text("name"),
-                    item.text("dtype"),
-                    tuple(item._list("shape", int)),
-                    tuple(item._list("sha256", str)),
-                )
-                for item in self.objects("tensors")
-            ),
-        )
-
-    def _list(self, name: str, kind: type[T]) -> list[T]:
-        value = self.entries.get(name)
-        if not isinstance(value, list) or not all(type(item) is kind for item in value):
-            raise self.wrong(name, f"a list of {kind.__name__}")
-        return value
+    schema: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +160,13 @@ class SealedFile:
     path
         The file.
     head
-        Its entries except the outputs.
+        Its entries except the outputs, as a JSON object.
     digest
         The SHA-256 in its last line.
     """
 
     path: Path
-    head: JsonObject
+    head: bytes
     digest: str
 
     @classmethod
@@ -303,22 +186,32 @@ class SealedFile:
             deque(lines, maxlen=0)
             file.seek(-len(_seal(NO_DIGEST)), os.SEEK_END)
             digest = digest_in(file.read().decode())
-        head = _parse_head(path, first)
-        if head.entries.get("schema") != MANIFEST_SCHEMA:
-            raise head.wrong("schema", f"{MANIFEST_SCHEMA}")
-        return cls(path, head, digest)
+        file_read = cls(path, _entries_of_head(path, first), digest)
+        schema = file_read.entries(_Schema).schema
+        if schema != MANIFEST_SCHEMA:
+            reason = f"schema: expected {MANIFEST_SCHEMA}, got {schema}"
+            raise FormatError(str(path), None, reason)
+        return file_read
 
-    def lines(self) -> Iterator[JsonObject]:
+    def entries(self, kind: type[T]) -> T:
+        """Return those entries of the head that a dataclass has."""
+        return parse_entries(self.path, kind, self.head)
+
+    def provenance(self) -> Provenance:
+        """Return the provenance; a manifest has neither stamps of inputs nor a command."""
+        return self.entries(Provenance)
+
+    def lines(self, kind: type[T]) -> Iterator[T]:
         """Yield the entries of the outputs.
 
         Raises
         ------
         FormatError
-            A line is no JSON object, or the file has changed since it was verified.
+            A line is no such JSON object, or the file has changed since it was verified.
         """
         with opened(self.path) as file:
             for line in islice(_verified_lines(self.path, file), 1, None):
-                yield JsonObject.parse(self.path, line.rstrip(b",\n"))
+                yield parse_entries(self.path, kind, line.rstrip(b",\n"))
 
 
 class ManifestFile(SealedFile):
@@ -326,15 +219,14 @@ class ManifestFile(SealedFile):
 
     def outputs(self) -> Iterator[OutputEntry]:
         """Yield the outputs; raise `FormatError` if a line does not describe one."""
-        for line in self.lines():
-            yield line.output()
+        return self.lines(OutputEntry)
 
     def strategy_problems(self) -> Iterator[str]:
         """Yield the problems of strategy files that were written with the set, in its folder.
 
         A strategy file in another folder is not checked: it may stay there when the set is moved.
         """
-        for strategy in self.head.provenance().dst_strategies:
+        for strategy in self.provenance().dst_strategies:
             path, nbytes = strategy.path, strategy.nbytes
             if ".." in Path(path).parts:
                 continue
@@ -360,7 +252,8 @@ class ManifestFile(SealedFile):
             Written(out.rank, out.path, out.format, out.nbytes, len(out.tensors))
             for out in self.outputs()
         )
-        return Manifest(self.head.text("plan"), self.head.step(), outputs)
+        provenance = self.provenance()
+        return Manifest(provenance.plan, provenance.step, outputs)
 
 
 def remedy_for(error: FormatError) -> str:

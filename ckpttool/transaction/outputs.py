@@ -114,7 +114,7 @@ def _has_contents(
         return False
     if any(output_problems(folder, output, index)):
         return False
-    if provenance.has_checksum not in (None, "crc_num" in index.attrs):
+    if provenance.crc not in (None, "crc_num" in index.attrs):
         return False
     tensors = index.tensors
     looks = [(one, executor.submit(hash_units, tensors[one.name])) for one in output.tensors]

@@ -454,10 +454,10 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
     inputs = {file.path for file in {*mine.inputs} ^ {*other.inputs}}
     strategies = {file.path for file in {*mine.strategies} ^ {*other.strategies}}
     files = shorten(sorted(inputs | strategies), 3)
-    versions = f"ckpttool {mine.version} in place of {other.version}"
+    versions = f"ckpttool {mine.ckpttool} in place of {other.ckpttool}"
     return join_clauses(
         files and f"files that differ: {files}",
-        versions if mine.version != other.version else "",
+        versions if mine.ckpttool != other.ckpttool else "",
         f"before: `{other.command}`",
         f"now: `{mine.command}`",
     )

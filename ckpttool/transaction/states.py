@@ -32,20 +32,20 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from ckpttool.formats.local import list_folder, unreadable
-from ckpttool.model.manifest import MANIFEST, Provenance
+from ckpttool.model.manifest import MANIFEST, Provenance, require_below
 from ckpttool.model.plan import Document
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
-from ckpttool.transaction.log import Log, LoggedOutput, Writer
+from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
 from ckpttool.transaction.manifest import SealedFile
 from ckpttool.transaction.parts import Part
 from ckpttool.wording import count, shorten
@@ -140,6 +140,24 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class _Documents:
+    """The documents of a set in its plan."""
+
+    documents: tuple[Document, ...]
+
+    def __post_init__(self) -> None:
+        for document in self.documents:
+            require_below(document.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _ManifestDigest:
+    """The SHA-256 of a manifest in the stamps of its set."""
+
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedPlan:
     """What a run, or several runs of one plan, write.
 
@@ -177,12 +195,9 @@ class RecordedPlan:
             It does not exist.
         """
         file = SealedFile.read(path)
-        documents = (
-            Document(one.file("path"), one.data("data"), one.text("kind"))
-            for one in file.head.objects("documents")
-        )
-        outputs = {line.file("path"): line.number("rank") for line in file.lines()}
-        return cls(Writer.parse(file.head), file.head.provenance(), outputs, tuple(documents))
+        outputs = {line.path: line.rank for line in file.lines(PlannedOutput)}
+        documents = file.entries(_Documents).documents
+        return cls(file.entries(Writer), file.provenance(), outputs, documents)
 
     def head(self) -> Mapping[str, object]:
         """Return the entries of the first line of the document."""
@@ -192,7 +207,7 @@ class RecordedPlan:
         ]
         return {
             **self.provenance.head_with_stamps(),
-            **self.writer.entries(),
+            **asdict(self.writer),
             "documents": documents,
         }
 
@@ -224,8 +239,8 @@ class FinishedStamps:
     def read(cls, path: Path) -> FinishedStamps:
         """Read the stamps of a record; the errors are those of `RecordedPlan.read`."""
         file = SealedFile.read(path)
-        outputs = {line.file("path"): line.stamp() for line in file.lines()}
-        return cls(file.head.provenance(), file.head.text("manifest"), outputs)
+        outputs = {line.path: line.stamp for line in file.lines(StampedOutput)}
+        return cls(file.provenance(), file.entries(_ManifestDigest).manifest, outputs)
 
     def head(self) -> Mapping[str, object]:
         """Return the entries of the first line of the document."""
@@ -234,7 +249,7 @@ class FinishedStamps:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the outputs."""
         for path, stamp in self.outputs.items():
-            yield json.dumps({"path": path, **stamp._asdict()})
+            yield json.dumps({"path": path, "stamp": stamp})
 
 
 @dataclass(frozen=True, slots=True)

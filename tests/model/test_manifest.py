@@ -18,7 +18,7 @@ ORIGIN = Provenance("1.0", "plan", "2_10", INPUTS, (StrategyFile("s.ckpt", 7, "1
 
 
 CHANGES = [
-    {"version": "2.0"},
+    {"ckpttool": "2.0"},
     {"plan": "other"},
     {"inputs": (replace(INPUTS[0], nbytes=11), INPUTS[1])},
     {"inputs": (replace(INPUTS[0], stamp=STAMP._replace(mtime_ns=7)), INPUTS[1])},
@@ -37,7 +37,7 @@ def test_what_decides_the_outputs_makes_another_run(change):
 
 
 def test_a_command_line_does_not_make_another_run():
-    other = replace(ORIGIN, command="ckpttool merge", has_checksum=True)
+    other = replace(ORIGIN, command="ckpttool merge", crc=True)
     assert (other, other.digest, other.head()) == (ORIGIN, ORIGIN.digest, ORIGIN.head())
 
 

@@ -71,7 +71,7 @@ def test_the_lines_are_those_that_the_documentation_shows(path):
     assert run.keys() == {"process", "host", "time", "plan", "command"}
     assert lines[1] == entry_text(entry_of("a"))
     assert output["path"] == "a"
-    assert stamp == {"stamp": "a", **stamp_at(path.parent / "a")._asdict()}
+    assert stamp == {"path": "a", "stamp": [*stamp_at(path.parent / "a")]}
     assert done == {"done": True}
 
 
@@ -211,32 +211,33 @@ def test_no_log_is_told_apart_from_a_damaged_one(path):
 
 
 RUN = '{"process": 1, "host": "h", "time": "t", "plan": "p", "command": "c"}'
-STAMP = '"nbytes": 1, "mtime_ns": 1, "ctime_ns": 1, "inode": 1'
+STAMP = '"stamp": [1, 1, 1, 1]'
+BEFORE = "path: expected the output in the line before"
 
 
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (["no json"], "not valid JSON from line 1, column 1 on"),
+        (["no json"], "not a log of ckpttool"),
+        (['{"process": '], "not valid JSON from line 1, column 13 on"),
         (["[]"], "not a log of ckpttool"),
         (["{}"], "not a log of ckpttool"),
         (['{"done": true}'], "not a log of ckpttool"),
         (['{"rank": 0, "path": "a"}'], "not a log of ckpttool"),
-        (['{"process": "1"}'], "process: expected a count"),
-        (['{"process": 1, "host": 2, "time": "t"}'], "host: expected a string"),
-        ([RUN, '{"rank": "1", "path": "a"}'], "rank: expected a count"),
+        (['{"process": "1"}'], "process: expected int, got str"),
+        (['{"process": 1, "host": 2, "time": "t"}'], "host: expected str, got int"),
+        ([RUN, '{"rank": "1", "path": "a"}'], "rank: expected int, got str"),
         ([RUN, '{"rank": 0, "path": "../x"}'], "path: expected a path below the folder"),
         ([RUN, '{"rank": 0, "path": "/etc/x"}'], "path: expected a path below the folder"),
         (
-            [RUN, entry_text(entry_of("a")), f'{{"stamp": "../a", {STAMP}}}'],
-            "stamp: expected the output in the line before",
+            [RUN, entry_text(entry_of("a")), f'{{"path": "../a", {STAMP}}}'],
+            "path: expected a path below the folder",
         ),
-        (
-            [RUN, entry_text(entry_of("a")), f'{{"stamp": "b", {STAMP}}}'],
-            "stamp: expected the output in the line before",
-        ),
-        ([RUN, f'{{"stamp": "a", {STAMP}}}'], "stamp: expected the output in the line before"),
-        ([RUN, entry_text(entry_of("a")), '{"stamp": "a"}'], "nbytes: expected an integer"),
+        ([RUN, entry_text(entry_of("a")), f'{{"path": "b", {STAMP}}}'], BEFORE),
+        ([RUN, f'{{"path": "a", {STAMP}}}'], BEFORE),
+        ([RUN, entry_text(entry_of("a")), '{"path": "a"}'], "missing required field stamp"),
+        ([RUN.replace("h", "x", 1) + RUN], "not valid JSON"),
+        ([RUN[:-1] + ', "plan": "q"}'], "plan: stored twice"),
     ],
 )
 def test_another_file_of_that_name_is_named_and_not_believed(path, lines, reason):

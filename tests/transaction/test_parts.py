@@ -497,22 +497,23 @@ def changed(document, **more):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: changed(r, schema=2), r"schema: expected 1, found"),
-        (lambda r: changed(r, plan=None), "plan: expected a string, found null"),
-        (lambda r: changed(r, step=2), "step: expected a string, found 2"),
-        (lambda r: changed(r, host=None), "host: expected a string, found null"),
-        (lambda r: changed(r, process=True), "process: expected a count, found true"),
-        (lambda r: changed(r, process=-1), "process: expected a count, found -1"),
-        (lambda r: changed(r, outputs=[1]), "path: expected a string, found null"),
-        (lambda r: changed(r, outputs=[{"path": "a"}]), "rank: expected a count, found null"),
-        (lambda r: changed(r, documents=None), "documents: expected a list of objects"),
+        (lambda r: changed(r, schema=2), "schema: expected 1, got 2"),
+        (lambda r: changed(r, plan=None), "plan: expected str, got null"),
+        (lambda r: changed(r, step=2), r"step: expected str \| null, got int"),
+        (lambda r: changed(r, host=None), "host: expected str, got null"),
+        (lambda r: changed(r, process=True), "process: expected int, got bool"),
+        (lambda r: changed(r, outputs=[1]), "expected object, got int"),
+        (lambda r: changed(r, outputs=[{"path": "a"}]), "missing required field rank"),
+        (lambda r: changed(r, documents=None), "documents: expected array, got null"),
         (
             lambda r: changed(r, documents=[{"path": "x", "data": "a b"}]),
-            'data: expected bytes in base64, found "a b"',
+            r"documents\[0\].data: invalid base64",
         ),
         *(
             (
-                lambda r, path=path, key=key: changed(r, **{key: [{"path": path, "data": ""}]}),
+                lambda r, path=path, key=key: changed(
+                    r, **{key: [{"path": path, "data": "", "rank": 0}]}
+                ),
                 "path: expected a path below the folder",
             )
             for path in ("../x", "/etc/x", "a/../../x", "", "a\0b")

@@ -112,4 +112,4 @@ def test_the_record_names_what_could_not_be_read(tmp_path, case):
     with unread(name):
         run_well(*words)
     stamps = json.loads((tmp_path / "out" / RECORD / "stamps.json").read_text())
-    assert [one["path"].endswith(name) for one in stamps["inputs"] if "unread" in one] == [True]
+    assert [one["path"].endswith(name) for one in stamps["inputs"] if not one["is_read"]] == [True]
