@@ -14,7 +14,7 @@ from ckpttool.cli import options, tables, workflow
 from ckpttool.cli.params import NUMBER, PATTERN, Choice
 from ckpttool.cli.progress import open_progress
 from ckpttool.operations import documents
-from ckpttool.problems import CkptToolError, raise_all, severities
+from ckpttool.problems import raise_all, severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
@@ -146,23 +146,19 @@ def _load(
     B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
     files and checkpoints that describe themselves need no strategy.
     """
-    errors: list[CkptToolError] = []
+    attempt = workflow.Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []
     if not replicated and not b.strategy_files:
         b = replace(b, strategy_files=a.strategy_files)
     for side, source in (("A", a), ("B", b)):
         read = partial(workflow.load, source, report, find_strategy=not replicated)
-        loaded = workflow.attempt(read)
-        if isinstance(loaded, CkptToolError):
-            errors.append(loaded.on_side(side))
-            continue
-        catalog, strategy, _ = loaded
-        is_of_a = source.strategy_files is a.strategy_files
-        needs_none = not catalog.needs_strategy
-        strategies.append(None if is_of_a and needs_none else strategy)
-        catalogs.append(catalog)
-    raise_all(errors)
+        if loaded := attempt(side, read):
+            catalog, strategy, _ = loaded
+            is_of_a = source.strategy_files is a.strategy_files
+            strategies.append(None if is_of_a and not catalog.needs_strategy else strategy)
+            catalogs.append(catalog)
+    raise_all(error.on_side(side) for side, error in attempt.errors.items())
     return catalogs[0], catalogs[1], strategies[0], strategies[1]
 
 

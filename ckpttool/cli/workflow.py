@@ -50,15 +50,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def attempt(call: Callable[[], T]) -> T | CkptToolError:
-    """Return the result of ``call``, or its error.
+class Attempts:
+    """Calls whose errors are reported together: a bad strategy with a bad checkpoint.
 
-    One run can then report a bad strategy and a bad checkpoint together; see `raise_all`.
+    ``errors`` has the error of each call that failed, by what it was for.
     """
-    try:
-        return call()
-    except CkptToolError as error:
-        return error
+
+    def __init__(self) -> None:
+        self.errors: dict[str, CkptToolError] = {}
+
+    def __call__(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return the result of ``call``, or None if it fails."""
+        try:
+            return call()
+        except CkptToolError as error:
+            self.errors[what] = error
+            return None
 
 
 def load(
@@ -88,52 +95,47 @@ def load(
     diagnostics
         Gets the errors of strategies, which are then None; without it they are raised.
     """
-    src_files = source.strategy_files
-    found = attempt(partial(find, source.path, source.options, command=command))
-    used: list[Diagnostic] = []
-    if find_strategy and not src_files and not isinstance(found, CkptToolError):
+    attempt, src_files, used = Attempts(), source.strategy_files, []
+    found = attempt("SRC", partial(find, source.path, source.options, command=command))
+    if find_strategy and not src_files and found is not None and found.strategy_files:
         src_files = found.strategy_files
-        used = [_found_strategy_note(src_files)] if src_files else []
-    strategies = [
-        attempt(partial(ckpttool.read_strategy, paths)) if paths else None
-        for paths in (src_files, dst_strategy)
-    ]
-    catalog: Catalog | CkptToolError
+        used = [_found_strategy_note(src_files)]
+    files = {"-s": src_files, "-d": dst_strategy}
+    src, dst = (
+        attempt(option, partial(ckpttool.read_strategy, paths)) if paths else None
+        for option, paths in files.items()
+    )
+    catalog: Catalog | None
     if isinstance(found, RankFiles):
-        known = None if isinstance(strategies[0], CkptToolError) else strategies[0]
         with show_count("reading headers", report.hides_progress) as on_progress:
-            read = partial(read_ranks, found, known, command=command, on_progress=on_progress)
-            catalog = attempt(read)
+            read = partial(read_ranks, found, src, command=command, on_progress=on_progress)
+            catalog = attempt("SRC", read)
     else:
         catalog = found
-    if not isinstance(catalog, CkptToolError):
-        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
-    if isinstance(catalog, StepError) and isinstance(strategies[0], CkptToolError):
-        catalog = strategies[0]  # the choice of a step depends on the strategy
-    errors = list(
-        dict.fromkeys(one for one in (catalog, *strategies) if isinstance(one, CkptToolError))
-    )
-    for option, paths, strategy in zip(
-        ("-s", "-d"), (src_files, dst_strategy), strategies, strict=True
-    ):
-        if isinstance(strategy, CkptToolError) and _are_exchanged(source.path, paths):
+    for option, paths in files.items():
+        if option in attempt.errors and _are_exchanged(source.path, paths):
             raise PlanError([_exchange_problem(source.path, option, paths[0])])
-    if isinstance(catalog, CkptToolError):
+    if isinstance(attempt.errors.get("SRC"), StepError) and "-s" in attempt.errors:
+        del attempt.errors["SRC"]  # the choice of a step depends on the strategy
+    errors = [attempt.errors[what] for what in ("SRC", *files) if what in attempt.errors]
+    if catalog is None:
         raise_all(errors)
     elif diagnostics is not None:
         diagnostics.failures += errors
     elif errors:
         raise_all([*catalog.damaged.values(), *errors])
-    assert not isinstance(catalog, CkptToolError), "its error was raised"
-    src, dst = (None if isinstance(one, CkptToolError) else one for one in strategies)
-    return catalog, src, dst
+    assert catalog is not None, "its error was raised"
+    return replace(catalog, diagnostics=(*catalog.diagnostics, *used)), src, dst
 
 
 def _are_exchanged(src: str, strategy: Sequence[str]) -> bool:
     """Return whether SRC is a strategy, and the only strategy file is a checkpoint."""
-    if len(strategy) != 1 or isinstance(attempt(partial(ckpttool.read_strategy, src)), Exception):
-        return False
-    return not isinstance(attempt(partial(ckpttool.scan, strategy[0])), Exception)
+    attempt = Attempts()
+    return (
+        len(strategy) == 1
+        and attempt("SRC", partial(ckpttool.read_strategy, src)) is not None
+        and attempt("-s", partial(ckpttool.scan, strategy[0])) is not None
+    )
 
 
 def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:

@@ -3,10 +3,12 @@
 import pytest
 
 from ckpttool.checkpoint.evidence import Evidence, answer, ask
+from ckpttool.checkpoint.interpret import decided_by_contents
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.storage.sampling import Sample, digest, sample
-from tests.support.checkpoints import catalog_on_disk, noise, stored
+from tests.support.checkpoints import ONE_STAGE, catalog_of, catalog_on_disk, noise, stored
 from tests.support.evidence import Recorder
+from tests.support.in_memory import checkpoint_in_memory
 
 
 @pytest.fixture
@@ -51,3 +53,14 @@ def test_a_question_that_is_answered_needs_no_file():
     tensor = stored(TensorMeta("w", "Float32", (3,)))
     evidence = Evidence({digest: {tensor: Sample(b"made up", False)}})
     assert answer(ask(digest, [tensor]), Recorder(), evidence)[tensor].digest == b"made up"
+
+
+def test_only_unlisted_names_that_are_alike_on_several_ranks_are_compared():
+    catalog = catalog_of(
+        {
+            0: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (1,), "text": "x", "one": ()},
+            1: {"w": (4, 3), "adam_m.w": (4, 3), "step": (), "odd": (2,), "text": "y"},
+        }
+    )
+    records = checkpoint_in_memory(catalog, ONE_STAGE).records
+    assert decided_by_contents(catalog, records) == {"step": None}

@@ -140,7 +140,6 @@ def test_a_split_shape_is_written_as_it_was_read(tmp_path):
 # ----------------------------------------------------------------- names that differ by one prefix
 
 NETWORK = {"layers.0.w": (8, 6), "layers.1.w": (8, 6), "layers.1.norm.w": (8,), "norm.w": (8,)}
-STATES = {f"adam_m.{name}": shape for name, shape in NETWORK.items()}
 
 
 def listed(start: str = "") -> bytes:

@@ -100,8 +100,6 @@ def state(folder):
     return catalog_on_disk(folder, held), join_stages({0: {"w": Layout((4,), ((0,), ()))}}), {}
 
 
-HYPER_PARALLEL = str(GOLDEN / "hyper_parallel" / "ms_mixed" / "ckpt")
-
 CASES = {
     "params_outside_strategy": lambda _: golden("params_outside_strategy", unlisted="rank"),
     "pipeline_shared_embedding": lambda _: golden("pipeline_shared_embedding"),

@@ -8,32 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.checkpoint.presence import is_deduplicated, quarantine_empty
-from ckpttool.model.layout import Layout
+from ckpttool.checkpoint.presence import quarantine_empty
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile
 from tests.support import corpus
 from tests.support.checkpoints import (
     ONE_STAGE,
-    ROWS,
-    WHOLE,
-    catalog_of,
     noise,
-    strategy_of,
-    the_one,
     with_names,
     write_file,
 )
 from tests.support.commands import files_below, mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.in_memory import find
 from tests.support.readers import rank_file, read, read_ranks, write_ckpt
 
 CASE = GOLDEN / "safetensors_remove_redundancy"
 STRATEGY = ["-s", CASE / "src_strategy.ckpt"]
 NOTHING = b"\x08\0\0\0\0\0\0\0{}      "  # what MindSpore leaves for a rank without parameters
 TEXT = "saved without redundancy"
-TWO = strategy_of({"w": ROWS, "v": WHOLE, "b": WHOLE})
 
 
 @pytest.fixture(params=["safetensors", "ckpt"])
@@ -59,17 +51,6 @@ def move(folder, src, dst):
     attrs = {"remove_redundancy": "True"} if format == "safetensors" else {}
     write_file(two, read(one) | read(two), format, attrs)
     empty(one)
-
-
-def marked(ranks, mark):
-    """A catalog of safetensors files with this mark."""
-    catalog = catalog_of(ranks)
-    attrs = {"remove_redundancy": mark}
-    files = {
-        rank: FileIndex(file.files, "safetensors", 9, file.tensors, attrs)
-        for rank, file in catalog.files.items()
-    }
-    return replace(catalog, files=files)
 
 
 def emptied(catalog, *ranks):
@@ -274,59 +255,3 @@ def test_ranks_that_hold_some_of_it_twice_were_cut_short(tmp_path):
     assert "rank 0" in message(result)
     assert "c: not on rank 0, but on others" in message(result)
     assert [name for name in files_below(tmp_path) if not name.startswith("src")] == []
-
-
-# ------------------------------------------------------------------------------------ evidence
-
-
-def test_files_say_how_they_were_saved():
-    held = {rank: {"w": (4, 3), "v": (2,)} for rank in range(4)}
-    assert is_deduplicated(marked(held, "True"), TWO)
-    few = {0: {"w": (4, 3)}, 1: {"v": (2,)}, 2: {"w": (4, 3)}, 3: {}}
-    assert not is_deduplicated(marked(few, "False"), TWO)
-    assert is_deduplicated(catalog_of(few), TWO)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "is_so"),
-    [
-        ({0: "wv", 1: "b", 2: "w", 3: ""}, True),
-        ({0: "wvb", 1: "", 2: "w", 3: ""}, True),  # nothing speaks against it
-        ({0: "wvb", 1: "b", 2: "w", 3: ""}, False),  # b twice
-        ({0: "wv", 1: "w", 2: "w", 3: "b"}, False),  # the first slice of w twice
-        ({0: "wvb", 1: "wvb", 2: "wvb", 3: "wvb"}, False),
-        ({0: "wvb", 2: "w"}, True),  # rank 2 is there and lacks v and b
-        ({0: "wvb"}, False),  # who is not there lacks nothing
-    ],
-)
-def test_files_show_how_they_were_saved(ranks, is_so):
-    shapes = {"w": (4, 3), "v": (2,), "b": (2,)}
-    catalog = catalog_of(
-        {rank: {name: shapes[name] for name in held} for rank, held in ranks.items()}
-    )
-    assert is_deduplicated(catalog, TWO) == is_so
-
-
-def test_ranks_without_equal_slices_tell_nothing():
-    strategy = strategy_of({"w": Layout((4,), ((0,), ()))})
-    assert not is_deduplicated(catalog_of({0: {"w": (1, 3)}, 1: {}, 2: {}, 3: {}}), strategy)
-
-
-def test_an_empty_rank_is_told_even_if_all_is_there():
-    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 3)
-    _, problems, notes = find(catalog, ONE_STAGE)
-    assert not problems
-    (text,) = notes.pop("emptied")
-    assert notes.keys() == {"lacking"}
-    facts = "run/rank_3/net.ckpt: 0 bytes; the checkpoint was not saved without redundancy"
-    assert text.startswith(f"rank 3 holds nothing\n  {facts}\n  Try: copy the file again")
-
-
-def test_what_is_lost_with_redundancy_is_told_as_before():
-    catalog = emptied(with_names({"w": (4, 3)}, range(4)), 2, 3)
-    _, problems, _ = find(catalog, ONE_STAGE)
-    the_one(
-        problems,
-        "w: some slices are on no rank",
-        "rank_2/net.ckpt and 1 more (0 bytes)",
-    )

@@ -5,20 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 import ckpttool
-from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.checkpoint.contents import ComparedCopies
-from ckpttool.checkpoint.resolve import resolve
-from ckpttool.checks import CHECKS, is_refused, run_checks
+from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic
-from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -29,7 +25,7 @@ from tests.support.checkpoints import (
     strategy_of,
     with_names,
 )
-from tests.support.evidence import MadeUp
+from tests.support.in_memory import resolve_in_memory
 
 SLICE = (400, 30)  # so large that equal slices are no chance
 
@@ -49,26 +45,7 @@ def resolved(catalog, strategy=ONE_STAGE, contents=None, **options):
     A capital stands for equal elements.  All ranks hold the same, but ``w`` is sharded as `ROWS`.
     """
     letters = {"w": "aabbaabb"} | (contents or {})
-
-    def read(function, subject):
-        if function is sample_box:
-            return bytes(subject.layout.first_rank)
-        if function is nearness:
-            return None
-        if function not in (sample, digest):
-            return {}  # no index lies beside the files
-        rank = int(subject.file.path.split("/")[1].removeprefix("rank_"))
-        letter = letters.get(subject.meta.name, "aaaaaaaa")[rank]
-        return Sample(f"{subject.meta.name} {letter}".encode(), letter.isupper(), 8.0)
-
-    return resolve(
-        catalog,
-        strategy,
-        ResolveOptions(**options),
-        MadeUp(read),
-        is_refused=partial(is_refused, command="convert"),
-        by_file=strategy is None,
-    )
+    return resolve_in_memory(catalog, strategy, letters, **options)
 
 
 def ranks(strategy=ONE_STAGE, **held):

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import textwrap
 from itertools import product
 from pathlib import Path
 
@@ -26,11 +25,10 @@ from ckpttool.wording import format_ranks
 from tests.support.corpus import GOLDEN
 from tests.support.file_bytes import record
 from tests.support.scans import found
-from tests.support.snapshots import UPDATE
+from tests.support.transcripts import check_case, read_cases
 
 TEXT = Path(__file__).with_name("folders.txt")
-PARTS = [one.split("\n", 1) for one in TEXT.read_text(encoding="utf-8").split("\n# ")[1:]]
-CASES = dict(PARTS)
+CASES = read_cases(TEXT)
 STRATEGY = GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"
 
 
@@ -93,42 +91,24 @@ def describe(root, words):
         yield from f"{one.code}: {one.text}".splitlines()
 
 
-def transcribe(case, root):
-    """Return a case with what the scans of it find now."""
-    lines = []
-    for line in case.splitlines():
-        if line.startswith(" ") or not line:
-            continue
-        lines += [line]
-        if line.startswith(">"):
-            for one in describe(root, shlex.split(line[1:])):
-                text = one.replace(str(root), "RUN")
-                lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="    ",
-                                       break_long_words=False, break_on_hyphens=False)  # fmt: skip
-        elif line.startswith("@"):
-            seconds, *paths = line[1:].split()
-            for path in (one for word in paths for one in expand(word)):
-                os.utime(root / path, (int(seconds), int(seconds)))
-        else:
-            for path in (one for word in line.split() for one in expand(word)):
-                write(root, path)
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("title", CASES)
 def test_what_lies_in_a_folder_is_found(title, tmp_path):
-    (tmp_path / "run").mkdir()
-    expected = CASES[title].rstrip("\n")
-    text = transcribe(expected, tmp_path / "run")
-    if os.environ.get(UPDATE):
-        old = TEXT.read_text(encoding="utf-8")
-        TEXT.write_text(old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n"))
-    else:
-        assert text == expected, f"{UPDATE}=1 writes {TEXT.name}"
+    root = tmp_path / "run"
+    root.mkdir()
 
+    def act(line):
+        if line.startswith(">"):
+            for one in describe(root, shlex.split(line[1:])):
+                yield one.replace(str(root), "RUN")
+            return
+        seconds, *paths = line.split() if line.startswith("@") else ["", *line.split()]
+        for path in (one for word in paths for one in expand(word)):
+            if seconds:
+                os.utime(root / path, (int(seconds[1:]), int(seconds[1:])))
+            else:
+                write(root, path)
 
-def test_every_case_has_a_title_of_its_own():
-    assert len(CASES) == len(PARTS)
+    check_case(TEXT, title, act)
 
 
 def test_a_missing_folder_is_an_error_of_the_system(tmp_path):

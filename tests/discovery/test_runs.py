@@ -22,15 +22,7 @@ def record(src, rank, name):
     Path(src, f"rank_{rank}", "meta.json").write_text(json.dumps(entries))
 
 
-def take(*names):
-    """Return rank to path, for the names of the files of ranks 0, 1, ..."""
-    return {rank: f"rank_{rank}/{name}" for rank, name in enumerate(names)}
-
-
 OLD, NEW = "gpt-3_8.ckpt", "gpt_1-3_8.ckpt"
-
-
-# --------------------------------------------------------------------------------------- records
 
 
 # ------------------------------------------------------------------------------- without records

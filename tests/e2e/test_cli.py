@@ -23,9 +23,6 @@ from tests.support.readers import rank_file, read, write_ckpt
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SMALL = GOLDEN / "empty_tensors"
-LINK = "'link' is a link to 'gone', which does not exist"
-UNITS = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
-COMMANDS = ("inspect", "merge", "split", "reshard", "verify", "diff")
 
 
 def src(case):

@@ -17,14 +17,13 @@ from ckpttool.operations import inspect
 from ckpttool.operations.summary import Placement
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import message, run, run_well
-from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.corpus import GOLDEN
 from tests.support.readers import zeros
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SOURCE = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
 MODEL = GOLDEN / "reshard_8_to_4"
 LLAMA = GOLDEN / "pipeline_tied_llama"
-PP2 = SAMPLES / "pp2" / "strategy"
 
 
 def screen(*words) -> str:
@@ -238,9 +237,6 @@ def test_many_ranks_are_sampled_only_on_request(tmp_path):
     assert "sampled pages of 1 tensor: 1 different between ranks" in text
     even, odd = (",".join(map(str, range(first, 65, 2))) for first in (0, 1))
     assert f" w 4 Float32 {even} | {odd}\n" in text
-
-
-# ---------------------------------------------------------------------------------- kinds of source
 
 
 # --------------------------------------------------------------------------------------- strategies

@@ -18,8 +18,6 @@ from ckpttool.problems import PlanError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import Move, examples, layouts, moves
 from tests.support.checkpoints import (
-    ROWS,
-    catalog_of,
     cut,
     noise,
     strategy_of,
@@ -37,7 +35,6 @@ from tests.support.in_memory import (
 from tests.support.readers import Entry, read_ranks
 
 CHOICES = ("follow", "full", "drop")
-MAP_PARTS = ("keys", "values", "statuses")
 TWO_ROWS = Layout((2,), ((0,), ()))
 CASE = GOLDEN / "dst_without_optimizer"
 WORDS = ["-s", CASE / "src_strategy.ckpt", "-d", CASE / "dst_strategy.ckpt", "--format", "ckpt"]
@@ -49,107 +46,6 @@ def plan_of(catalog, strategy, target, choice, content_groups=None):
     paths = {rank: f"out/rank_{rank}" for rank in range(ranks)}
     made = Target("ckpt", paths, ranks, target)
     return plan_in_memory(catalog, strategy, made, content_groups or {}, not_in_target=choice)
-
-
-def held_by(plan):
-    """The shapes that each rank holds."""
-    return {output.rank: {meta.name: meta.shape for meta in output.metas} for output in plan}
-
-
-# --------------------------------------------------------------------------- the three choices
-
-FULL = {"w": (8, 3), "adam_m.w": (8, 3), "mine.w": (8, 3), "frozen": (8, 3), "step": (1,)}
-
-
-@pytest.mark.parametrize(
-    ("choice", "states", "frozen"),
-    [("follow", (4, 3), (8, 3)), ("full", (8, 3), (8, 3)), ("drop", None, None)],
-)
-def test_states_follow_or_all_is_written_in_full_or_left_out(choice, states, frozen):
-    made = plan_of(catalog_of({0: FULL}), None, strategy_of({"w": TWO_ROWS}), choice)
-    wanted = {"w": (4, 3), "adam_m.w": states, "mine.w": states, "frozen": frozen, "step": (1,)}
-    wanted = {name: shape for name, shape in wanted.items() if shape is not None}
-    assert held_by(made) == {0: wanted, 1: wanted}
-    counts = {kind: number for kind, (number, _) in made.not_listed.sizes.items() if number}
-    assert counts == {"follow": {"followed": 2, "full": 1}, "full": {"full": 3}}.get(
-        choice, {"dropped": 3}
-    )
-    assert sum(nbytes for _, nbytes in made.not_listed.sizes.values()) == 3 * 96
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_what_each_rank_has_of_its_own_is_left_out_with_the_rest(choice):
-    ranks = {rank: {"w": (4, 3), "rng": (5,)} for rank in range(4)}
-    paths = {rank: f"out/{rank}" for rank in range(2)}
-    target = Target("ckpt", paths, 2, strategy_of({"w": TWO_ROWS}))
-    content_groups = {"rng": ((0,), (1,), (2,), (3,))}
-    read = catalog_of(ranks), strategy_of({"w": ROWS})
-    made = plan_in_memory(*read, target, content_groups, "rank", not_in_target=choice)
-    assert ("rng" in held_by(made)[1]) == (choice != "drop")
-    assert made.not_listed.sizes["dropped" if choice == "drop" else "full"] == (1, 20)
-
-
-def test_a_state_of_another_shape_or_without_its_parameter_is_written_in_full():
-    full = {"w": (8, 3), "adam_m.w": (8,), "adam_m.b": (8, 3), "mine.b": (8, 3)}
-    target = strategy_of({"w": TWO_ROWS, "b": TWO_ROWS})
-    made = plan_of(catalog_of({0: full}), None, target, "follow")
-    assert held_by(made)[0] == {**full, "w": (4, 3)}
-
-
-def test_a_state_is_only_where_its_parameter_is():
-    target = strategy_of({"a": TWO_ROWS}, {"w": TWO_ROWS})
-    full = {"a": (8, 3), "w": (8, 3), "adam_m.w": (8, 3)}
-    made = plan_of(catalog_of({0: full}), None, target, "follow")
-    first, last = {"a": (4, 3)}, {"w": (4, 3), "adam_m.w": (4, 3)}
-    assert held_by(made) == {0: first, 1: first, 2: last, 3: last}
-
-
-def test_unlisted_gradients_follow_with_the_optimizer_shard():
-    sharded = Layout((2,), ((), ()), 2)
-    full = {"w": (8, 3), "accu_grads.w": (8, 3)}
-    made = plan_of(catalog_of({0: full}), None, strategy_of({"w": sharded}), "follow")
-    assert held_by(made)[0] == {"w": (4, 3), "accu_grads.w": (4, 3)}
-    assert [note.code for note in made.notes] == ["follows"]
-
-
-def test_a_map_of_one_entry_is_left_out_as_a_whole():
-    tags = {f"emb.__map_{part}__": (1, 4) if part == "values" else (1,) for part in MAP_PARTS}
-    full = catalog_of({0: {"w": (8, 3), "step": (1,)} | tags})
-    for choice in CHOICES:
-        made = plan_of(full, None, strategy_of({"w": TWO_ROWS}), choice)
-        held = {name: shape for name, shape in held_by(made)[1].items() if name in tags}
-        assert held == ({} if choice == "drop" else tags)
-
-
-# ------------------------------------------------------------- what is no state stays in full
-
-
-@pytest.mark.parametrize("shape", [(8, 3), (8, 6)])
-@pytest.mark.parametrize("name", ["ema.w", "adam_m.w", "accu_grads.w"])
-@pytest.mark.parametrize("states", [[], ["adam_v.w"]])  # that the target lists
-def test_what_all_ranks_hold_in_full_stays_in_full(shape, name, states):
-    full = {"w": shape, "u": shape, name: shape, f"{name[:-1]}u": shape}
-    ranks = {r: full | {"w": (4, shape[1]), "u": (4, shape[1])} for r in range(4)}
-    target = strategy_of(dict.fromkeys(["w", "u", *states], TWO_ROWS))
-    groups = {one: ((0, 1, 2, 3),) for one in full if "." in one}
-    reshard = plan_of(
-        catalog_of(ranks), strategy_of({"w": ROWS, "u": ROWS}), target, "follow", groups
-    )
-    split = plan_of(catalog_of({0: full}), None, target, "follow")
-    half, follows = (4, shape[1]), name.startswith("accu_grads.")
-    assert held_by(reshard)[1][name] == (half if follows else shape)
-    assert held_by(split)[1][name] == (shape if states and not follows else half)
-    assert held_by(split)[1][f"{name[:-1]}u"] == half  # the target lists no state of u
-
-
-def test_a_state_that_is_sharded_in_the_source_follows():
-    """The target lists another state, and the source shows that this is one too."""
-    ranks = {r: {"w": (4, 3), "mine.w": (4, 3)} for r in range(4)}
-    target = strategy_of({"w": TWO_ROWS, "adam_v.w": TWO_ROWS})
-    made = plan_of(
-        catalog_of(ranks), strategy_of({"w": ROWS}), target, "follow", {"mine.w": ((0, 1), (2, 3))}
-    )
-    assert held_by(made)[1] == {"w": (4, 3), "mine.w": (4, 3)}
 
 
 # ----------------------------------------------------------------------- on the command line

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import EqualContents
 from ckpttool.checkpoint.interpret import each_file
-from ckpttool.checks import run_checks
+from ckpttool.checkpoint.resolve import resolve
+from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
@@ -17,8 +19,10 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex, StoredFile, TensorMeta
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
+from ckpttool.storage.sampling import Sample, digest, nearness, sample, sample_box
 from ckpttool.transaction.resume import OutputOptions
 from tests.support.checkpoints import ONE_STAGE, catalog_of, stored
+from tests.support.evidence import MadeUp
 from tests.support.readers import Entry
 
 
@@ -46,6 +50,35 @@ def checkpoint_in_memory(catalog, strategy, content_groups=None, unlisted=None) 
     equal = EqualContents(content_groups or {})
     bare = Checkpoint(catalog=catalog, strategy=strategy, options=options)
     return bare.with_strategy(replace(strategy), equal)
+
+
+def resolve_in_memory(catalog, strategy, letters, **options) -> Checkpoint:
+    """Resolve a checkpoint whose files are not there, with samples that are made up.
+
+    ``letters`` says what a rank holds of a tensor: ranks with the same letter hold the same, and a
+    capital stands for equal elements.  Of other tensors all ranks hold the same.
+    """
+
+    def read(function, subject):
+        if function is sample_box:
+            return bytes(subject.layout.first_rank)
+        if function is nearness:
+            return None
+        if function not in (sample, digest):
+            return {}  # no index lies beside the files
+        rank = int(subject.file.path.split("/")[1].removeprefix("rank_"))
+        of_tensor = letters.get(subject.meta.name)
+        letter = "a" if of_tensor is None else of_tensor[rank]
+        return Sample(f"{subject.meta.name} {letter}".encode(), letter.isupper(), 8.0)
+
+    return resolve(
+        catalog,
+        strategy,
+        ResolveOptions(**options),
+        MadeUp(read),
+        is_refused=partial(is_refused, command="convert"),
+        by_file=strategy is None,
+    )
 
 
 def check_in_memory(checkpoint) -> Diagnostics:

@@ -18,7 +18,6 @@ import ckpttool
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.small_sets import SmallSet, filled_outputs, while_filling
 
-ME = f"process {os.getpid()} on {socket.gethostname()}"
 OVERWRITE = ("--overwrite",)
 RESUME = ("--resume",)
 OTHER_PARTS = "Try: the same source, step and options for all parts, or --overwrite; "

@@ -177,9 +177,6 @@ def test_of_parts_of_two_numbers_those_are_missing_that_are_fewer(out):
     assert destination.missing_parts == [Part(2, 2)]
 
 
-# ----------------------------------------------------------------------------- other plans
-
-
 # ----------------------------------------------------------------------------- damaged files
 
 
