@@ -299,7 +299,7 @@ class Attempt:
 
 
 class RemoteFile(Claim):
-    """A claim whose output a worker writes as an attempt; ends with `rename` or `discard`.
+    """A claim whose output a worker writes as an attempt; ends with `rename` or `Claim.discard`.
 
     Attributes
     ----------
