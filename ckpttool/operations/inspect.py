@@ -104,11 +104,11 @@ def examine(
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
-    catalog, of_part = limit_to_written_ranks(catalog, strategy)
+    catalog = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*of_part, *catalog.errors())
+    found.add(*catalog.errors())
     facts = replace(_resolve(catalog, strategy, executor, found), devices=devices)
     answer = describe_checkpoint(facts)
     if catalog.is_merged and strategy is None:
