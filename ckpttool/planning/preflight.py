@@ -44,7 +44,8 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     format = get_format(plan.target.format)
     refused: dict[Diagnostic, None] = {}
     dtypes: set[str] = set()
-    need: dict[Path, int] = defaultdict(int)
+    need: dict[int, int] = defaultdict(int)  # by device
+    folders: dict[int, Path] = {}
     sizes: dict[int, int] = {}
     replaced = 0
     attrs = plan.attrs
@@ -55,25 +56,22 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         nbytes = 0 if refusals else format.file_bytes(metas, attrs)
         sizes |= dict.fromkeys(ranks, nbytes)
     for rank, path in plan.target.paths.items():
-        folder = Path(path).absolute()
-        while not folder.exists():
-            folder = folder.parent
-        if str(Path(path)) not in kept:
-            replaced += is_there(path)
-            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
+        if str(Path(path)) in kept:
+            continue
+        folder = next(one for one in Path(path).absolute().parents if one.is_dir())
+        device = folder.stat().st_dev
+        folders.setdefault(device, folder)
+        need[device] += sizes[rank] - _partial_bytes(path)
+        replaced += is_there(path)
     found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
     found.add(*format.notes(dtypes, attrs))
-    by_device: dict[int, tuple[Path, int]] = {}
-    for folder, nbytes in need.items():
-        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
-        by_device[folder.stat().st_dev] = (first, total + nbytes)
-    for folder, nbytes in by_device.values():
-        disk = os.statvfs(folder)
+    for device, nbytes in need.items():
+        disk = os.statvfs(folders[device])
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
             text = f"too little space: {format_bytes(nbytes)} needed, {format_bytes(free)} free"
             facts = "replaced outputs stay until the new ones are complete" if replaced else ""
-            hint, where = "free some space, or -o on another disk", str(folder)
+            hint, where = "free some space, or -o on another disk", str(folders[device])
             found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
     return found
 
@@ -158,8 +156,6 @@ def _destination_problems(
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     yield from _mixing_problems(source, target)
-    if target.is_merged:
-        return
     stale = None if options.overwrite or blocked else _find_stale_files(target)
     if stale is not None:
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
@@ -286,10 +282,9 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
 
 def _find_stale_files(target: Target) -> Diagnostic | None:
     """Return the warning about files of ranks or formats that the target does not have."""
-    if target.is_merged:
+    if target.is_merged or not target.paths:
         return None
-    first = next(iter(target.paths.items()), None)
-    return None if first is None else stale_files(*first, range(target.ranks))
+    return stale_files(*next(iter(target.paths.items())), range(target.ranks))
 
 
 def preflight(

@@ -376,9 +376,13 @@ class StrategySidecar:
 
         `ckpttool.planning.preflight` checks for an existing file.
         """
-        if (problem := name_problem(self.path)) is not None:
-            what, hint = problem
-            yield Diagnostic("destination", what, hint=hint, where=self.path, path=self.path)
+
+        def problem(text: str, hint: str, facts: str = "") -> Diagnostic:
+            place = self.path
+            return Diagnostic("destination", text, hint=hint, facts=facts, where=place, path=place)
+
+        if (unwritable := name_problem(self.path)) is not None:
+            yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -386,37 +390,26 @@ class StrategySidecar:
             if not catalog.is_merged:
                 ranks += [path for file in catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
-            yield Diagnostic(
-                "destination",
+            yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
-                hint=f"--write-strategy {folder / name}",
-                where=self.path,
-                path=self.path,
+                f"--write-strategy {folder / name}",
             )
         place = parent / name
         for output in map(Path, plan.target.paths.values()):
             if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
-                yield Diagnostic(
-                    "destination",
+                yield problem(
                     "one of two files would have to be a folder",
-                    hint=f"--write-strategy {folder / 'strategy.ckpt'}",
-                    facts=f"the other is the output {output}",
-                    where=self.path,
-                    path=self.path,
+                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    f"the other is the output {output}",
                 )
                 break
         if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
-            text = "ckpttool itself uses this name"
-            hint = "--write-strategy with another name"
-            yield Diagnostic("destination", text, hint=hint, where=self.path, path=self.path)
+            yield problem("ckpttool itself uses this name", "--write-strategy with another name")
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
-            yield Diagnostic(
-                "destination",
+            yield problem(
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                hint=f"--write-strategy {folder / name}",
-                where=self.path,
-                path=self.path,
+                f"--write-strategy {folder / name}",
             )
 
 
@@ -515,37 +508,33 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
         Returns the path for a number, from 0, and the count of numbered files.  The number is None
         for the common file.
     """
-    are_common = _are_common(plan)
-    numbers: list[int] = []
-    number = 0
+    numbers: list[int | None] = []
+    total = 0
     format = get_format(plan.target.format)
     every, none = format.header_bytes((), plan.attrs), format.header_bytes(())
     most = format.max_header_bytes
-    header, contents = every, 0
-    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
-        if not is_common:
-            meta = transfer.meta
-            entry = format.header_bytes((meta,)) - none
-            is_large = most is not None and header + entry > most
-            if header > every and (is_large or header + entry + contents + meta.nbytes > limit):
-                number, header, contents = number + 1, every, 0
-            header, contents = header + entry, contents + meta.nbytes
-        numbers.append(number)
-    total = 0 if all(are_common) else number + 1
-    transfers = tuple(
-        replace(transfer, layouts=(_layout_in_file(transfer, total if is_common else number),))
-        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
-    )
+    header = contents = 0
+    for transfer, is_common in zip(plan.transfers, _are_common(plan), strict=True):
+        if is_common:
+            numbers.append(None)
+            continue
+        nbytes, entry = transfer.meta.nbytes, format.header_bytes((transfer.meta,)) - none
+        is_large = most is not None and header + entry > most
+        if not total or (
+            header > every and (is_large or header + entry + contents + nbytes > limit)
+        ):
+            total, header, contents = total + 1, every, 0
+        header, contents = header + entry, contents + nbytes
+        numbers.append(total - 1)
+    transfers = []
+    for transfer, number in zip(plan.transfers, numbers, strict=True):
+        ndim, at = len(transfer.meta.shape), total if number is None else number
+        transfers.append(replace(transfer, layouts=(Layout.unsharded(ndim, 1, at),)))
     paths = {number: path(number, total) for number in range(total)}
-    if any(are_common):
+    if None in numbers:
         paths[total] = path(None, total)
     target = replace(plan.target, paths=paths, ranks=len(paths))
-    return replace(plan, target=target, transfers=transfers)
-
-
-def _layout_in_file(transfer: Transfer, number: int) -> Layout:
-    """Return the layout of a full tensor in the file with a number."""
-    return Layout.unsharded(len(transfer.meta.shape), 1, number)
+    return replace(plan, target=target, transfers=tuple(transfers))
 
 
 def _are_common(plan: Plan) -> Sequence[bool]:
