@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
-from ckpttool.problems import FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -249,39 +248,6 @@ class FileIndex:
     def cipher(self) -> Ciphertext | None:
         """How the first file is encrypted; None if it is not."""
         return self.file.cipher
-
-
-def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
-    """Raise `FormatError` if two parts of a file overlap.
-
-    Parameters
-    ----------
-    path
-        The file.
-    places
-        Start, stop and name of each part, in any order.
-    """
-    end, last = 0, ""
-    for start, stop, what in sorted(places):
-        if start < end:
-            raise FormatError(path, start, "two tensors overlap", facts=f"{last} and {what}")
-        end, last = stop, what
-
-
-def refuse_shared_extents(index: FileIndex) -> None:
-    """Raise `FormatError` if tensors of a file share bytes, whatever its format.
-
-    Two tensors of equal extents are allowed: a format may have links, and its reader checks them.
-    """
-    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
-    for name, tensor in index.tensors.items():
-        # Extents of encrypted tensors are offsets in the plaintext.
-        places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
-        for extent in tensor.extents:
-            if extent.nbytes:
-                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
-    for (path, _), places in known.items():
-        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
 @dataclass(frozen=True, slots=True)
