@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
+from itertools import chain
 
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
@@ -94,23 +95,17 @@ class Strategy:
         >>> strategy.is_covered_by({2, 3}), strategy.is_covered_by({0, 2})
         (True, False)
         """
+        rules = self.rules.rules if self.rules else ()
+        of_rules = (rule.layouts(len(rule.layout.tensor_map)) for rule in rules)
+        layouts = {*chain(*self.layouts.values(), *of_rules)}
+
+        def is_covered(of_stage: range) -> bool:
+            held = tuple(sorted({*of_stage}.intersection(ranks)))
+            of_layouts = (one for one in layouts if one.first_rank == of_stage[0])
+            return bool(held) and not any(one.gaps(held) for one in of_layouts)
+
         stages = range(self.stages) if stage is None else [stage]
-        first_ranks = {self.ranks_of(one)[0] for one in stages}
-        layouts = {layout for of_name in self.layouts.values() for layout in of_name}
-        layouts |= {
-            layout
-            for rule in (self.rules.rules if self.rules else ())
-            for layout in rule.layouts(len(rule.layout.tensor_map))
-        }
-        held = {
-            first: tuple(sorted(set(ranks) & {*range(first, first + self.stage_ranks)}))
-            for first in first_ranks
-        }
-        return all(held.values()) and not any(
-            layout.gaps(held[layout.first_rank])
-            for layout in layouts
-            if layout.first_rank in first_ranks
-        )
+        return all(is_covered(self.ranks_of(one)) for one in stages)
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
