@@ -121,7 +121,7 @@ def _partial_bytes(path: str) -> int:
 
 
 def _destination_problems(
-    source: Catalog,
+    catalog: Catalog,
     target: Target,
     blocked: Mapping[str, Diagnostic],
     options: OutputOptions,
@@ -132,8 +132,8 @@ def _destination_problems(
 
     Parameters
     ----------
-    source
-        The source.
+    catalog
+        What is read.
     target
         The outputs.
     blocked
@@ -155,7 +155,7 @@ def _destination_problems(
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
-    yield from _mixing_problems(source, target)
+    yield from _mixing_problems(catalog, target)
     stale = None if options.overwrite or blocked else _find_stale_files(target)
     if stale is not None:
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
@@ -190,22 +190,22 @@ def _blocked(
     return found | dict.fromkeys(replaced, shared)
 
 
-def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
+def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
     """Yield the problems of outputs that the next scan of the source would read."""
-    root, files = os.path.realpath(source.root), source.files.values()
+    root, files = os.path.realpath(catalog.root), catalog.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        yield Diagnostic("destination", f"{source.root} is the source folder", hint=ELSEWHERE)
+        yield Diagnostic("destination", f"{catalog.root} is the source folder", hint=ELSEWHERE)
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
+        text, facts = "outputs in this folder hide the source", f"it is in {catalog.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
-    if not source.needs_strategy:
+    if not catalog.needs_strategy:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
-    homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
+    homes |= {os.path.realpath(Path(error.path).parent) for error in catalog.damaged.values()}
     forms = {NUMBER.sub("", Path(path).name) for file in files for path in file.paths}
     mixed: list[str] = []
     outputs = map(Path, target.paths.values())
@@ -217,8 +217,8 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
             mixed.append(str(path))
     if mixed:
         verb = "is" if len(mixed) == 1 else "are"
-        text = f"{shorten(mixed, 3)} {verb} inside the source folder {source.root}"
-        yield Diagnostic("destination", text, hint=f"-o with a path outside of {source.root}")
+        text = f"{shorten(mixed, 3)} {verb} inside the source folder {catalog.root}"
+        yield Diagnostic("destination", text, hint=f"-o with a path outside of {catalog.root}")
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
@@ -290,7 +290,7 @@ def _find_stale_files(target: Target) -> Diagnostic | None:
 def preflight(
     target: Target,
     plan: Plan | None,
-    source: Catalog,
+    catalog: Catalog,
     inputs: Sequence[str],
     documents: Sequence[str],
     options: OutputOptions,
@@ -308,8 +308,8 @@ def preflight(
         The outputs.
     plan
         Their plan; None if problems of the source prevent one.
-    source
-        The source.
+    catalog
+        What is read.
     inputs
         All files that are read; none of them is replaced, by whatever name.
     documents
@@ -352,6 +352,6 @@ def preflight(
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(source, target, blocked, options, existing, found)
+    problems = _destination_problems(catalog, target, blocked, options, existing, found)
     diagnostics.add(*problems)
     return found, diagnostics
