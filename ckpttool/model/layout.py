@@ -277,12 +277,8 @@ class Layout:
         >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
-        return (self.ranks, self.rows, self.fields, self._grid) == (
-            other.ranks,
-            other.rows,
-            other.fields,
-            other._grid,
-        )
+        mine, its = ((one.ranks, one.rows, one.fields, one._grid) for one in (self, other))
+        return mine == its
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all slices, in C order."""
@@ -407,16 +403,9 @@ class Layout:
         each axis.  The result is None if it is neither.
         """
         split, even = self.split_shape, replace(self, split_shape=())
-        shapes = (
-            {()}
-            | {shape}
-            | {
-                one.slice_shape(self.first_rank, shape)
-                for one in (even, replace(even, optimizer_shard=1))
-                if not one.why_not(shape)
-            }
-        )
-        if split in shapes:
+        unsplit = replace(even, optimizer_shard=1)
+        possible = (one for one in (even, unsplit) if not one.why_not(shape))
+        if split in {(), shape, *(one.slice_shape(self.first_rank, shape) for one in possible)}:
             return even
         if self._may_be_rows and sum(split) == shape[0]:
             return replace(even, rows=split)

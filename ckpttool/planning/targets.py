@@ -112,33 +112,27 @@ def _find_transfers(
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list."""
     transfers: list[Transfer] = []
+    unwritten: list[str] = []
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
-        name, shape = tensor.name, tensor.meta.shape
-        layouts = chooser.layouts(tensor)
-        if layouts:
-            layouts = tuple(_fold(layout, shape) for layout in layouts)
-            reasons = {
-                _why_not(layout, shape) or why_not_sliced(tensor.meta, layout) for layout in layouts
-            }
-            if reasons := reasons - {None}:
-                diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
-                continue
-        elif layouts is not None:
-            layouts = _full_layouts(tensor, target.ranks)
-        if layouts:
+        shape = tensor.meta.shape
+        layouts = tuple(_fold(layout, shape) for layout in chooser.layouts(tensor))
+        reasons = {_why_not(one, shape) or why_not_sliced(tensor.meta, one) for one in layouts}
+        if reasons := reasons - {None}:
+            diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
+        elif layouts:
             transfers.append(Transfer.copy_of(tensor, layouts))
+        elif tensor.name not in chooser.not_listed.dropped:
+            unwritten.append(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
             _compare_names(tensors, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    cycled = {tensor.name for tensor in tensors if tensor.only_for is not None}
-    cycled -= chooser.not_listed.dropped.keys()
-    unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
     if unwritten:
-        text = f"left out, as no target rank takes the value of their ranks: {_name(unwritten)}"
+        names = _name(sorted(unwritten))
+        text = f"left out, as no target rank takes the value of their ranks: {names}"
         diagnostics.add(Diagnostic("dropped", text))
     return transfers, chooser.not_listed
 
@@ -158,8 +152,9 @@ class _LayoutChooser:
         self.metas = {one.name: one.meta for one in checkpoint.tensors}
         self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
         self.owners: ParameterOfState = {}
-        listed = () if target.strategy is None else target.strategy.layouts
+        listed: Collection[str] = ()
         if target.strategy is not None:
+            listed = target.strategy.layouts
             self.owners = drop_unlike_shapes(match_states(listed, self.metas), self.metas)
         self.with_listed_states = {
             parameter
@@ -170,15 +165,15 @@ class _LayoutChooser:
         self.gradients = GradientShards()
         self.not_listed = NotListed()
 
-    def layouts(self, tensor: FullTensor) -> tuple[Layout, ...] | None:
-        """Return the layouts of a tensor in the target; () for a full tensor, None to drop it."""
+    def layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
+        """Return the layouts of a tensor in the target; none if no rank takes it."""
         strategy, name = self.target.strategy, tensor.name
         if strategy is None or tensor.meta.text is not None:
-            return ()
-        if name in strategy.layouts:
-            return () if tensor.only_for is not None else self._listed(tensor, strategy)
-        if strategy.replicates_rest:
-            return ()
+            return self._full(tensor)
+        if name in strategy.layouts and tensor.only_for is None:
+            return self._listed(tensor, strategy)
+        if strategy.replicates_rest or name in strategy.layouts:
+            return self._full(tensor)
         is_state = tensor.only_for is None and has_expected_full_shape(
             name, self.owners, self.metas
         )
@@ -188,12 +183,20 @@ class _LayoutChooser:
             self.not_listed.followed[name] = tensor.meta
             return layouts
         if tensor.meta.is_single and parse_name(name).map is None:
-            return ()
+            return self._full(tensor)
         if self.options.not_in_target == "drop":
             self.not_listed.dropped[name] = tensor.meta
-            return None
+            return ()
         self.not_listed.full[name] = tensor.meta
-        return ()
+        return self._full(tensor)
+
+    def _full(self, tensor: FullTensor) -> tuple[Layout, ...]:
+        """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
+        ndim, ranks = len(tensor.meta.shape), self.target.ranks
+        if tensor.only_for is None:
+            return (Layout.unsharded(ndim, ranks),)
+        first, step = tensor.only_for
+        return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
     def _stays_in_full(self, tensor: FullTensor) -> bool:
         """Return whether a tensor that has the name of a state is written in full.
@@ -269,15 +272,6 @@ def _mismatch_problem(name: str, reasons: Sequence[str], target: Target) -> Diag
 def _name(names: Collection[str], noun: str = "parameter") -> str:
     """Return how many names there are, and the first three."""
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
-
-
-def _full_layouts(tensor: FullTensor, ranks: int) -> tuple[Layout, ...]:
-    """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
-    ndim = len(tensor.meta.shape)
-    if tensor.only_for is None:
-        return (Layout.unsharded(ndim, ranks),)
-    first, step = tensor.only_for
-    return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
 
 
 def _compare_names(
