@@ -153,8 +153,7 @@ class Ckpt(Format):
         with WireReader(file) as reader:
             nbytes = reader.size
             end, attrs = _find_trailer(reader)
-            is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
-            tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
+            tensors, stop = self._read_tensors(reader, end)
         if stop < end:
             cipher = read_ciphertext(file, stop, end, key)
             file = replace(file, cipher=cipher)
@@ -246,9 +245,9 @@ def _read_tensors(
         if usual is not None:
             record, stop = usual
         else:
-            item = next(reader.fields(start, end))
-            if item.number != 1 and mode_of(reader.read(start, min(start + 4, end))) is not None:
+            if mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
+            item = next(reader.fields(start, end))
             stop = item.stop
             if item.number != 1:
                 continue

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from threading import Event, Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckpttool.model.tensors import (
@@ -68,12 +67,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None:
             self.stop()
         self._end()

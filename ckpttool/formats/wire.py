@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.formats.local import open_source
@@ -116,12 +115,7 @@ class WireReader:
     def __enter__(self) -> WireReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._source.close()
 
     def read(self, start: int, stop: int) -> bytes:
