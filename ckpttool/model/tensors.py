@@ -70,6 +70,10 @@ class TensorMeta:
         object.__setattr__(self, "itemsize", itemsize)  # computed once, as they are needed often
         object.__setattr__(self, "nbytes", nbytes)
 
+    def __reduce__(self) -> tuple[type[TensorMeta], tuple[object, ...]]:
+        # Of classes with many objects: a dataclass with slots takes twice the time by itself.
+        return TensorMeta, (self.name, self.dtype, self.shape, self.text, self.whole_shape)
+
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
         return self if shape == self.shape else replace(self, shape=shape)
@@ -91,6 +95,9 @@ class Extent:
 
     offset: int
     nbytes: int
+
+    def __reduce__(self) -> tuple[type[Extent], tuple[int, int]]:
+        return Extent, (self.offset, self.nbytes)
 
 
 FileId: TypeAlias = tuple[int, int]  # device and inode
@@ -161,6 +168,9 @@ class StoredTensor:
             held += extent.nbytes
         if self.meta.text is None and held != self.meta.nbytes:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+    def __reduce__(self) -> tuple[type[StoredTensor], tuple[object, ...]]:
+        return StoredTensor, (self.meta, self.file, self.extents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
