@@ -109,7 +109,19 @@ class Hdf5(Format):
         self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
-        yield from _refusals(tensors)
+        names = {meta.name for meta in tensors}
+        for meta in tensors:
+            parts = meta.name.split("/")
+            groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
+            clash = next((group for group in groups if group in names), None)
+            if clash is not None:
+                yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
+            elif "\0" in meta.name or not all(map(_is_component, parts)):
+                yield refusal(meta, "HDF5 cannot keep this name exactly")
+            if meta.text is not None and "\0" in meta.text:
+                yield refusal(meta, "an HDF5 string cannot hold NUL")
+            if len(meta.shape) > MAX_AXES:
+                yield refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
         yield from super().refusals(tensors, attrs)
 
     def read_index(self, file: StoredFile) -> FileIndex:
@@ -180,23 +192,6 @@ class Hdf5(Format):
     def memory_bytes(self, tensors: int) -> int:
         """Return the bytes of libhdf5's cache."""
         return min(tensors * _CACHED_BYTES, _CACHE_BYTES)
-
-
-def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each reason why HDF5 cannot hold a tensor."""
-    names = {meta.name for meta in tensors}
-    for meta in tensors:
-        parts = meta.name.split("/")
-        groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
-        clash = next((group for group in groups if group in names), None)
-        if clash is not None:
-            yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
-        elif "\0" in meta.name or not all(map(_is_component, parts)):
-            yield refusal(meta, "HDF5 cannot keep this name exactly")
-        if meta.text is not None and "\0" in meta.text:
-            yield refusal(meta, "an HDF5 string cannot hold NUL")
-        if len(meta.shape) > MAX_AXES:
-            yield refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
 
 
 def _is_component(part: str) -> bool:
