@@ -260,33 +260,20 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     further up, and rank folders in those of other hosts (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``),
     count only if they hold a file with the same path, but for numbers.
     """
-    homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
-    for folder in homes:
-        ((word, _, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        try:
-            beside = _named_folders(list_folder(folder.parent))
-        except OSError:
-            continue  # a folder further up need not be readable
-        others = [
-            path.name
-            for other, _, path in beside
-            if other == word and path != folder
-            if folder == file.parent or any(find_paths(path, place))
-        ]
-        if others:
-            return folder.name, others
-    for folder in homes:
-        ((word, own, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
-        others = [
-            f"{path.parent.name}/{path.name}"
-            for other, rank, path in _named_folders(sorted(hosts))
-            if other == word and rank != own and any(find_paths(path, place))
-        ]
-        if others:
-            return f"{folder.parent.name}/{folder.name}", others
+    for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
+        for word, own, folder in _named_folders(file.parents[:3]):
+            above, place = folder.parents[depth - 1], _any_save(file.relative_to(folder))
+            hosts = _any_number(folder.parent.name) if depth == 2 else "."
+            others = [
+                str(path.relative_to(above))
+                for other, rank, path in _named_folders(
+                    sorted(find_paths(above, f"{hosts}/{word}*"))
+                )
+                if other == word and rank != own
+                if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
+            ]
+            if others:
+                return str(folder.relative_to(above)), others
     return "", []
 
 
