@@ -262,13 +262,14 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     """
     for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
         for word, own, folder in _named_folders(file.parents[:3]):
+            if depth > len(folder.parents):
+                continue  # it lies at the top of the file system
             above, place = folder.parents[depth - 1], _any_save(file.relative_to(folder))
-            hosts = _any_number(folder.parent.name) if depth == 2 else "."
+            hosts = f"{_any_number(folder.parent.name)}/" if depth == 2 else ""
+            beside = sorted(find_paths(above, f"{hosts}{word}*"))
             others = [
                 str(path.relative_to(above))
-                for other, rank, path in _named_folders(
-                    sorted(find_paths(above, f"{hosts}/{word}*"))
-                )
+                for other, rank, path in _named_folders(beside)
                 if other == word and rank != own
                 if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
             ]
