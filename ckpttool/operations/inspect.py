@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.presence import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
@@ -27,10 +28,12 @@ from ckpttool.formats.foreign import (
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations import documents
 from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
+
+if TYPE_CHECKING:
+    from ckpttool.operations.documents import Json
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -44,7 +47,7 @@ def describe(
     crc: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
-) -> documents.Json:
+) -> Json:
     """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
@@ -70,6 +73,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
+    from ckpttool.operations import documents
+
     answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
     return documents.inspect(answer)
 
