@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         "--format",
         type=options.FORMAT_CHOICE,
         metavar="FORMAT",
-        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT, else hdf5]",
+        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT; hdf5 without one]",
     ),
 )
 @options.run_options()

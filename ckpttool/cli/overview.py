@@ -93,6 +93,9 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
     if show_all:
         tensors = count(len({one.name for one in summary.entries}), "tensor")
         _print_each(tensors, summary, _columns(summary, found))
+        if missing := found.completeness.missing_tensors:
+            print_text(f"  incomplete: {', '.join(missing)}", indent=MARGIN + INDENT)
+            echo("")
     else:
         _print_folded(found)
     hints = [] if show_all else ["--all lists every tensor"]
@@ -400,7 +403,7 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
         paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
-            "full shape": _shape,
+            "shape" if found.catalog.one_of_several else "full shape": _shape,
             "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(one.total_nbytes for one in row.entries)),
             "file": lambda row: PurePath(paths.get(row.first.name, "")).name,
