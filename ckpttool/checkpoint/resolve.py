@@ -100,7 +100,9 @@ def resolve(
         strategy = choose_strategy(catalog, strategy, options.replicated, option)
         strategy, misfits = fit_to_slices(catalog, strategy)
         if misfits:  # other problems would follow from these
-            return Checkpoint(catalog=catalog, strategy=strategy, misfits=tuple(misfits))
+            return Checkpoint(
+                catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
+            )
         steps = _resolve_ranks(catalog, strategy, options, contents, is_refused)
     evidence = Evidence()
     return replace(answer(steps, executor, evidence), evidence=evidence)
@@ -220,8 +222,7 @@ def choose_strategy(
             )
         return Strategy.without_layouts(max(catalog.files, default=0) + 1, files)
     if strategy is None and replicated:
-        known = (*catalog.files, *catalog.damaged, *catalog.missing_ranks)
-        return Strategy.without_layouts(max(known, default=0) + 1)
+        return Strategy.without_layouts(len(catalog.files) + len(catalog.damaged))
     if strategy is None and (errors := catalog.errors()):
         raise PlanError(errors)  # a strategy would not help
     if strategy is None:

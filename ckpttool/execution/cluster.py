@@ -40,14 +40,10 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
 from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
 from ckpttool.storage.files import (
-    PARTIAL,
-    claim,
+    Claim,
     create,
-    is_open_as,
     is_there,
-    make_folder,
     name_attempt,
-    remove_attempts,
     rename_durably,
     require_name,
     verify_header,
@@ -302,8 +298,8 @@ class Attempt:
         return self.filled.nbytes
 
 
-class RemoteFile:
-    """The claim on one output; ends with `rename` or `discard`, as a `PartialFile` does.
+class RemoteFile(Claim):
+    """A claim whose output a worker writes as an attempt; ends with `rename` or `Claim.discard`.
 
     Attributes
     ----------
@@ -311,12 +307,7 @@ class RemoteFile:
         The complete file that a worker has written; None until then.
     """
 
-    def __init__(self, output: OutputFile) -> None:
-        self._output = output
-        self._path = Path(output.path + PARTIAL)
-        make_folder(self._path.parent)
-        self._fd = claim(self._path)
-        self.attempt: Attempt | None = None
+    attempt: Attempt | None = None
 
     def task(self, options: CopyOptions, wants_read: bool = False) -> FileTask:
         """Return the task of a worker; see `FileTask`."""
@@ -346,21 +337,6 @@ class RemoteFile:
         assert self.attempt is not None, "a worker has written it"
         rename_durably(Path(self.attempt.path), self._output.path)
         self.discard()
-
-    def remove(self) -> None:
-        """Give up the claim, and remove all remaining attempts; workers may be lost."""
-        self.discard()
-
-    def discard(self) -> None:
-        """Give up the claim, and remove all remaining attempts."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            try:
-                if is_open_as(self._path, fd):
-                    self._path.unlink()
-                    remove_attempts(self._path)
-            finally:
-                os.close(fd)
 
 
 def write_file(task: FileTask) -> Attempt:

@@ -84,7 +84,7 @@ def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
     """
     import msgspec  # most commands read no such document
 
-    with suppress(msgspec.DecodeError):  # raised again below, with a better message
+    with suppress(msgspec.DecodeError, RecursionError):  # raised again below, with a better message
         value = msgspec.json.decode(data, type=kind)
         # It holds what the text says if it makes the text again: then no name came twice.  This
         # takes a fifth of the time of `parse_json`; a manifest may list millions of tensors.

@@ -92,7 +92,8 @@ def convert(done: Conversion) -> Json:
     strategies = [one.path for one in done.documents if one.kind == "strategy"]
     sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
     not_listed: Json = {"choice": done.assignment.options.not_in_target}
-    for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():
+    for kind in ("followed", "full", "dropped"):
+        tensors, nbytes = done.plan.not_listed.sizes[kind]
         not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
     return _document(
         outputs=[{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],

@@ -201,7 +201,7 @@ def _plan_and_check(
             plan = targets.plan(checkpoint, target, options, of_target)
             diagnostics.extend(of_target)
             if plan is not None:
-                src = checkpoint.strategy if catalog.description is None else None
+                src = checkpoint.strategy if checkpoint.strategy.layouts else None
                 provenance = _provenance_of(catalog, src, target.strategy)
                 plan = replace(plan, provenance=provenance, listed=listed)
             if plan is not None and extension is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
-from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing
+from ckpttool.model.slicing import BoxSlicing, FullTensor, LayoutSlicing, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.wording import format_numbers
 
@@ -302,7 +302,8 @@ def _place(source: FullTensor, held: Ranks, is_deduplicated: bool) -> Placement:
     """Return the placement of a tensor that the ranks in ``held`` have."""
     slicing, having = source.slicing, frozenset(held)
     if not source.has_layout:
-        return Placement("unlisted", (1,) * len(source.meta.shape), (held,), replicas=len(held))
+        known: Known = "described" if isinstance(source.known_by, Whole) else "unlisted"
+        return Placement(known, (1,) * len(source.meta.shape), (held,), replicas=len(held))
     owners = tuple(slicing.owners())
     if not is_deduplicated:
         owners = tuple(tuple(filter(having.__contains__, ranks)) for ranks in owners)

@@ -109,8 +109,36 @@ OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # of a file that is locke
 STUCK = "half-written files could not be removed, which the next run does"
 
 
-class PartialFile:
-    """The temporary file of one output; ends with `rename` or `discard`.
+class Claim:
+    """The temporary file of one output, locked; it ends with `discard`."""
+
+    def __init__(self, output: OutputFile) -> None:
+        self._output = output
+        self._path = Path(output.path + PARTIAL)
+        make_folder(self._path.parent)
+        self._fd = claim(self._path)
+
+    def remove(self) -> None:
+        """Remove the file and all attempts at it, so that no task continues to write them."""
+        if self._fd >= 0 and is_open_as(self._path, self._fd):
+            self._path.unlink()
+            remove_attempts(self._path)
+
+    def discard(self) -> None:
+        """Remove the file and release the lock."""
+        try:
+            self.remove()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class PartialFile(Claim):
+    """A claim whose file becomes the output; ends with `rename` or `discard`.
 
     Attributes
     ----------
@@ -126,11 +154,7 @@ class PartialFile:
     """
 
     def __init__(self, output: OutputFile) -> None:
-        self._output = output
-        self._format = get_format(output.format)
-        self._path = Path(output.path + PARTIAL)
-        make_folder(self._path.parent)
-        self._fd = claim(self._path)
+        super().__init__(output)
         try:
             self.index = create(str(self._path), self._fd, output)
         except BaseException as error:
@@ -152,7 +176,7 @@ class PartialFile:
         OSError
             The file cannot be synced, or another file has its name.
         """
-        self._format.seal(self._fd, crc)
+        get_format(self._output.format).seal(self._fd, crc)
         os.fsync(self._fd)
         require_name(self._path, self._fd)
         return verify_header(self.index.file, self._output)
@@ -162,23 +186,6 @@ class PartialFile:
         require_name(self._path, self._fd)
         rename_durably(self._path, self._output.path)
         self._close()
-
-    def remove(self) -> None:
-        """Remove the file, so that no task continues to write it."""
-        if self._fd >= 0 and is_open_as(self._path, self._fd):
-            self._path.unlink()
-
-    def discard(self) -> None:
-        """Remove the file and release the lock."""
-        try:
-            self.remove()
-        finally:
-            self._close()
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
 
 
 def clean_up(error: BaseException, *steps: Callable[[], None]) -> None:

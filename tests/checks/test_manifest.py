@@ -157,9 +157,10 @@ def test_a_check_of_a_manifest_that_is_not_there_finds_that(model):
     assert "no manifest lists these files" in message(result)
 
 
-def test_a_manifest_that_cannot_be_read_is_a_warning_of_what_was_not_compared(model):
+@pytest.mark.parametrize("text", ["{}", "[" * 100_000], ids=["empty", "nested too deep"])
+def test_a_manifest_that_cannot_be_read_is_a_warning_of_what_was_not_compared(model, text):
     split(model, "ckpt")
-    (model / "set" / MANIFEST).write_text("{}")
+    (model / "set" / MANIFEST).write_text(text)
     words = ["merge", model / "set", "-s", model / "s.json", "-o", model / "m.h5"]
     assert "warning[not_compared]" in message(run_well(*words))
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from inspect import getsource
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from jsonschema import Draft202012Validator
 
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
+from ckpttool.operations import documents
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
 from tests.support.commands import run, run_well
 from tests.support.corpus import GOLDEN
@@ -145,6 +147,14 @@ def test_the_commands_of_the_pages_run(page, name):
     for line in lines:
         result = run(*shlex.split(line))
         assert result.exit_code == ("verify" in line) + 2 * ("checkpiont" in line), line
+
+
+@pytest.mark.source
+def test_every_key_stands_in_the_module_of_documents():
+    """There a new one is added, and a field that has another name does not change one unseen."""
+    places = set().union(*(declared(name) for name in SCHEMAS if name != "diagnostic.json"))
+    keys = {place[-1] for place in places if place[-2] == "properties"}
+    assert keys - {*re.findall(r"\w+", getsource(documents))} == set()
 
 
 @pytest.mark.source

@@ -184,6 +184,35 @@ def test_what_each_rank_has_of_its_own_is_not_told_of(tmp_path):
     assert {*read_strategy(str(tmp_path / "s.ckpt")).layouts} == {"w"}
 
 
+def test_what_is_said_of_all_others_is_no_doubt(tmp_path):
+    """``otherwise: replicated`` says of a strategy without one layout what every tensor is."""
+    entries = {"w": noise("w", "Float32", (8, 8))}
+    write_ranks(tmp_path / "src", dict.fromkeys(range(2), entries), "ckpt")
+    (tmp_path / "d.yaml").write_text("ckpttool_strategy: 1\nranks: 2\notherwise: replicated\n")
+    words = [tmp_path / "src", "-s", tmp_path / "d.yaml"]
+    told = json.loads(run_well("inspect", *words, "--json").stdout)
+    assert (told["summary"]["replicas"], told["notes"]) == ([2, 2], [])
+    assert "not in the strategy" not in run_well("inspect", *words).stdout
+    run_well("merge", *words, "-o", tmp_path / "m.ckpt", "--strict")
+    assert read(tmp_path / "m.ckpt") == entries
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"),
+    [
+        pytest.param(None, "note: seed: target rank r", id="none lost"),
+        pytest.param(0, "error[nothing]", id="the first lost"),
+        pytest.param(1, "warning[missing_own]", id="another lost"),
+    ],
+)
+def test_ranks_of_their_own_need_no_strategy(tmp_path, lost, code):
+    """With ``--replicated`` there are as many as have a file, whatever their numbers are."""
+    own = {r: {"seed": noise(f"seed{r}", "Int32", (4,))} for r in range(3) if r != lost}
+    write_ranks(tmp_path / "src", own, "ckpt")
+    words = ["--replicated", "--unlisted", "rank", "-o", tmp_path / "m.ckpt"]
+    assert code in message(run("merge", tmp_path / "src", *words))
+
+
 # ----------------------------------------------------------------- how it goes with a run
 
 

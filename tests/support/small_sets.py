@@ -128,7 +128,7 @@ class SmallSet:
     def wait_for(self, *outputs: int) -> None:
         """Wait until the run has noted that these outputs are there."""
         names = [self.outputs[n].relative_to(self.out) for n in outputs]
-        lines = [f'{{"stamp": "{name}", ' for name in names]
+        lines = [f'{{"path": "{name}", ' for name in names]
 
         def is_noted() -> bool:
             texts = (path.read_text() for path in self.record.glob("*.log"))

@@ -109,7 +109,7 @@ FORMATS = ("ckpt", "hdf5", "safetensors")
 def drop_stamps(log: Path) -> None:
     """Leave a log as a run leaves it that is killed before it has noted any final name."""
     lines = log.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith(b'{"stamp"')]
+    kept = [line for line in lines if not line.startswith(b'{"path"')]
     assert len(kept) < len(lines)
     log.write_bytes(b"".join(kept))
 

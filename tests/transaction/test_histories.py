@@ -200,7 +200,7 @@ def killed_before_a_rename(small):
     """The log has the entry of an output, and the older file still has its name."""
     log = small.record / "whole.log"
     lines = log.read_bytes().splitlines(keepends=True)
-    assert lines[-1].startswith(b'{"stamp": "rank_1/')
+    assert lines[-1].startswith(b'{"path": "rank_1/')
     log.write_bytes(b"".join(lines[:-1]))
     shutil.copyfile(finished_other(small).outputs[1], small.outputs[1])
 

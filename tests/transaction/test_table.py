@@ -135,7 +135,7 @@ def killed_before_a_stamp(small):
     small.stop()
     log = small.record / "whole.log"
     lines = log.read_bytes().splitlines(keepends=True)
-    assert lines[-1].startswith(b'{"stamp"')
+    assert lines[-1].startswith(b'{"path"')
     log.write_bytes(b"".join(lines[:-1]))
 
 
