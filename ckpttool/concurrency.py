@@ -9,7 +9,8 @@ therefore waits for results in short intervals; see `wait_result`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -56,6 +57,8 @@ def no_progress(nbytes: int, phase: str = "") -> AbstractContextManager[OnProgre
 
 
 P = ParamSpec("P")
+A = TypeVar("A")
+K = TypeVar("K")
 T = TypeVar("T")
 
 WAKE_SECONDS = 0.2
@@ -80,6 +83,31 @@ def wait_result(future: Future[T]) -> T:
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()
+
+
+def map_in_order(
+    executor: Executor, function: Callable[[A], T], given: Iterable[tuple[K, A]], most: int
+) -> Iterator[tuple[K, T]]:
+    """Yield the key of each argument and the result of its call, in order.
+
+    At most ``most`` calls wait or run at a time; the arguments advance as they complete.
+    """
+    pending = deque[tuple[K, Future[T]]]()
+
+    def collect() -> tuple[K, T]:
+        key, future = pending.popleft()
+        return key, wait_result(future)
+
+    try:
+        for key, argument in given:
+            pending.append((key, executor.submit(function, argument)))
+            if len(pending) >= most:
+                yield collect()
+        while pending:
+            yield collect()
+    finally:
+        for _, future in pending:
+            future.cancel()
 
 
 class Threads(ThreadPoolExecutor):

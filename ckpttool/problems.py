@@ -14,10 +14,9 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from ckpttool.wording import format_ranks, shorten
 
@@ -379,6 +378,9 @@ def join_clauses(*clauses: str) -> str:
     return "; ".join(clause.removesuffix(".") for clause in clauses if clause)
 
 
+_Error = TypeVar("_Error", bound="CkptToolError")
+
+
 class CkptToolError(Exception):
     """The base of all deliberate errors.
 
@@ -415,8 +417,14 @@ class CkptToolError(Exception):
         >>> str(StrategyError("s.ckpt", "empty").on_side("B"))
         'B (s.ckpt): empty'
         """
-        copied = copy(self)
+        copied = self._copy()
         copied.side = side
+        return copied
+
+    def _copy(self: _Error) -> _Error:
+        # `copy.copy` shares the attributes where tblib (of Dask) has registered exceptions.
+        copied = type(self)(*self.args)
+        copied.__dict__.update(self.__dict__)
         return copied
 
 
@@ -513,7 +521,7 @@ class FormatError(_PlaceError):
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
-        copied = copy(self)
+        copied = self._copy()
         copied.hint, copied.facts = hint, join_clauses(self.facts, facts)
         copied.args = (*self.args[:3], hint, copied.facts)
         return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import os
 import pickle
 import re
@@ -287,6 +288,18 @@ def test_error_keeps_attributes_message_and_exit_code(send, error, attributes, m
         assert "\n".join(texts_of(got)) == message
 
 
+@pytest.fixture(params=["python", "tblib"])
+def pickled_by(request):
+    """Who pickles and copies exceptions: Dask installs tblib's way, which shares attributes."""
+    before = dict(copyreg.dispatch_table)
+    if request.param == "tblib":
+        pytest.importorskip("tblib.pickling_support").install()
+    yield
+    copyreg.dispatch_table.clear()
+    copyreg.dispatch_table.update(before)
+
+
+@pytest.mark.usefixtures("pickled_by")
 def test_every_problem_of_an_error_has_its_side_also_in_another_process():
     errors = [error for error, *_ in EXAMPLES]
     for error in (*errors, CombinedError(errors)):
@@ -361,6 +374,7 @@ def test_the_same_problem_of_several_ranks_is_one_with_the_first_file_and_all_ra
     assert encrypted.fact == "rank_3/a.ckpt: encrypted"
 
 
+@pytest.mark.usefixtures("pickled_by")
 def test_a_copy_with_a_hint_or_a_side_keeps_all_else():
     error = LibraryError("a.ckpt", 118, "encrypted", "", "AES-GCM")
     error.rank = 3

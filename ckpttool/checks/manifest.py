@@ -9,7 +9,6 @@ found, and a changed one if the change lies there.  verify reads all units with 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
@@ -18,7 +17,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 
-from ckpttool.concurrency import OnProgress, wait_result
+from ckpttool.concurrency import OnProgress, map_in_order, wait_result
 from ckpttool.discovery.rank_folders import find_manifests, is_single_file, list_paths
 from ckpttool.formats import read_index
 from ckpttool.formats.local import is_file
@@ -269,26 +268,20 @@ class _Comparison:
         self, files: Iterable[_File], on_progress: OnProgress, verified: AbstractSet[bytes]
     ) -> Iterator[Diagnostic]:
         """Yield what the hashes of all tensors show that are not ``verified``."""
-        pending: deque[tuple[_File, StoredTensor, Future[tuple[str, ...]]]] = deque()
         wrong: dict[str, tuple[_File, dict[Unit, bytes]]] = {}
-
-        def collect() -> None:
-            file, tensor, future = pending.popleft()
-            name, hashes = tensor.meta.name, wait_result(future)
-            on_progress(tensor.meta.nbytes)
-            if hashes != (listed := file.listed.sha256(name)):
+        tensors = (
+            ((file, tensor.meta), tensor)
+            for file in files
+            for tensor in file.index.tensors.values()
+            if fingerprint(tensor, file.listed.sha256(tensor.meta.name)) not in verified
+        )
+        hashed = map_in_order(self.executor, hash_units, tensors, MAX_IN_FLIGHT)
+        for (file, meta), hashes in hashed:
+            on_progress(meta.nbytes)
+            if hashes != (listed := file.listed.sha256(meta.name)):
                 of_file = wrong.setdefault(file.path, (file, {}))[1]
                 for number, (one, _) in enumerate(zip_longest(hashes, listed, fillvalue="")):
-                    of_file[name, number] = bytes.fromhex(one)
-
-        for file in files:
-            for tensor in file.index.tensors.values():
-                if fingerprint(tensor, file.listed.sha256(tensor.meta.name)) not in verified:
-                    pending.append((file, tensor, self.executor.submit(hash_units, tensor)))
-                while len(pending) > MAX_IN_FLIGHT:
-                    collect()
-        while pending:
-            collect()
+                    of_file[meta.name, number] = bytes.fromhex(one)
         for file, found in wrong.values():
             yield from self._check_units(file, found)
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ckpttool.concurrency import wait_result
+from ckpttool.concurrency import map_in_order
 from ckpttool.model.manifest import units
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
@@ -224,11 +223,6 @@ class CompareTask:
     units: tuple[CompareUnit, ...]
     options: CompareOptions
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the task reads."""
-        return sum(unit.nbytes for unit in self.units)
-
 
 def compare_tensors(
     tensors: Iterable[tuple[K, Sequence[OutputTensor]]],
@@ -257,36 +251,20 @@ def compare_tensors(
     FormatError
         A file has become shorter since its header was read.
     """
-    pending: deque[tuple[Future[tuple[TensorStats, ...]], CompareTask, list[tuple[K, bool]]]] = (
-        deque()
+    options = options or CompareOptions()
+    tasks = (
+        (batch, CompareTask(tuple(unit for *_, unit in batch), options))
+        for batch in _batches(tensors, options)
     )
     stats: TensorStats | None = None
-    options = options or CompareOptions()
-
-    def collect() -> Iterator[tuple[K, TensorStats]]:
-        nonlocal stats
-        future, task, keys = pending.popleft()
-        found = wait_result(future)
-        for (key, is_last), more in zip(keys, found, strict=True):
+    for batch, found in map_in_order(executor, compare_units, tasks, options.max_in_flight):
+        for (key, is_last, _), more in zip(batch, found, strict=True):
             stats = more if stats is None else stats.merged(more)
             if is_last:
                 yield key, stats
                 stats = None
         if on_progress is not None:
-            on_progress(task.nbytes)
-
-    try:
-        for batch in _batches(tensors, options):
-            task = CompareTask(tuple(unit for _, _, unit in batch), options)
-            keys = [(key, is_last) for key, is_last, _ in batch]
-            pending.append((executor.submit(compare_units, task), task, keys))
-            while len(pending) >= options.max_in_flight:
-                yield from collect()
-        while pending:
-            yield from collect()
-    finally:
-        for future, _, _ in pending:
-            future.cancel()
+            on_progress(sum(unit.nbytes for *_, unit in batch))
 
 
 def _batches(

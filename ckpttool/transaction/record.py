@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.model.manifest import OutputEntry, Provenance, hashed
@@ -272,9 +271,7 @@ def finish_set(
         return sealed_text(provenance.head(), (entry.read_line() for entry in entries))
 
     *_, seal = manifest_text()
-    # It stays with the set and is copied with it: it names no folder of this machine.
-    unnamed = replace(provenance, command="")
-    finished = FinishedStamps(unnamed, digest_in(seal), stamps)
+    finished = FinishedStamps(provenance, digest_in(seal), stamps)
     write_document(str(record.stamps), sealed_text(finished.head(), finished.lines()))
     for document in documents:
         write_document(document.path, document.data)

@@ -458,8 +458,8 @@ def _compare_runs(mine: Provenance, other: Provenance) -> str:
     return join_clauses(
         files and f"files that differ: {files}",
         versions if mine.ckpttool != other.ckpttool else "",
-        f"before: `{other.command}`" if other.command else "",
-        f"now: `{mine.command}`" if other.command else "",
+        f"before: `{other.command}`",
+        f"now: `{mine.command}`",
     )
 
 

@@ -133,7 +133,10 @@ def moves_with_states(draw) -> Move:
     for base in move.src.layouts:
         shape = move.entries[base].shape
         lists_all = draw(st.booleans())
-        for prefix in draw(st.sets(st.sampled_from(PREFIXES))):
+        prefixes = draw(st.sets(st.sampled_from(PREFIXES)))
+        if "adam_v.mine." in prefixes:  # of a state that is there: else `adam_v` is a module
+            prefixes.add("mine.")
+        for prefix in sorted(prefixes):
             name = prefix + base
             entries[name] = noise(name, "Float32", shape)
             in_target = draw(st.booleans()) if prefix == "accu_grads." else lists_all
