@@ -17,25 +17,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ckpttool
 from ckpttool.wording import format_ranks
-from tests.support.checkpoints import cut, noise, write_ranks
+from tests.support.checkpoints import cut, write_ranks
 from tests.support.damage import cut_short, flipped
-from tests.support.described import TENSOR, Described, joined, numbers, ranks_of
-from tests.support.readers import NUMPY_TYPES, Entry, entry_of, rank_file
+from tests.support.described import (
+    TENSOR,
+    Described,
+    entries_of,
+    filled,
+    joined,
+    numbers,
+    ranks_of,
+)
+from tests.support.readers import entry_of, rank_file
 from tests.support.transcripts import check_case, read_cases
 
 TEXT = Path(__file__).with_name("findings.txt")
-
-
-def filled(kind, shape, number=None):
-    """A tensor of one number, or of numbers that all differ."""
-    array = np.arange(1, np.prod(shape, dtype=int) + 1)
-    array = array if number is None else np.full_like(array, number)
-    return Entry(kind, shape, array.astype(NUMPY_TYPES[kind]).tobytes())
 
 
 class Case(Described):
@@ -48,13 +48,7 @@ class Case(Described):
     def hold(self, ranks, text):
         """Let ranks hold tensors."""
         for rank in ranks:
-            self.tensors.setdefault(rank, {})
-            for name, dtype, shape, letters, _ in TENSOR.findall(text):
-                kind = dtype or "Float32", numbers(shape, ",")
-                letter = letters[rank : rank + 1]
-                entry = noise(f"{name} {letter}", *kind) if letter.islower() else None
-                number = {"": None, "Z": 0}.get(letter, 1)
-                self.tensors[rank][name] = entry or filled(*kind, number)
+            self.tensors.setdefault(rank, {}).update(entries_of(text, rank))
 
     def act(self, kind, words, options):
         """Do what a line says."""

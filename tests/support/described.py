@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy, join_stages
+from tests.support.checkpoints import noise
+from tests.support.readers import NUMPY_TYPES, Entry
 
 OPTION_VALUES = {"True": True, "False": False}
 
@@ -44,6 +48,27 @@ def joined(stages: list[dict[str, Layout] | int], name: str) -> Strategy | None:
     if len(stages) == 1 and isinstance(stages[0], int):
         return Strategy.without_layouts(stages[0])
     return join_stages(dict(enumerate(stages)), (name,)) if stages else None
+
+
+def filled(kind: str, shape: tuple[int, ...], number: int | None = None) -> Entry:
+    """Return a tensor of one number, or of numbers that all differ."""
+    array = np.arange(1, np.prod(shape, dtype=int) + 1)
+    array = array if number is None else np.full_like(array, number)
+    return Entry(kind, shape, array.astype(NUMPY_TYPES[kind]).tobytes())
+
+
+def entries_of(text: str, rank: int) -> dict[str, Entry]:
+    """Return the tensors of a rank: noise by its letter; ``Z`` is zero, other capitals are one.
+
+    Without letters all elements differ.
+    """
+    found = {}
+    for name, dtype, shape, letters, _ in TENSOR.findall(text):
+        kind = dtype or "Float32", numbers(shape, ",")
+        letter = letters[rank : rank + 1]
+        entry = noise(f"{name} {letter}", *kind) if letter.islower() else None
+        found[name] = entry or filled(*kind, {"": None, "Z": 0}.get(letter, 1))
+    return found
 
 
 class Described:
