@@ -19,10 +19,8 @@ TEXTS = sorted(Path(__file__).with_name("sessions").glob("*.txt"))
 CASES = [(path, title) for path in TEXTS for title in read_cases(path)]
 
 
-@pytest.mark.parametrize(("path", "title"), CASES, ids=[title for _, title in CASES])
+@pytest.mark.parametrize(
+    ("path", "title"), CASES, ids=[f"{path.stem}: {title}" for path, title in CASES]
+)
 def test_a_session_goes_as_was_agreed(path, title, shell):
     check_session(path, title, Session(shell.folder))
-
-
-def test_titles_are_unique():
-    assert len({title for _, title in CASES}) == len(CASES)

@@ -13,6 +13,7 @@ runs in this process, and other lines in ``sh``, but for these:
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -57,6 +58,10 @@ VERBS: dict[str, Callable[..., object]] = {
 
 class Session(Transcript):
     """Command lines that run in one folder, the current one, and what they print."""
+
+    def text(self) -> str:
+        """Return the transcript; commands that print nothing stand together."""
+        return re.sub(r"(?m)(^\$ .*\n)\n(?=\$ )", r"\1", super().text())
 
     def do(self, line: str) -> None:
         """Do what a line says, and add what comes of it."""
