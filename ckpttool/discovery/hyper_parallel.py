@@ -59,7 +59,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple, TypeVar
 
-from ckpttool.discovery.checkpoint2 import (
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.discovery.headers import (
     BARE_NAME,
     Fault,
     FilesByName,
@@ -68,7 +69,6 @@ from ckpttool.discovery.checkpoint2 import (
     find_tensor,
     read_existing_files,
 )
-from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.formats.local import (
     identify_file,
