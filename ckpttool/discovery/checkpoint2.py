@@ -125,9 +125,10 @@ _ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
-_STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE = r"""\\(?:[nrt\\'"]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_STORAGE_KEY = re.compile(
+    rf"""\((?P<name>'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*"), \((\d{{1,12}}),\)\)"""
+)
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
 
 
@@ -334,7 +335,13 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
             text = f"no folder of iteration {last}, which {_TRACKER} names"
             raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
-    _note_choice(folders, folders[chosen], last, diagnostics)
+    taken = folders[chosen]
+    if last is not None and taken > last:
+        text, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
+        diagnostics.add(Diagnostic("step", text, facts=facts))
+    else:
+        newer = [path for path, number in folders.items() if last is not None and number > last]
+        _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
     return chosen
 
 
@@ -352,19 +359,6 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str
     facts = [f"complete: {shorten(reversed(complete), 3) or 'none'}"]
     facts += [f"perhaps not finished: {shorten(newer, 3)}"] if newer else []
     return "; ".join(facts), f"--step {complete[-1]}" if complete else ""
-
-
-def _note_choice(
-    folders: Mapping[Path, int], taken: int, last: int | None, diagnostics: Diagnostics
-) -> None:
-    """Note which of several iterations is read, and which were not finished."""
-    if last is not None and taken > last:
-        facts = f"{_TRACKER} names {last}"
-        text = f"iteration {taken} was perhaps not finished"
-        diagnostics.add(Diagnostic("step", text, facts=facts))
-        return
-    newer = [path for path, number in folders.items() if last is not None and number > last]
-    _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
 
 
 # ------------------------------------------------------------------------ the files of an iteration
@@ -594,7 +588,8 @@ def parse_key(key: str) -> tuple[str, int]:
     match = _STORAGE_KEY.fullmatch(key)
     if match is None:
         raise ValueError("not a name and a slice number, such as \"('w', (0,))\"")
-    return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+    spelled = match["name"][1:-1].encode("latin-1", "backslashreplace")
+    return spelled.decode("unicode_escape"), int(match[2])
 
 
 def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -613,14 +608,6 @@ def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         for text in dict.fromkeys((spelled, spelled.strip("'\" "))):
             found[text] = (*found.get(text, ()), name)
     return found
-
-
-def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape sequence stands for."""
-    digits = match[1] or match[2] or match[3]
-    if digits is None and match[4] not in _ESCAPED:
-        raise ValueError(f"unknown escape {match[0]}")
-    return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.headers import read_files
-from ckpttool.discovery.rank_folders import RANK_FOLDER
+from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
 from ckpttool.formats import format_of_suffix, read_index
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
@@ -64,8 +64,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         return None
     inside = list_folder(root)
     indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and is_file(p)]
-    files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
-    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
+    files = [*filter(is_checkpoint_file, inside)]
+    ranks = [one.path.name for one in named_folders(inside)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
             return Catalog(src, {0: read_index(str(files[0]), key)}, is_merged=True)
