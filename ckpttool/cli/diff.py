@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
+from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN, Choice
 from ckpttool.cli.progress import open_progress
-from ckpttool.operations import documents
 from ckpttool.problems import raise_all, severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
@@ -131,6 +130,8 @@ def diff(
             open_progress=open_progress("comparing", report.hides_progress),
         )
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.diff(a.path, b.path, found, report.limit))
     else:
         _print(f"A {a.path} and B {b.path}", found, report)
@@ -146,6 +147,8 @@ def _load(
     B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
     files and checkpoints that describe themselves need no strategy.
     """
+    from ckpttool.cli import workflow
+
     attempt = workflow.Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
-from ckpttool.operations import documents
+from ckpttool.cli import options, tables
 from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ def inspect(
     found = Diagnostics("inspect")
     inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.inspect(inspected))
     else:
         if not report.quiet:
@@ -80,6 +81,7 @@ def _inspect(
     ignore_manifest: bool,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
+    from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
     from ckpttool.operations.describe import SavesInspection, describe_strategy
     from ckpttool.operations.inspect import examine, inspect_foreign

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, workflow
+from ckpttool.cli import options
 from ckpttool.cli.params import OutputPath
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         "--format",
         type=options.FORMAT_CHOICE,
         metavar="FORMAT",
-        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT, else hdf5]",
+        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT; hdf5 without one]",
     ),
 )
 @options.run_options()
@@ -66,6 +66,8 @@ def merge(
     report: ReportOptions,
 ) -> None:
     """Merge the files of all ranks into one."""
+    from ckpttool.cli import workflow
+
     options.refuse_two_strategies(source, resolve)
     output = options.with_format(path, output)
     options.refuse_lost_checksum(output, path)

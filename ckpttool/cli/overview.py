@@ -93,6 +93,9 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
     if show_all:
         tensors = count(len({one.name for one in summary.entries}), "tensor")
         _print_each(tensors, summary, _columns(summary, found))
+        if missing := found.completeness.missing_tensors:
+            print_text(f"  incomplete: {', '.join(missing)}", indent=MARGIN + INDENT)
+            echo("")
     else:
         _print_folded(found)
     hints = [] if show_all else ["--all lists every tensor"]
@@ -105,7 +108,7 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
 def _contents(found: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
-    has_full_tensors = found.catalog.is_merged or found.sharding is not None
+    has_full_tensors = found.catalog.is_merged or found.checkpoint.are_joined
     number, *sizes = _full_sizes(found) if has_full_tensors else _stored_sizes(found)
     ranks = len(found.expected_ranks)
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
@@ -200,8 +203,9 @@ def _parallelism(found: Inspection) -> Iterator[str]:
     codes = found.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if found.sharding and found.sharding.layouts and {"replica", "contradicted"} & {*codes}:
-            yield f"by {found.sharding.origin}, with which some contents disagree:"
+        strategy = found.checkpoint.strategy
+        if strategy.layouts and {"replica", "contradicted"} & {*codes}:
+            yield f"by {strategy.origin}, with which some contents disagree:"
         yield from _parallelism_texts(summary.parallelism)
     elif not files:
         yield "not known: no file can be read"
@@ -399,7 +403,7 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
         paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
-            "full shape": _shape,
+            "shape" if found.catalog.one_of_several else "full shape": _shape,
             "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(one.total_nbytes for one in row.entries)),
             "file": lambda row: PurePath(paths.get(row.first.name, "")).name,

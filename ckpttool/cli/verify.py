@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
+from ckpttool.cli import options, tables
 from ckpttool.cli.params import Choice
 from ckpttool.cli.progress import open_progress
-from ckpttool.operations import documents
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
@@ -69,6 +68,8 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
+    from ckpttool.cli import workflow
+
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
@@ -85,6 +86,8 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.verify(found, report.limit))
     else:
         _print(found, report)
