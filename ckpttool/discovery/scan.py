@@ -26,7 +26,6 @@ from ckpttool.discovery.leftovers import (
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
-    FoundFiles,
     explain_missing_files,
     find_twins,
     list_by_pattern,
@@ -220,7 +219,38 @@ def read_ranks(
             strategy_files=found.strategy_files,
             names_of=_names_of(found.saved),
         )
-    catalog = _read_chosen(found, strategy, chosen, counted, diagnostics, on_progress)
+    root, paths = Path(found.root), chosen.files
+    in_order = {rank: str(path) for rank, path in sorted(paths.items())}
+    files, damaged = read_files(in_order, found.key, on_progress)
+    empty_ranks = found.empty_ranks
+    if counted is not None:  # only these are missed
+        empty_ranks = {rank: error for rank, error in empty_ranks.items() if rank in counted}
+    unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
+    empty = empty_ranks.keys() - unreadable.keys()
+    missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
+    if missing:
+        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
+        if chosen.absent:
+            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
+        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
+    (rank, path), *others = paths.items()
+    evidence = "" if others else _evidence_of_ranks(path, files, found.key)
+    if missing and not others:
+        evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
+    problems = tuple(_problems(root, paths.values()))
+    reported = {one.path for one in problems} - {None}
+    catalog = Catalog(
+        str(root),
+        files,
+        step=chosen.label,
+        damaged=dict(sorted({**damaged, **unreadable}.items())),
+        strategy_files=found.strategy_files,
+        diagnostics=(*problems, *(one for one in diagnostics if one.path not in reported)),
+        missing_ranks=missing,
+        one_of_several=evidence,
+        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
+        steps_of_other_runs=chosen.of_other_runs,
+    )
     return _checked(catalog, found.key, command)
 
 
@@ -259,7 +289,10 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
                     return replace(described, diagnostics=tuple(diagnostics))
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
-        files, empty_ranks = _list_files(root, pattern, diagnostics)
+            files, empty_ranks = list_rank_files(root, diagnostics)
+        else:
+            files, empty_ranks = list_by_pattern(root, pattern)
+            raise_all(error for item in files for error in _refusals(item.path))
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
@@ -268,15 +301,6 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     saved = read_saved_files(str(root), files, diagnostics)
     strategy_files = find_strategies(root, diagnostics)
     return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
-
-
-def _list_files(root: Path, pattern: str | None, diagnostics: Diagnostics) -> FoundFiles:
-    """Return the files of ranks, of every step, and the ranks without a file."""
-    if pattern is None:
-        return list_rank_files(root, diagnostics)
-    found = list_by_pattern(root, pattern)
-    raise_all(error for item in found.files for error in _refusals(item.path))
-    return found
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:
@@ -366,65 +390,6 @@ def _may_be_of_one_run(
     return any(name not in names for one in slices_of(others, key) for name, _ in one)
 
 
-def _read_chosen(
-    found: RankFiles,
-    strategy: Strategy | None,
-    chosen: Chosen,
-    counted: Collection[int] | None,
-    diagnostics: Diagnostics,
-    on_progress: OnScan,
-) -> Catalog:
-    """Return the catalog of the files of one save; only the ranks that count are missed."""
-    root, paths = Path(found.root), chosen.files
-    empty_ranks = {
-        rank: error
-        for rank, error in found.empty_ranks.items()
-        if counted is None or rank in counted
-    }
-    in_order = {rank: str(path) for rank, path in sorted(paths.items())}
-    files, damaged = read_files(in_order, found.key, on_progress)
-    unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
-    empty = empty_ranks.keys() - unreadable.keys()
-    missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
-    if missing:
-        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
-        if chosen.absent:
-            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
-        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
-    problems = tuple(_problems(root, paths.values()))
-    reported = {one.path for one in problems}
-    return Catalog(
-        str(root),
-        files,
-        step=chosen.label,
-        damaged=dict(sorted({**damaged, **unreadable}.items())),
-        strategy_files=found.strategy_files,
-        diagnostics=(
-            *problems,
-            *(one for one in diagnostics if one.path is None or one.path not in reported),
-        ),
-        missing_ranks=missing,
-        one_of_several=_single_rank_evidence(paths, missing, files, found.key),
-        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
-        steps_of_other_runs=chosen.of_other_runs,
-    )
-
-
-def _single_rank_evidence(
-    chosen: Mapping[int, Path],
-    missing: Sequence[int],
-    files: Mapping[int, FileIndex],
-    key: Secret | None,
-) -> str:
-    """Return the evidence that a folder's only file is of one rank of several, or ""."""
-    if len(chosen) != 1:
-        return ""
-    ((rank, path),) = chosen.items()
-    if missing:
-        return f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
-    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
-
-
 def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
     found = scan_indexed(src, key)
@@ -480,14 +445,18 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     except ForeignError as error:
         kind = identify_foreign(str(path))
         raise error if kind is None else kind.error(str(path), is_src=True) from error
-    evidence = _rank_evidence(path) or _twin_evidence(files[0], key)
     return Catalog(
         str(path),
         files,
         diagnostics=tuple(diagnostics),
-        one_of_several=evidence,
+        one_of_several=_evidence_of_ranks(path, files, key),
         is_merged=True,
     )
+
+
+def _evidence_of_ranks(path: Path, files: Mapping[int, FileIndex], key: Secret | None) -> str:
+    """Return the evidence that the only file, perhaps damaged, is of one of several ranks."""
+    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
 
 
 def _rank_evidence(path: Path) -> str:
