@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:
     """Return A and B; B has the step and the pattern of A by default, but not its strategy."""
-    key, step, pattern = values["key"], values["step"], values["pattern"]
-    b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
+    of_a = {name: values[name] for name in ("step", "pattern", "key")}
+    of_b = {name: values.get(f"b_{name}") or value for name, value in of_a.items()}
     return (
-        options.make_side(values["a"], pattern, step, key, values["strategy"]),
-        options.make_side(values["b"], b_pattern, b_step, key, values["b_strategy"]),
+        options.make_side(values["a"], values["strategy"], **of_a),
+        options.make_side(values["b"], values["b_strategy"], **of_b),
     )
 
 

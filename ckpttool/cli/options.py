@@ -333,8 +333,8 @@ class OptionGroup:
 
         ``own`` has options that are specific to the command; they replace those of the group.
         """
-        wanted = {*(names or self.parameters), *own}
         available = {**self.parameters, **own}
+        wanted = {*names, *own} if names else available
         added = {name: available[name] for name in available if name in wanted}
 
         def decorate(command: Callable[..., object]) -> Callable[..., object]:
@@ -394,26 +394,17 @@ class ReportOptions:
         return self.quiet or self.as_json
 
 
-def make_side(
-    src: str,
-    pattern: str | None,
-    step: str | None,
-    key: Secret | None,
-    strategy_files: tuple[str, ...] = (),
-) -> Side:
-    """Return a side."""
+def make_side(src: str, strategy_files: tuple[str, ...] = (), **options: Any) -> Side:
+    """Return a side; ``options`` are those of its scan."""
     from ckpttool.discovery.scan import SourceOptions
 
-    return Side(src, strategy_files, SourceOptions(pattern, step, key))
+    return Side(src, strategy_files, SourceOptions(**options))
 
 
-def _build_resolve(manifest: str | None = None, **values: Any) -> ResolveOptions:
+def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
 
-    # The option has no default: before click 8.2 that of an option with a flag_value sets it.
-    if manifest is not None:
-        values["manifest"] = manifest
-    return ResolveOptions(**values)
+    return ResolveOptions(**{name: one for name, one in values.items() if one is not None})
 
 
 def _build_output(**values: Any) -> OutputOptions:
