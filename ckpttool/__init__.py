@@ -17,7 +17,7 @@ from importlib import import_module
 from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.checkpoint.checkpoint import ResolveOptions as ResolveOptions
     from ckpttool.discovery.scan import SourceOptions as SourceOptions
     from ckpttool.discovery.scan import scan as scan

@@ -100,8 +100,9 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    folders, others, problems = _find_folders(root)
-    if not folders:
+    found = _find_folders(root)
+    folders = {one.rank: one.path for one in found}
+    if not found:
         note_leftovers(root, (), diagnostics)
         return FoundFiles(_list_flat_files(root, diagnostics), {})
     listed: list[RankFile] = []
@@ -116,29 +117,31 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
         listed += [RankFile(rank, path, path.name) for path in files]
         if not files:
             empty[rank] = None
-    found, notes, misplaced = _by_names(
+    kept, notes, misplaced = _by_names(
         root, _without_strategies(listed) or listed, {**folders, **homes}
     )
     note_leftovers(root, homes.values(), diagnostics)
     if not listed:
         _refuse_unfinished(root)
         raise_all(filter(None, empty.values()))
-    problems += [*_folder_problems(root, folders, homes, listed), *misplaced]
     diagnostics.add(*notes)
+    problems = [*_folder_problems(root, found, homes, listed), *misplaced]
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
+    holders = {path.relative_to(root).parts[0] for path in folders.values()}
+    others = [path.name for path in list_folder(root) if path.name not in holders and exists(path)]
     note_skipped(root, others, diagnostics)
-    return FoundFiles(found, empty)
+    return FoundFiles(kept, empty)
 
 
 def _folder_problems(
-    root: Path, folders: Mapping[int, Path], homes: Mapping[int, Path], listed: Sequence[RankFile]
+    root: Path, found: Sequence[_RankFolder], homes: Mapping[int, Path], listed: Sequence[RankFile]
 ) -> Iterator[Diagnostic]:
     """Yield why the files of ranks cannot be told from others.
 
     Parameters
     ----------
-    root, folders
+    root, found
         The folder of all ranks, and those of the ranks.
     homes
         The folder of each rank that has its files, or is without any.
@@ -152,6 +155,19 @@ def _folder_problems(
     def names(paths: Iterable[Path]) -> str:
         return shorten((str(path.relative_to(root)) for path in paths), 3)
 
+    folders: dict[int, list[Path]] = defaultdict(list)
+    kinds: dict[str, Path] = {}
+    for word, rank, path in found:
+        folders[rank].append(path)
+        kinds.setdefault(word, path)
+    twice = {rank: paths for rank, paths in sorted(folders.items()) if len(paths) > 1}
+    if len(kinds) > 1:
+        hint = "--pattern with the form of one of them"
+        yield problem("rank folders of several kinds", hint, names(kinds.values()))
+    elif twice:
+        text = f"two folders for {format_ranks(tuple(twice))}"
+        pairs = (" and ".join(str(p.relative_to(root)) for p in two[:2]) for two in twice.values())
+        yield problem(text, "move one of the two folders away", shorten(pairs, 3), tuple(twice))
     times = Counter(one.rank for one in listed)
     indexed = [
         home
@@ -165,19 +181,19 @@ def _folder_problems(
     places: dict[str, Path] = {}
     of_others: list[Path] = []
     for rank, home in homes.items():
-        inside = [home]
+        folder, inside = folders[rank][-1], [home]
         if not times[rank]:
             of_others += _files_of_other_ranks(home, rank)
             inside = [other for other, _ in _other_homes(list_folder(home), rank)]
         for path in inside:
-            if path != folders[rank]:
-                places.setdefault(_place(path.relative_to(folders[rank]), rank), path)
+            if path != folder:
+                places.setdefault(_place(path.relative_to(folder), rank), path)
     if len(places) > 1:
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
         yield problem(text, "--pattern with the folder that is meant", names(places.values()))
     if not listed:
-        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
-        facts = facts or names(folders[rank] for rank in homes)
+        facts, hint = _find_packed(root) or _find_nested_files(root, (one.path for one in found))
+        facts = facts or names(folders[rank][-1] for rank in homes)
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
         yield problem(text, hint, facts, tuple(homes))
@@ -260,33 +276,21 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     further up, and rank folders in those of other hosts (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``),
     count only if they hold a file with the same path, but for numbers.
     """
-    homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
-    for folder in homes:
-        ((word, _, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        try:
-            beside = _named_folders(list_folder(folder.parent))
-        except OSError:
-            continue  # a folder further up need not be readable
-        others = [
-            path.name
-            for other, _, path in beside
-            if other == word and path != folder
-            if folder == file.parent or any(find_paths(path, place))
-        ]
-        if others:
-            return folder.name, others
-    for folder in homes:
-        ((word, own, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
-        others = [
-            f"{path.parent.name}/{path.name}"
-            for other, rank, path in _named_folders(sorted(hosts))
-            if other == word and rank != own and any(find_paths(path, place))
-        ]
-        if others:
-            return f"{folder.parent.name}/{folder.name}", others
+    for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
+        for word, own, folder in _named_folders(file.parents[:3]):
+            if depth > len(folder.parents):
+                continue  # it lies at the top of the file system
+            above, place = folder.parents[depth - 1], _any_save(file.relative_to(folder))
+            hosts = f"{_any_number(folder.parent.name)}/" if depth == 2 else ""
+            beside = sorted(find_paths(above, f"{hosts}{word}*"))
+            others = [
+                str(path.relative_to(above))
+                for other, rank, path in _named_folders(beside)
+                if other == word and rank != own
+                if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
+            ]
+            if others:
+                return str(folder.relative_to(above)), others
     return "", []
 
 
@@ -383,40 +387,15 @@ class _RankFolder(NamedTuple):
     path: Path
 
 
-def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnostic]]:
-    """Return the rank folders by rank, the names of all else in ``root``, and the problems."""
+def _find_folders(root: Path) -> list[_RankFolder]:
+    """Return the rank folders below ``root``; a rank may have several."""
     inside = list_folder(root)
-    found = _named_folders(inside)
-    if found:
-        found = _find_in_nodes(found) or found
-    elif not any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
-        found = _find_in_hosts(inside) or _find_numbered_folders(inside)
-        found = found or _find_numbered_in_hosts(root)
-    folders: dict[int, Path] = {}
-    words: dict[str, str] = {}
-    problems: list[Diagnostic] = []
-    twice: dict[int, str] = {}
-    for word, rank, path in found:
-        name = str(path.relative_to(root))
-        words.setdefault(word, name)
-        if rank in folders and len(words) == 1:
-            twice.setdefault(rank, f"{folders[rank].relative_to(root)} and {name}")
-        folders[rank] = path
-    if twice:
-        ranks, facts = tuple(twice), shorten(twice.values(), 3)
-        text = f"two folders for {format_ranks(ranks)}"
-        hint = "move one of the two folders away"
-        problems = [
-            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
-        ]
-    if len(words) > 1:
-        hint = "--pattern with the form of one of them"
-        text = "rank folders of several kinds"
-        facts = shorten(words.values(), 3)
-        problems = [Diagnostic("source", text, hint=hint, facts=facts, where=str(root))]
-    holders = {path.relative_to(root).parts[0] for path in folders.values()}
-    others = [path.name for path in inside if path.name not in holders and exists(path)]
-    return folders, others, problems
+    if found := _named_folders(inside):
+        return _find_in_nodes(found) or found
+    if any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
+        return []
+    found = _find_in_hosts(inside) or _find_numbered_folders(inside)
+    return found or _find_numbered_in_hosts(root)
 
 
 def _named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
@@ -839,15 +818,8 @@ def _is_pytorch_file(path: Path) -> bool:
 def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
-        raise PlanError(
-            [
-                Diagnostic(
-                    "source",
-                    f"--pattern {pattern} lacks {{rank}}",
-                    hint="--pattern 'rank_{rank}/*'",
-                )
-            ]
-        )
+        text = f"--pattern {pattern} lacks {{rank}}"
+        raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
     unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))

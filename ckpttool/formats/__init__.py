@@ -21,13 +21,7 @@ from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import (
-    FileIndex,
-    SharedHeader,
-    StoredFile,
-    TensorMeta,
-    refuse_shared_extents,
-)
+from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
@@ -195,15 +189,10 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
 
     name = _find_format(path)
     file = identify_file(path)
-
-    def read(file: StoredFile) -> FileIndex:
-        format = sandbox if name == "hdf5" else get_format(name)
-        index = Ckpt(cache).read_index(file, key) if name == "ckpt" else format.read_index(file)
-        if not isinstance(index.tensors, SharedHeader):  # a shared header was checked before
-            refuse_shared_extents(index)
-        return index
-
-    return read(file) if name == "ckpt" else cache.read_index(file, name, read)
+    if name == "ckpt":
+        return Ckpt(cache).read_index(file, key)
+    reader = sandbox if name == "hdf5" else get_format(name)
+    return cache.read_index(file, name, reader.read_index)
 
 
 def _find_format(path: str) -> str:

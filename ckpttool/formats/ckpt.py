@@ -74,9 +74,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
-from typing import NamedTuple
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Format, Header, lay_out
+from ckpttool.formats.base import (
+    MAX_TEXT_BYTES,
+    ChecksumInput,
+    Format,
+    Header,
+    HeaderPart,
+    lay_out,
+)
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
@@ -88,7 +94,7 @@ from ckpttool.formats.wire import (
     encode_number,
     encode_varint,
 )
-from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
+from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype
 from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -147,8 +153,7 @@ class Ckpt(Format):
         with WireReader(file) as reader:
             nbytes = reader.size
             end, attrs = _find_trailer(reader)
-            is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
-            tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
+            tensors, stop = self._read_tensors(reader, end)
         if stop < end:
             cipher = read_ciphertext(file, stop, end, key)
             file = replace(file, cipher=cipher)
@@ -169,19 +174,13 @@ class Ckpt(Format):
         return tensors, stop
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the bytes of all records without their contents, and of a trailer."""
-        trailer = _TRAILER_BYTES if "crc_num" in attrs else 0
-        return trailer + sum(len(step.header) for step in _steps(tensors))
+        """Return the bytes of all records and a trailer, without the contents of tensors."""
+        return sum(len(header) for header, _, _ in _parts(tensors, attrs))
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the headers of all records, strings included, and the place of a trailer."""
-        parts = [
-            (step.header + step.text, step.name, 0 if step.text else step.nbytes)
-            for step in _steps(tensors)
-        ]
-        if "crc_num" not in attrs:
-            return lay_out(self.name, tensors, {}, parts)
-        return lay_out(self.name, tensors, {"crc_num": "0"}, [*parts, (_trailer(0), "", 0)])
+        written = {"crc_num": "0"} if "crc_num" in attrs else {}
+        return lay_out(self.name, tensors, written, _parts(tensors, attrs))
 
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield all bytes before the trailer.
@@ -246,9 +245,9 @@ def _read_tensors(
         if usual is not None:
             record, stop = usual
         else:
-            item = next(reader.fields(start, end))
-            if item.number != 1 and mode_of(reader.read(start, min(start + 4, end))) is not None:
+            if mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
+            item = next(reader.fields(start, end))
             stop = item.stop
             if item.number != 1:
                 continue
@@ -290,7 +289,7 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
         return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
-        raise _unknown_type(reader, tensor)
+        raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
     shape = tuple(tensor.dims)
     if nbytes == dtype.itemsize and shape == (0,):
         shape = ()  # as MindSpore 1.x and 2.0 write a scalar
@@ -300,11 +299,11 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
     if nbytes != needed:
         if needed and nbytes and nbytes % needed == 0 and len(tensor.extents) == nbytes // needed:
             facts = f"{nbytes // needed} times in a row; nothing shows which one is valid"
-            reason = f"{tensor.name}: stored more than once"
+            reason = "stored more than once"
         else:
             facts = f"dims {list(shape)} of {dtype.name} need {needed} bytes, found {nbytes}"
-            reason = f"{tensor.name}: its shape does not fit its bytes"
-        raise FormatError(reader.path, tensor.start, reason, facts=facts)
+            reason = "its shape does not fit its bytes"
+        raise tensor.wrong(reader.path, reason, facts)
     extents = tuple(extent for extent in tensor.extents if extent.nbytes)
     return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), file, extents)
 
@@ -314,9 +313,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
     if tensor.dims not in ([0], []) or nbytes < 4 or nbytes % 4:
         facts = "expected dims [0] and four bytes for each character, found "
         facts += f"dims {tensor.dims} and {nbytes} bytes"
-        raise FormatError(
-            reader.path, tensor.start, f"{tensor.name}: not a valid string", facts=facts
-        )
+        raise tensor.wrong(reader.path, "not a valid string", facts)
     if nbytes > MAX_TEXT_BYTES:
         facts = f"{nbytes} bytes; at most {MAX_TEXT_BYTES} are read"
         reason = f"{tensor.name}: the string is too long"
@@ -327,8 +324,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
     try:
         return data.decode("utf-32-le")
     except UnicodeDecodeError as error:
-        reason = f"{tensor.name}: the string is not UTF-32"
-        raise FormatError(reader.path, tensor.start, reason) from error
+        raise tensor.wrong(reader.path, "the string is not UTF-32") from error
 
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:
@@ -352,6 +348,10 @@ class _RecordTensor:
     extents: tuple[Extent, ...] = ()
     meta: TensorMeta | None = None  # None if the header was unusual, or there are several records
 
+    def wrong(self, path: str, reason: str, facts: str = "") -> FormatError:
+        """Return the error for what is wrong with the tensor."""
+        return FormatError(path, self.start, f"{self.name}: {reason}", facts=facts)
+
 
 @dataclass(slots=True)
 class _Record:
@@ -371,8 +371,7 @@ class _Record:
         for mine, its in zip(self.tensors, other.tensors, strict=True):
             if (mine.dtype, mine.dims[self.is_map :]) != (its.dtype, its.dims[self.is_map :]):
                 facts = f"{mine.dtype} {mine.dims}, then {its.dtype} {its.dims}"
-                reason = f"{mine.name}: consecutive records differ in type or shape"
-                raise FormatError(path, other.start, reason, facts=facts)
+                raise its.wrong(path, "consecutive records differ in type or shape", facts)
             mine.extents += its.extents
             mine.meta = None
             if self.is_map:
@@ -441,30 +440,19 @@ def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[F
 def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTensor]) -> None:
     """Raise FormatError if tensors of a map parameter lack bytes or differ in length."""
     for tensor in tensors:
-        dtype = _find_map_dtype(tensor.dtype)
+        dtype = _DTYPES_OF_NUMPY.get(tensor.dtype) or find_dtype(tensor.dtype)
         if dtype is None:
-            raise _unknown_type(reader, tensor)
+            raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
         tensor.dtype = dtype.name
         nbytes = sum(extent.nbytes for extent in tensor.extents)
         needed = math.prod(tensor.dims) * dtype.itemsize
         if not tensor.dims or nbytes != needed:
             facts = f"dims {tensor.dims} need {needed} bytes, found {nbytes}"
-            reason = f"{tensor.name}: its shape does not fit its bytes"
-            raise FormatError(reader.path, start, reason, facts=facts)
+            raise tensor.wrong(reader.path, "its shape does not fit its bytes", facts)
     if len({tensor.dims[0] for tensor in tensors}) > 1:
         counts = ", ".join(str(tensor.dims[0]) for tensor in tensors)
         reason = f"{tag}: keys, values and statuses differ in number"
         raise FormatError(reader.path, start, reason, facts=counts)
-
-
-def _unknown_type(reader: WireReader, tensor: _RecordTensor) -> FormatError:
-    reason = f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
-    return FormatError(reader.path, tensor.start, reason)
-
-
-def _find_map_dtype(name: str) -> DType | None:
-    """Return the type that a map parameter's ``tensor_type`` names; None for an unknown name."""
-    return _DTYPES_OF_NUMPY.get(name) or find_dtype(name)
 
 
 # -------------------------------------------------------- reading: one record with the usual header
@@ -536,15 +524,6 @@ def _varint(data: bytes) -> int:
 # ------------------------------------------------------------------------------------------ writing
 
 
-class _Step(NamedTuple):
-    """Bytes of a written file: a header, and ``nbytes`` of the content of a tensor behind it."""
-
-    header: bytes
-    name: str
-    nbytes: int
-    text: bytes = b""  # the content, if the tensor is a string
-
-
 def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
     """Return the components of every map parameter among tensors, by its name and theirs."""
     maps: dict[str, dict[str, TensorMeta]] = {}
@@ -575,29 +554,31 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
             yield Diagnostic("destination", text, facts=shapes, tensor=tag)
 
 
-def _steps(tensors: Sequence[TensorMeta]) -> Iterator[_Step]:
-    """Yield the records of a file, from its first byte to its last."""
+def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[HeaderPart]:
+    """Yield the records of a file and its trailer, from its first byte to its last."""
     maps = find_maps(tensors)
     for meta in tensors:
         tag = parse_name(meta.name).map
         if tag is None:
-            yield from _tensor_steps(meta)
+            yield from _tensor_parts(meta)
         elif meta.name == next(iter(maps[tag])):
-            yield from _map_steps(tag, maps[tag])
+            yield from _map_parts(tag, maps[tag])
+    if "crc_num" in attrs:
+        yield _trailer(0), "", 0
 
 
-def _tensor_steps(meta: TensorMeta) -> Iterator[_Step]:
+def _tensor_parts(meta: TensorMeta) -> Iterator[HeaderPart]:
     """Yield the records of a tensor; one if it has no elements or is a string."""
     if meta.text is not None:
         data = meta.text.encode("utf-32-le") or bytes(4)
-        yield _Step(_record_header(meta, len(data)), meta.name, len(data), data)
+        yield _record_header(meta, len(data)) + data, meta.name, 0
         return
     for start in range(0, meta.nbytes or 1, MAX_RECORD_BYTES):
         nbytes = min(MAX_RECORD_BYTES, meta.nbytes - start)
-        yield _Step(_record_header(meta, nbytes), meta.name, nbytes)
+        yield _record_header(meta, nbytes), meta.name, nbytes
 
 
-def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step]:
+def _map_parts(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[HeaderPart]:
     """Yield the records of a map parameter; one if it has no entries.
 
     `map_problems` has found ``components`` complete.
@@ -618,7 +599,7 @@ def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step
         name = encode_bytes(1, tag.encode()) + encode_key(3, LENGTH) + encode_varint(body)
         lead = encode_key(1, LENGTH) + encode_varint(len(name) + body) + name
         for meta, head, size in zip(metas, inner, sizes, strict=True):
-            yield _Step(lead + head, meta.name, size)
+            yield lead + head, meta.name, size
             lead = b""
 
 

@@ -110,11 +110,11 @@ def examine(
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
-    catalog, of_part = limit_to_written_ranks(catalog, strategy)
+    catalog = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*of_part, *catalog.errors())
+    found.add(*catalog.errors())
     checkpoint = _resolve(catalog, strategy, executor, found)
     summary = summarize(checkpoint)
     equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
