@@ -112,7 +112,6 @@ def _find_transfers(
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list."""
     transfers: list[Transfer] = []
-    unwritten: list[str] = []
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
@@ -123,16 +122,16 @@ def _find_transfers(
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
         elif layouts:
             transfers.append(Transfer.copy_of(tensor, layouts))
-        elif tensor.name not in chooser.not_listed.dropped:
-            unwritten.append(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
             _compare_names(tensors, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
+    cycled = {tensor.name for tensor in tensors if tensor.only_for is not None}
+    cycled -= chooser.not_listed.dropped.keys()
+    unwritten = sorted(cycled - {transfer.source.name for transfer in transfers})
     if unwritten:
-        names = _name(sorted(unwritten))
-        text = f"left out, as no target rank takes the value of their ranks: {names}"
+        text = f"left out, as no target rank takes the value of their ranks: {_name(unwritten)}"
         diagnostics.add(Diagnostic("dropped", text))
     return transfers, chooser.not_listed
 
