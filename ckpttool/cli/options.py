@@ -195,16 +195,11 @@ class GroupedCommand(click.Command):
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
         found: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}
-        of_flag = {}
         for param in self.get_params(ctx):
-            if not isinstance(param, click.Option):
-                continue
-            everyday = [flag for flag in param.opts if flag in EVERYDAY]
-            if everyday:
-                of_flag[everyday[0]] = param
-            else:
-                found[param.heading if isinstance(param, GroupedOption) else DISPLAY].append(param)
-        found[HEADINGS[0]] = [of_flag[flag] for flag in EVERYDAY if flag in of_flag]
+            if isinstance(param, click.Option):
+                is_everyday = not {*EVERYDAY}.isdisjoint(param.opts)
+                found[HEADINGS[0] if is_everyday else getattr(param, "heading", DISPLAY)] += [param]
+        found[HEADINGS[0]].sort(key=lambda one: min(map(EVERYDAY.index, {*EVERYDAY} & {*one.opts})))
         return {heading: options for heading, options in found.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
