@@ -79,10 +79,18 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
+from ckpttool.discovery.headers import (
+    BARE_NAME,
+    Fault,
+    FilesByName,
+    describe_faults,
+    errors_of,
+    find_tensor,
+    read_existing_files,
+)
 from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import convert_as, read_json_object
 from ckpttool.model.catalog import Catalog
@@ -117,13 +125,11 @@ _ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
-BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
-_STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE = r"""\\(?:[nrt\\'"]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_STORAGE_KEY = re.compile(
+    rf"""\((?P<name>'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*"), \((\d{{1,12}}),\)\)"""
+)
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
-
-FilesByName = Mapping[str, FileIndex | FormatError]
 
 
 def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
@@ -329,7 +335,13 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
             text = f"no folder of iteration {last}, which {_TRACKER} names"
             raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
-    _note_choice(folders, folders[chosen], last, diagnostics)
+    taken = folders[chosen]
+    if last is not None and taken > last:
+        text, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
+        diagnostics.add(Diagnostic("step", text, facts=facts))
+    else:
+        newer = [path for path, number in folders.items() if last is not None and number > last]
+        _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
     return chosen
 
 
@@ -347,19 +359,6 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str
     facts = [f"complete: {shorten(reversed(complete), 3) or 'none'}"]
     facts += [f"perhaps not finished: {shorten(newer, 3)}"] if newer else []
     return "; ".join(facts), f"--step {complete[-1]}" if complete else ""
-
-
-def _note_choice(
-    folders: Mapping[Path, int], taken: int, last: int | None, diagnostics: Diagnostics
-) -> None:
-    """Note which of several iterations is read, and which were not finished."""
-    if last is not None and taken > last:
-        facts = f"{_TRACKER} names {last}"
-        text = f"iteration {taken} was perhaps not finished"
-        diagnostics.add(Diagnostic("step", text, facts=facts))
-        return
-    newer = [path for path, number in folders.items() if last is not None and number > last]
-    _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
 
 
 # ------------------------------------------------------------------------ the files of an iteration
@@ -589,7 +588,8 @@ def parse_key(key: str) -> tuple[str, int]:
     match = _STORAGE_KEY.fullmatch(key)
     if match is None:
         raise ValueError("not a name and a slice number, such as \"('w', (0,))\"")
-    return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+    spelled = match["name"][1:-1].encode("latin-1", "backslashreplace")
+    return spelled.decode("unicode_escape"), int(match[2])
 
 
 def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -608,14 +608,6 @@ def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         for text in dict.fromkeys((spelled, spelled.strip("'\" "))):
             found[text] = (*found.get(text, ()), name)
     return found
-
-
-def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape sequence stands for."""
-    digits = match[1] or match[2] or match[3]
-    if digits is None and match[4] not in _ESCAPED:
-        raise ValueError(f"unknown escape {match[0]}")
-    return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -736,60 +728,6 @@ def _place_by_layout(
         if (number := number_of.get(location.storage_rank)) is not None:
             stored[number] = (*stored.get(number, ()), location)
     return stored
-
-
-# ------------------------------------------------------------------------ files that metadata names
-
-
-def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
-    """Return the headers of those files that exist, or their errors."""
-    there = [name for name in names if is_file(folder / name)]
-    return dict(zip(there, read_indexes(str(folder / name) for name in there), strict=True))
-
-
-def errors_of(files: FilesByName) -> dict[int, FormatError]:
-    """Return the errors of damaged files for a catalog: a rank may have two, so not by rank."""
-    return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
-
-
-class Fault(NamedTuple):
-    """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
-
-    path: str
-    reason: str = ""
-
-
-def find_tensor(
-    folder: Path, files: FilesByName, file: str, name: str, document: str
-) -> StoredTensor | Fault:
-    """Return the tensor ``name`` in a file that ``document`` lists, or why it is not there."""
-    index, path = files.get(file), str(folder / file)
-    if index is None:
-        return Fault(path, "file not found")
-    if isinstance(index, FormatError):
-        return Fault(path)
-    return index.tensors.get(name) or Fault(path, f"lacks tensors that {document} lists")
-
-
-def describe_faults(
-    faults: Iterable[tuple[Fault, str]], *, are_harmless: bool
-) -> Iterator[Diagnostic]:
-    """Yield a problem for every fault because of which slices are missing, or notes on the others.
-
-    Each fault has the tensor that lacks slices because of it, or "" if other files have these.
-    """
-    lacking: dict[Fault, dict[str, None]] = {}
-    for fault, name in sorted(faults, key=lambda one: not one[1]):  # harm first, else in order
-        lacking.setdefault(fault, {}).update({name: None} if name else {})
-    for (path, reason), names in lacking.items():
-        if not reason or bool(names) is are_harmless:
-            continue
-        if names:
-            facts = f"{count(len(names), 'parameter')} ({shorten(names, 3)})"
-            code, hint, facts = "missing", COPY_AGAIN, f"no other file has these slices of {facts}"
-        else:
-            code, hint, facts = "faulty_replica", "", "other files have the slices"
-        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
 
 
 # -------------------------------------------------------------------------- the slices in the files

@@ -59,7 +59,8 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple, TypeVar
 
-from ckpttool.discovery.checkpoint2 import (
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.discovery.headers import (
     BARE_NAME,
     Fault,
     FilesByName,
@@ -68,7 +69,6 @@ from ckpttool.discovery.checkpoint2 import (
     find_tensor,
     read_existing_files,
 )
-from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.formats.local import (
     identify_file,
@@ -327,9 +327,10 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
             objects |= dict.fromkeys(others)
             for name, tensor in found.items():
                 known = tensors.setdefault(name, tensor)
-                if known[:3] != tensor[:3]:
-                    facts = f"{file.path}: {tensor.dtype} {format_shape(tensor.shape)}; "
-                    facts += f"others: {known.dtype} {format_shape(known.shape)}"
+                if known.meta != tensor.meta:
+                    one, other = tensor.meta, known.meta
+                    facts = f"{file.path}: {one.dtype} {format_shape(one.shape)}; "
+                    facts += f"others: {other.dtype} {format_shape(other.shape)}"
                     text = "the metadata files of ranks contradict each other"
                     problems.append(Diagnostic("source", text, facts=facts, tensor=name))
                 elif known is not tensor:
@@ -405,11 +406,10 @@ def _place_boxes(
                 reasons.append(found)
             else:
                 boxes.append(Box(box.region, _rank_of(box.file), _with_name(name, found)))
-        meta = TensorMeta(name, tensor.dtype, tensor.shape)
-        wrong = box_problems(meta, boxes)
-        filled = wrong or fill_with_boxes(meta, boxes)
+        wrong = box_problems(tensor.meta, boxes)
+        filled = wrong or fill_with_boxes(tensor.meta, boxes)
         if isinstance(filled, BoxSlicing):
-            placed[name] = FullTensor(meta, filled, Listed())
+            placed[name] = FullTensor(tensor.meta, filled, Listed())
         else:
             problems += wrong or ([] if reasons else filled)
         faults += ((reason, "" if name in placed else name) for reason in reasons)
@@ -430,11 +430,9 @@ class _StoredBox(NamedTuple):
 
 
 class _HyperTensor(NamedTuple):
-    """One tensor of the metadata: its full shape, and the boxes that are stored."""
+    """One tensor of the metadata, and the boxes that are stored."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    meta: TensorMeta
     stored: tuple[_StoredBox, ...] = ()
 
 
@@ -578,7 +576,7 @@ def _read_tensor(
         region = Region(start, tuple(a + n for a, n in zip(start, sizes, strict=True)))
         if (other := regions.setdefault(start, region)) != region:
             raise ValueError(f"chunks {other} and {region} begin at the same element")
-    return _HyperTensor(name, dtype.name, spelled.size), regions
+    return _HyperTensor(TensorMeta(name, dtype.name, spelled.size)), regions
 
 
 def _read_box(

@@ -216,14 +216,12 @@ def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder that have a checkpoint's suffix, sorted."""
-    yield from _with_checkpoint_suffix(list_folder(folder))
+    yield from filter(is_checkpoint_file, list_folder(folder))
 
 
-def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files with a checkpoint's suffix; ``.tmp`` and ``-graph.meta`` are none."""
-    for path in paths:
-        if format_of_suffix(path.name) is not None and is_file(path):
-            yield path
+def is_checkpoint_file(path: Path) -> bool:
+    """Return whether a file has a checkpoint's suffix; not so ``.tmp`` and ``-graph.meta``."""
+    return format_of_suffix(path.name) is not None and is_file(path)
 
 
 # ------------------------------------------------------------------------------------- rank folders
@@ -231,9 +229,7 @@ def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
 
 def has_rank_files(folder: Path) -> bool:
     """Return whether a folder has rank folders, or files with their rank in the name."""
-    return any(RANK_FOLDER.fullmatch(p.name) and is_folder(p) for p in list_folder(folder)) or any(
-        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
-    )
+    return bool(named_folders(list_folder(folder)) or _named_files(checkpoint_files(folder)))
 
 
 def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
@@ -258,10 +254,7 @@ def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
 
 def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
-    names = sorted(
-        p.name for p in list_folder(root) if RANK_FOLDER.fullmatch(p.name) and is_folder(p)
-    )
-    if names:
+    if names := [one.path.name for one in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
         hint = f"--pattern '{pattern}'"
@@ -277,7 +270,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     count only if they hold a file with the same path, but for numbers.
     """
     for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
-        for word, own, folder in _named_folders(file.parents[:3]):
+        for word, own, folder in named_folders(file.parents[:3]):
             if depth > len(folder.parents):
                 continue  # it lies at the top of the file system
             above, place = folder.parents[depth - 1], _any_save(file.relative_to(folder))
@@ -285,7 +278,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
             beside = sorted(find_paths(above, f"{hosts}{word}*"))
             others = [
                 str(path.relative_to(above))
-                for other, rank, path in _named_folders(beside)
+                for other, rank, path in named_folders(beside)
                 if other == word and rank != own
                 if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
             ]
@@ -375,8 +368,7 @@ def _marks_checkpoint(path: Path) -> bool:
     """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
-    match = RANK_FOLDER.fullmatch(path.name)
-    return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
+    return any(_find_files(path, rank)[1] for _, rank, _ in named_folders([path]))
 
 
 class _RankFolder(NamedTuple):
@@ -390,15 +382,15 @@ class _RankFolder(NamedTuple):
 def _find_folders(root: Path) -> list[_RankFolder]:
     """Return the rank folders below ``root``; a rank may have several."""
     inside = list_folder(root)
-    if found := _named_folders(inside):
+    if found := named_folders(inside):
         return _find_in_nodes(found) or found
-    if any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
+    if _named_files(checkpoint_files(root)):
         return []
     found = _find_in_hosts(inside) or _find_numbered_folders(inside)
     return found or _find_numbered_in_hosts(root)
 
 
-def _named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
+def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
     """Return the folders whose own name is that of a rank."""
     return [
         _RankFolder(match[1], int(match[2]), path)
@@ -412,7 +404,7 @@ def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
     if {one.word for one in found} != {"node"}:
         return []
     try:
-        inside = [_named_folders(list_folder(one.path)) for one in found]
+        inside = [named_folders(list_folder(one.path)) for one in found]
     except OSError:
         return []  # which rank cannot be read is said when its files are listed
     inner = [one for folders in inside for one in folders]
@@ -441,7 +433,7 @@ def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
         return []
     try:
         inside = list_folder(folder)
-        found = _named_folders(inside)
+        found = named_folders(inside)
         if any(_find_files(one.path, one.rank)[1] for one in found):
             return found
     except OSError:
@@ -508,14 +500,14 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
     """
     names = list_folder(folder)
-    files = list(_with_checkpoint_suffix(names))
+    files = [*filter(is_checkpoint_file, names)]
     inside = (
         [p for p in names if format_of_suffix(p.name) is None and is_folder(p)] if depth else []
     )
     if not inside or not all(map(is_strategy, files)):
         return folder, files
     named = [
-        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(inside)
+        (number, _find_files(path, number, depth - 1)) for _, number, path in named_folders(inside)
     ]
     nested = [one for one in named if one[1][1]]
     if not nested:
@@ -530,9 +522,8 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
     """
     return [
         file
-        for path in list_folder(folder)
-        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
-        if int(match[2]) != rank and is_folder(path)
+        for _, number, path in named_folders(list_folder(folder))
+        if number != rank
         for file in checkpoint_files(path)
     ]
 
@@ -905,7 +896,7 @@ def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Pat
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1, is_any)
-        elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
+        elif is_file(path) if is_any else is_checkpoint_file(path):
             yield path
 
 

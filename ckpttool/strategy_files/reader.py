@@ -456,15 +456,12 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
 
     maps: list[int | list[int]] = []
     entry = _LayoutEntry(maps)
+    lists = {1: entry.dev_matrix, 3: entry.param_split_shape, 4: entry.indices_offset}
     for subfield in (one for message in messages for one in _message_fields(reader, message)):
-        if subfield.number == 1:
-            entry.dev_matrix = dims(subfield)
-        elif subfield.number == 2:
+        if subfield.number == 2:
             maps.append(dims(subfield))
-        elif subfield.number == 3:
-            entry.param_split_shape = dims(subfield)
-        elif subfield.number == 4:
-            entry.indices_offset = dims(subfield)
+        elif subfield.number in lists:
+            lists[subfield.number][:] = dims(subfield)
         elif subfield.number == 5:
             entry.field = reader.number(subfield)
         elif subfield.number == 7:
