@@ -281,13 +281,14 @@ def refuse_options(what: str, used: Collection[str]) -> None:
 def option(help: str, *flags: str, **settings: Any) -> Parameter:
     """Return a function that takes the name and the heading of an option, and adds it.
 
-    Its flag is its name, without ``flags``.  The setting ``heading`` replaces the heading.
+    Its flag is its name, without ``flags``.  The help shows a default that is set.  The setting
+    ``heading`` replaces the heading.
     """
 
     def add(name: str, heading: str) -> Decorator:
         names = flags or (f"--{name.replace('_', '-')}",)
-        shown = {"cls": GroupedOption, "help": help, "heading": heading}
-        return click.option(*names, name, **{**shown, **settings})
+        own = {"heading": heading, "show_default": "default" in settings, **settings}
+        return click.option(*names, name, cls=GroupedOption, help=help, **own)
 
     return add
 
@@ -501,12 +502,11 @@ output_options = OptionGroup(
     "output",
     _build_output,
     {
-        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5", show_default=True),
+        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5"),
         "prefix": option(
             "Name the output files PREFIX<rank>.",
             metavar="PREFIX",
             default="checkpoint_",
-            show_default=True,
             callback=_check_prefix,
         ),
         "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
@@ -515,7 +515,6 @@ output_options = OptionGroup(
             type=Choice(["follow", "full", "drop"]),
             metavar="HOW",
             default="follow",
-            show_default=True,
         ),
         "strategy_path": option(
             "Write the strategy of the output to FILE, too.",
