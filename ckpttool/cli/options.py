@@ -30,6 +30,7 @@ from ckpttool.cli.params import (
     Choice,
     Existing,
     OutputPath,
+    Parsed,
     StrategyFile,
     StrategyName,
     UsageProblem,
@@ -80,10 +81,8 @@ def parse_key_file(data: bytes) -> Secret | None:
     return None
 
 
-def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
+def read_key(value: str) -> Secret:
     """Read the key from a file; no message repeats the argument, which may be the key itself."""
-    if value is None:
-        return None
     if (problem := url_problem(value)) is not None:
         raise UsageProblem(*problem)
     forbid_core_dumps()
@@ -428,7 +427,7 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     return value
 
 
-def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _check_prefix(value: str) -> str:
     if "/" in value or "\0" in value:
         raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
     return value
@@ -457,8 +456,7 @@ source_options = OptionGroup(
         "key": option(
             "File with the key of encrypted files; - is standard input.",
             "--dec-key-file",
-            metavar="FILE",
-            callback=read_key,
+            type=Parsed("file", read_key),
         ),
     },
 )
@@ -505,9 +503,8 @@ output_options = OptionGroup(
         "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5"),
         "prefix": option(
             "Name the output files PREFIX<rank>.",
-            metavar="PREFIX",
+            type=Parsed("prefix", _check_prefix),
             default="checkpoint_",
-            callback=_check_prefix,
         ),
         "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
         "not_in_target": option(
