@@ -106,7 +106,6 @@ def read_key(value: str) -> Secret:
 
 # Keys of click's ``Context.meta``.
 WORDS = "ckpttool.words"  # the command line behind the name of the program
-DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
@@ -422,11 +421,6 @@ def _build_run(
     return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
 
 
-def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    ctx.meta[DEBUG] = value
-    return value
-
-
 def _check_prefix(value: str) -> str:
     if "/" in value or "\0" in value:
         raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
@@ -587,7 +581,7 @@ report_options = OptionGroup(
     {
         "as_json": flag("Print one JSON document.", "--json"),
         "quiet": flag("Print nothing but warnings and errors.", "-q", "--quiet"),
-        "debug": flag("Print a traceback with an error.", is_eager=True, callback=_set_debug),
+        "debug": flag("Print a traceback with an error."),
     },
 )
 
