@@ -20,7 +20,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckpttool.discovery.file_names import RankFile, step_of
@@ -32,7 +32,7 @@ from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.wording import format_ranks, shorten
+from ckpttool.wording import count, format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -138,6 +138,15 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
         else:
             code, text, hint = "skipped", "an emergency save: ignored", f"{save} as SRC"
         diagnostics.add(Diagnostic(code, text, hint=hint, path=str(save), where=str(save)))
+
+
+def describe_ignored(
+    folder: Path, names: Sequence[str], what: str, *, noun: str = "file", hint: str = ""
+) -> Iterator[Diagnostic]:
+    """Yield a note on what is not read in a folder, if there is any; ``what`` says what it is."""
+    if names:
+        text = f"{count(len(names), noun)} {what}: ignored"
+        yield Diagnostic("skipped", text, hint=hint, facts=shorten(names, 3), where=str(folder))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:

@@ -45,6 +45,7 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
+    describe_ignored,
     find_emergency_saves,
     find_unfinished_save,
     note_emergencies,
@@ -192,7 +193,9 @@ def _folder_problems(
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
         yield problem(text, "--pattern with the folder that is meant", names(places.values()))
     if not listed:
-        facts, hint = _find_packed(root) or _find_nested_files(root, (one.path for one in found))
+        facts, hint = _find_packed(root) or _find_nested_files(
+            root, [paths[-1] for paths in folders.values()]
+        )
         facts = facts or names(folders[rank][-1] for rank in homes)
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
@@ -256,10 +259,8 @@ def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     if names := [one.path.name for one in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
-        hint = f"--pattern '{pattern}'"
-        facts = shorten(names, 3)
-        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(root)))
+        hint, what = f"--pattern '{pattern}'", "of ranks, of another checkpoint"
+        diagnostics.add(*describe_ignored(root, names, what, noun="folder", hint=hint))
 
 
 def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
@@ -314,28 +315,25 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
             steps = [1 << i for i in range(len(names).bit_length())]
             for other in (own + sign * step for step in steps for sign in (-1, 1)):
                 if other in names:
-                    folder, inside = path.with_name(names[other]), file.relative_to(path).parts
-                    yield from ((path.name, others, p) for p in _at(folder, inside, own, other))
+                    folder, inside = path.with_name(names[other]), file.relative_to(path)
+                    twins = _find_like(folder, inside, own, other) if depth else [folder]
+                    yield from ((path.name, others, twin) for twin in twins)
 
 
-def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
-    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it.
+def _find_like(folder: Path, inside: Path, own: int, other: int) -> Iterator[Path]:
+    """Yield the files at the same place in a folder; ``own`` may be replaced by ``other`` in it.
 
     A file of the same step may have another counter.
     """
-    if not parts:
-        yield folder
-        return
-    name = parts[0]
-    heads, tail = {name}, ""
-    if len(parts) == 1:
-        heads, tail = {run_of(name), base_of(name)}, name[len(run_of(name)) :]
-    wanted = "|".join(_with_either(head, own, other) for head in sorted(heads))
-    counter = r"(?:_[1-9]\d*)?" if len(parts) == 1 and step_of(name) is not None else ""
-    expression = re.compile(f"(?:{wanted}){counter}{re.escape(tail)}")
-    for path in list_folder(folder) if is_folder(folder) else ():
-        if expression.fullmatch(path.name):
-            yield from _at(path, parts[1:], own, other)
+    run, base = run_of(inside.name), base_of(inside.name)
+    counter = r"(?:_[1-9]\d*)?" if step_of(inside.name) is not None else ""
+    above = str(inside).removesuffix(inside.name)
+    heads = (_with_either(above + head, own, other) for head in sorted({run, base}))
+    tail = re.escape(inside.name[len(run) :])
+    expression = re.compile(f"(?:{'|'.join(heads)}){counter}{tail}")
+    for path in sorted(find_paths(folder, _any_save(inside))):
+        if expression.fullmatch(str(path.relative_to(folder))):
+            yield path
 
 
 def _with_either(text: str, own: int, other: int) -> str:
