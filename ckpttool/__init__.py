@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ckpttool._version import __version__
+from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:  # an alias makes a name public

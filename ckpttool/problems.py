@@ -526,10 +526,14 @@ class LibraryError(UnsupportedError):
     exit_code = 8
 
 
-class AuthenticityError(FormatError):
-    """An encrypted file that the key does not decrypt, or that was changed."""
+class ChecksumError(FormatError):
+    """A file whose bytes are not those of its checksum."""
 
     code = "checksum"
+
+
+class AuthenticityError(ChecksumError):
+    """An encrypted file that the key does not decrypt, or that was changed."""
 
 
 class UnreadableError(FormatError):

@@ -32,16 +32,10 @@ if TYPE_CHECKING:
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
 @options.ignore_manifest("manifest", options.SAFETY)
-@options.listed_under(
-    options.DISPLAY,
-    "show_all",
-    "--all",
-    is_flag=True,
-    help="List every tensor; sample those without a strategy.",
+@options.flag("List every tensor; sample those without a strategy.", "--all")(
+    "show_all", options.DISPLAY
 )
-@options.listed_under(
-    options.DISPLAY, "show_ranks", "--ranks", is_flag=True, help="List every file."
-)
+@options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
 @options.report_options()
 def inspect(
     source: Side,

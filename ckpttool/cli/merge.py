@@ -9,7 +9,6 @@ import click
 
 import ckpttool
 from ckpttool.cli import options
-from ckpttool.cli.params import OutputPath
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -36,23 +35,12 @@ if TYPE_CHECKING:
 )
 @options.source_options()
 @options.resolve_options()
-@options.listed_under(
-    options.OUTPUT,
-    "path",
-    "-o",
-    "--output",
-    type=OutputPath("merged.h5"),
-    required=True,
-    metavar="OUT",
-    help="Output file; with --max-shard-size a folder.",
-)
+@options.output_path("path", "Output file; with --max-shard-size a folder.", "merged.h5", "OUT")
 @options.output_options(
     *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
     format=options.option(
-        "--format",
-        type=options.FORMAT_CHOICE,
-        metavar="FORMAT",
-        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT; hdf5 without one]",
+        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
+        **options.FORMAT_CHOICE,
     ),
 )
 @options.run_options()

@@ -33,29 +33,20 @@ if TYPE_CHECKING:
 @options.resolve_options(
     "replicated",
     manifest=options.option(
+        "Compare all contents with the manifest; needs no strategy.",
         "--check-manifest",
         heading=options.SAFETY,
         flag_value="all",
-        help="Compare all contents with the manifest; needs no strategy.",
     ),
 )
-@options.listed_under(
-    options.SAFETY,
-    "deep",
-    "--deep",
-    is_flag=True,
-    help="Read all data, not only headers; compare replicas.",
-)
+@options.flag("Read all data, not only headers; compare replicas.")("deep", options.SAFETY)
 @options.crc
-@options.listed_under(
-    options.SAFETY,
-    "ignore",
-    "--ignore",
+@options.option(
+    "Report warnings of this code as notes; repeat it for several codes.",
     multiple=True,
     type=Choice([code for code, severity in severities("verify").items() if severity == "warning"]),
     metavar="CODE",
-    help="Report warnings of this code as notes; repeat it for several codes.",
-)
+)("ignore", options.SAFETY)
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)
 def verify(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.formats.base import Format, Header
+from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
@@ -42,8 +42,6 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 # More threads wait for each other: for cached files, eight take 8.0 s and three 5.5 s (measured).
 READERS = 3
 FILES_AHEAD = 8
-
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def get_format(name: str) -> Format:
@@ -87,7 +85,7 @@ def format_of_content(path: str) -> str | None:
         head = file.read(16)
         size = file.seek(0, 2)
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != _HDF5_SIGNATURE:
+        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
             at = max(512, 2 * at)
     if at < size:
         return "hdf5"

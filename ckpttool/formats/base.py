@@ -23,6 +23,8 @@ from ckpttool.problems import Diagnostic
 # file, which damage can make huge.
 MAX_TEXT_BYTES = 64 << 20
 
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # tells the format of a file without loading libhdf5
+
 PROVENANCE = "ckpttool."  # begins the name of each attribute that says how a file was made
 
 UNNAMED = StoredFile("")  # of tensors in the header of a new file

@@ -89,6 +89,7 @@ from ckpttool.formats.wire import (
     LENGTH,
     Field,
     WireReader,
+    decode_varint,
     encode_bytes,
     encode_key,
     encode_number,
@@ -118,8 +119,7 @@ _USUAL_BYTES = 512
 _VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
 _DIM = re.compile(rb"\x08(%b)" % _VARINT)
 _USUAL_HEADER = re.compile(
-    rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
-    % ((_VARINT,) * 5)
+    rb"\x0a%b\x0a%b([^\x00-\x1f]+)\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 5)
 )
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
@@ -237,7 +237,7 @@ def _read_tensors(
     """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
-    current: _Record | None = None
+    current = _Record("", [])
     start = stop = 0
     while stop < end:
         start = stop
@@ -252,26 +252,24 @@ def _read_tensors(
             if item.number != 1:
                 continue
             record = _read_record(reader, item, start)
-        if current is not None and _continues(record, current):
+        if _continues(record, current):
             current.join(reader.path, record)
             continue
-        if current is not None:
-            tensors |= _finish_all(reader, current, file)
+        tensors |= _finish_all(reader, current, file)
         for name in dict.fromkeys((record.tag, *(tensor.name for tensor in record.tensors))):
             if name in starts:
                 facts = f"first at byte {starts[name]}; nothing shows which one is valid"
                 raise FormatError(reader.path, start, f"{name}: stored twice", facts=facts)
             starts[name] = start
         current = record
-    if current is not None:
-        tensors |= _finish_all(reader, current, file)
+    tensors |= _finish_all(reader, current, file)
     return tensors, stop
 
 
 def _continues(record: _Record, before: _Record) -> bool:
     """Return whether two consecutive records hold one parameter; strings are never split."""
-    is_text = record.tensors[0].dtype == TEXT
-    return record.tag == before.tag and record.is_map == before.is_map and not is_text
+    are_alike = record.tag == before.tag and len(record.tensors) == len(before.tensors)
+    return are_alike and record.tensors[0].dtype != TEXT
 
 
 def _finish_all(reader: WireReader, record: _Record, file: StoredFile) -> dict[str, StoredTensor]:
@@ -358,7 +356,6 @@ class _Record:
     """Consecutive records with one tag: one tensor, or the three tensors of a map parameter."""
 
     tag: str
-    start: int
     tensors: list[_RecordTensor]
 
     @property
@@ -394,11 +391,11 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
         missing = "tag" if name is None else "tensor"
         raise FormatError(reader.path, start, f"a record has no {missing}")
     if body.number == 2:
-        return _Record(name, start, [_read_tensor(reader, body, start, name)])
+        return _Record(name, [_read_tensor(reader, body, start, name)])
     components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
     tensors = [_read_tensor(reader, one, start, intern(label)) for label, one in components]
     _check_map(reader, name, start, tensors)
-    return _Record(name, start, tensors)
+    return _Record(name, tensors)
 
 
 def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _RecordTensor:
@@ -475,33 +472,23 @@ def _read_usual(reader: WireReader, start: int, end: int) -> tuple[_Record, int]
         return None
     extents = _one_extent(first, meta.nbytes) if meta.nbytes else ()
     tensor = _RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
-    return _Record(meta.name, start, [tensor]), stop
+    return _Record(meta.name, [tensor]), stop
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
 def _parse_usual_header(header: bytes) -> TensorMeta | None:
-    """Return the tensor of a usual header; None if it is not of exactly one tensor."""
+    """Return the tensor of a usual header; None if it is not as it would be written."""
     match = _USUAL_HEADER.fullmatch(header)
     assert match is not None, "_read_usual passes a header that matched"
-    record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
-    dtype = find_dtype(match[7].decode())
+    dtype, shape = find_dtype(match[3].decode()), _shape(match[2])
     try:
-        name = intern(match[3].decode())
+        name = intern(match[1].decode())
     except UnicodeDecodeError:
         return None
-    lengths = (
-        len(header) - match.end(1) + content,
-        len(match[3]),
-        len(header) - match.end(4) + content,
-        len(match[7]),
-    )
-    if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
-        return None
-    shape = _shape(match[5])
-    if len(shape) > MAX_AXES:
+    if dtype is None or len(shape) > MAX_AXES:
         return None
     meta = TensorMeta(name, dtype.name, shape)
-    return meta if meta.nbytes == content else None
+    return meta if _record_header(meta, meta.nbytes) == header else None
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # many ranks have tensors at the same offsets
@@ -513,12 +500,7 @@ def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
 def _shape(dims: bytes) -> tuple[int, ...]:
     """Return the numbers in the encoded fields ``dims``."""
-    return tuple(_varint(size) for size in _DIM.findall(dims))
-
-
-def _varint(data: bytes) -> int:
-    """Return the number that a varint encodes."""
-    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+    return tuple(decode_varint(size) for size in _DIM.findall(dims))
 
 
 # ------------------------------------------------------------------------------------------ writing

@@ -48,6 +48,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/cryp
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.local import open_source
+from ckpttool.formats.wire import decode_varint
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
 from ckpttool.problems import (
     COPY_AGAIN,
@@ -81,6 +83,7 @@ _KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)
 MAX_BLOCKS = 1 << 16  # 4 TiB in MindSpore's blocks; stops files that are only block headers
 PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
 UNIT = 16  # block size of AES and SM4, in bytes
+_RECORD = re.compile(rb"\x0a([\x80-\xff]{0,9}[\x00-\x7f])[\x0a\x12]")  # its length, then a field
 _NONCE_BYTES = 12
 _FIRST_COUNTER = 2  # GCM uses 1 for the tag
 _WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block
@@ -215,14 +218,8 @@ def _padding_nbytes(fd: int, path: str, cipher: Ciphertext) -> int | None:
 
 def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     """Return whether ``nbytes`` of plaintext may be records; 1 of 30,000 random strings may."""
-    length = 0
-    for at, byte in enumerate(head[1:11]):
-        length |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            behind = at + 2
-            inner = head[behind : behind + 1]
-            return head[0] == 0x0A and length <= nbytes - behind and inner in (b"\x0a", b"\x12")
-    return False
+    found = _RECORD.match(head)
+    return found is not None and decode_varint(found[1]) <= nbytes - found.end(1)
 
 
 # --------------------------------------------------------------------------------------- decrypting

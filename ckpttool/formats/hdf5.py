@@ -50,6 +50,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.formats.base import (
+    HDF5_SIGNATURE,
     MAX_TEXT_BYTES,
     PROVENANCE,
     UNNAMED,
@@ -79,8 +80,6 @@ _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
 _CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
 _CACHE_BYTES = 40 << 20  # largest size of that cache
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SIGNATURE_BYTES = 8
 _FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
 _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _DTYPE_ATTRIBUTE = "dtype"
@@ -132,7 +131,7 @@ class Hdf5(Format):
             stamp = demand_same(file, opened.id.get_vfd_handle())
             base = opened.userblock_size
             contents = []
-            places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
+            places = {base: (base, base + len(HDF5_SIGNATURE), "the head of the file")}
             attrs = _read_provenance(root)
             for name, dataset in _walk_file(path, root):
                 self._on_object()
@@ -515,8 +514,8 @@ def _is_open_for_write(path: str) -> bool:
     """Return whether the superblock is marked: by a writer, or by one that readers may follow."""
     with open_file(path) as file:
         head = file.read(_FLAGS_AT + 1)
-    is_new = head[:_SIGNATURE_BYTES] == _SIGNATURE and head[_SIGNATURE_BYTES:][:1] == b"\x03"
-    return is_new and len(head) > _FLAGS_AT and bool(head[_FLAGS_AT] & _WRITE_FLAGS)
+    is_new = head.startswith(HDF5_SIGNATURE + b"\x03")
+    return is_new and any(byte & _WRITE_FLAGS for byte in head[_FLAGS_AT:])
 
 
 def _find_errno(error: Exception) -> int | None:

@@ -227,6 +227,17 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
+def decode_varint(data: bytes) -> int:
+    """Return the unsigned number that a complete varint stands for.
+
+    Examples
+    --------
+    >>> decode_varint(bytes.fromhex("ac02"))
+    300
+    """
+    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+
+
 def encode_key(number: int, wire_type: int) -> bytes:
     """Return the key of a field."""
     return encode_varint(number << 3 | wire_type)

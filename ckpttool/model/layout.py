@@ -534,8 +534,7 @@ def fold_layout(
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(
-        f"{way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
-        for way in ways[:3]
+        f"{way.full_shape} with tensor map {_listed(way.tensor_map)}" for way in ways[:3]
     )
     shown += f" or {len(ways) - 3} more" if len(ways) > 3 else ""
     return f"expanded shape {layout.full_shape} may stand for {shown}"

@@ -72,6 +72,11 @@ class Inspection:
         return self.catalog.is_merged and not self.checkpoint.are_joined
 
     @property
+    def has_full_tensors(self) -> bool:
+        """Whether the full tensors are known: they are stored, or joined."""
+        return self.catalog.is_merged or self.checkpoint.are_joined
+
+    @property
     def expected_ranks(self) -> frozenset[int]:
         """The ranks that have a file, or should have one; of full tensors the files."""
         done = self.completeness

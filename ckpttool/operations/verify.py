@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import (
     RANK_SPECIFIC_NAMES,
@@ -219,9 +220,10 @@ def _read(
     nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
     read: dict[Reading, list[Diagnostic]] = {}
     with _counted(open_progress, nbytes) as on_progress:
-        read["checksums"] = [
-            *_check_integrity(catalog, checked, executor, deep or crc, on_progress)
-        ]
+        errors, notes = check_files(
+            replace(catalog, files=checked), executor, deep or crc, on_progress
+        )
+        read["checksums"] = [*notes, *chain.from_iterable(one.diagnostics for one in errors)]
         hashed = set[bytes]()  # what need not be read again for the manifest
         if deep:
             fingerprints = hashed if manifests else None
@@ -276,22 +278,6 @@ def _bytes_to_read(
         pairs = stage_pairs(checkpoint.tensors)
         total += sum(one.meta.nbytes + other.meta.nbytes for one, other in pairs)
     return total
-
-
-def _check_integrity(
-    catalog: Catalog,
-    files: Mapping[int, FileIndex],
-    executor: Executor,
-    crc: bool,
-    on_progress: OnProgress,
-) -> Iterator[Diagnostic]:
-    """Verify the checksums and authentication tags of files."""
-    ranks = {file.path: rank for rank, file in files.items()}
-    errors, notes = check_files(replace(catalog, files=files), executor, crc, on_progress)
-    yield from notes
-    for error in errors:
-        (one,) = error.diagnostics
-        yield replace(one, code="checksum", ranks=(ranks[error.path],))
 
 
 def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Diagnostic]:

@@ -112,7 +112,7 @@ def _find_transfers(
 ) -> tuple[list[Transfer], NotListed]:
     """Return a transfer for each tensor to write, and those that the target does not list."""
     transfers: list[Transfer] = []
-    unwritten: list[str] = []
+    unwritten = set[str]()
     tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
@@ -124,13 +124,14 @@ def _find_transfers(
         elif layouts:
             transfers.append(Transfer.copy_of(tensor, layouts))
         elif tensor.name not in chooser.not_listed.dropped:
-            unwritten.append(tensor.name)
+            unwritten.add(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
             _compare_names(tensors, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    if unwritten:
+    written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
+    if unwritten := unwritten - written:
         names = _name(sorted(unwritten))
         text = f"left out, as no target rank takes the value of their ranks: {names}"
         diagnostics.add(Diagnostic("dropped", text))

@@ -170,7 +170,7 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "nbytes"),
-    [("1kB", 1000), ("1KB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), ("5TB", 5 * 10**12)],
+    [("7B", 7), ("1kB", 1000), ("2kiB", 2048), ("1.5GiB", 3 << 29), (" 5 TB", 5 * 10**12)],
 )
 def test_a_size_is_a_number_and_a_unit(word, nbytes):
     assert parse_size(word) == nbytes

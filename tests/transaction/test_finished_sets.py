@@ -293,22 +293,6 @@ def test_a_document_as_large_as_a_disk_is_not_read(tmp_path):
     small.run_well("--resume", "--overwrite")
 
 
-NAMES = ["m.partial", "sub/m.ckpt.partial", "m.ckpt.partial.0123456789abcdef"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_output_does_not_have_the_name_of_a_temporary_file(tmp_path, name):
-    """Else a run of another output takes it for half-written, and removes it."""
-    small, out = SmallSet(tmp_path), tmp_path / "out" / name
-    result = run("merge", small.source, "-o", out, "--format", "ckpt")
-    assert result.exit_code == 5
-    final = out.name.partition(".partial")[0]
-    text = f"{out}: the name of a temporary file a run that writes {final} removes it"
-    assert f"{text} Try: -o {out.with_name(final)}" in message(result)
-    assert not small.out.exists()
-    run_well("merge", small.source, "-o", out.with_name(final), "--format", "ckpt")
-
-
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",), ("--resume", "--overwrite")])
 @pytest.mark.parametrize(("command", "output"), [("file", 0), ("split", 2), ("numbered", 1)])
 def test_a_complete_output_is_never_removed_as_half_written(tmp_path, command, output, more):
