@@ -183,7 +183,8 @@ def _is_iteration(folder: Path) -> bool:
     if any(MINDFORMERS_FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
     metadata = folder / _METADATA
-    return is_file(metadata) and _is_metadata(str(metadata))
+    document = read_json_object(str(metadata), _MAX_BYTES) if is_file(metadata) else {}
+    return "state_dict_metadata" in document and "storage_data" in document
 
 
 def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
@@ -506,12 +507,6 @@ class _Parameter:
     def regions(self) -> Sequence[Region]:
         """The elements of each slice, by its number."""
         return [self.grid.region(number, self.meta.shape) for number in self.grid.ranks]
-
-
-def _is_metadata(path: str) -> bool:
-    """Return whether a ``metadata.json`` is MindFormers'."""
-    document = read_json_object(path, _MAX_BYTES)
-    return "state_dict_metadata" in document and "storage_data" in document
 
 
 def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:

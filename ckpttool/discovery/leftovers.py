@@ -20,6 +20,7 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -91,27 +92,21 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
 
 def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note unfinished and failed saves, broken links and special files in some folders."""
-    unfinished = []
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
     failed = []
-    broken_links = []
-    special_files = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in list_folder(folder):
+            name = str(path.relative_to(root))
             if is_unfinished_name(path) and is_file(path) and not is_held(path):
-                unfinished.append(str(path.relative_to(root)))
+                found["leftover", "files of a save that did not finish"].append(name)
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(path)
             elif is_link(path) and not exists(path):
-                broken_links.append(str(path.relative_to(root)))
+                found["absent", "broken links"].append(name)
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
-                special_files.append(str(path.relative_to(root)))
-    for code, text, paths in (
-        ("absent", "broken links", broken_links),
-        ("absent", "pipes or devices, which are not read", special_files),
-        ("leftover", "files of a save that did not finish", unfinished),
-    ):
-        if paths:
-            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths, 3)}", where=str(root)))
+                found["absent", "pipes or devices, which are not read"].append(name)
+    for (code, text), names in sorted(found.items()):
+        diagnostics.add(Diagnostic(code, f"{text}: {shorten(names, 3)}", where=str(root)))
     if failed:
         text = "MindFormers could not convert files here"
         facts = f"{shorten((path.name for path in failed), 3)}: {_read_reason(failed[0])}"

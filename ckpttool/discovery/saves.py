@@ -132,11 +132,8 @@ class SavedFiles:
     @cached_property
     def last_counters(self) -> Mapping[tuple[int, tuple[str, str]], int]:
         """Rank and series to the highest counter."""
-        last: dict[tuple[int, tuple[str, str]], int] = {}
-        for file in self.files:
-            key = file.rank, file.series
-            last[key] = max(file.counter, last.get(key, 0))
-        return last
+        ascending = sorted(self.files, key=lambda file: file.counter)
+        return {(file.rank, file.series): file.counter for file in ascending}
 
     def is_recorded(self, file: SavedFile) -> bool:
         """Return whether the record of its rank names just this file."""
