@@ -1,0 +1,239 @@
+"""Checkpoints as other programs save them, what happens to them, and what commands say then.
+
+The texts in ``saves/`` have cases of these lines:
+
+- ``save NAME PATH`` writes one of `SAVES`;
+- ``$ COMMAND`` is for the shell;
+- ``FILE: PLACE = VALUE`` sets a value of a JSON document, and ``FILE: PLACE =`` removes it;
+- ``FILE put NAME DTYPE SHAPE`` replaces a tensor by noise, ``FILE drop NAME ...`` removes some;
+- ``> COMMAND`` is for ckpttool.  What ``merge`` writes is compared with what was saved; of
+  ``inspect --json`` there is a line for each tensor.
+
+``SNAPSHOT_UPDATE=1`` writes what comes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpttool.wording import format_ranks
+from tests.oracle import OracleLayout
+from tests.support.checkpoint2 import FsdpSave, Save, write_safetensors
+from tests.support.checkpoints import noise
+from tests.support.commands import run
+from tests.support.readers import Entry, read
+from tests.support.snapshots import Transcript
+from tests.support.transcripts import check_case, read_cases
+
+TEXTS = sorted(Path(__file__).with_name("saves").glob("*.txt"))
+CASES = [
+    pytest.param(text, title, id=f"{text.stem}: {title}")
+    for text in TEXTS
+    for title in read_cases(text)
+]
+
+# ------------------------------------------------------------------- MindFormers' Checkpoint 2.0
+
+SQUARE = (2, 2)
+ROWS = OracleLayout(SQUARE, ((1,), ()))  # ranks 0 and 1 have the upper half, 2 and 3 the lower
+BOTH = OracleLayout(SQUARE, ((1,), (0,)))
+FOLDED = OracleLayout(SQUARE, ((1, 0), ()))  # an optimizer shard, as the layout has it
+WHOLE = OracleLayout(SQUARE, ((),))
+LATE = OracleLayout((2,), ((0,), ()), 0, 2)  # of ranks 2 and 3
+LATE_WHOLE = OracleLayout((2,), ((),), 0, 2)
+SECOND = OracleLayout(SQUARE, ((0,), (1,)), 0, 4)
+
+
+def noises(**shapes: str | tuple[int, ...]) -> dict[str, Entry]:
+    """Return tensors of noise; two underscores in a name stand for a dot."""
+    names = {name.replace("__", "."): shape for name, shape in shapes.items()}
+    return {name: noise(name, "Float32", shape) for name, shape in names.items()}
+
+
+FOUR = noises(w=(8, 6), adam_m__w=(8, 6), norm=(6,)) | {"embed": noise("embed", "BFloat16", (4, 4))}
+FOUR = {name: FOUR[name] for name in ("w", "adam_m.w", "embed", "norm")}
+LAYOUTS = {"w": (ROWS,), "adam_m.w": (FOLDED,), "embed": (BOTH,), "norm": (WHOLE,)}
+STAGES = {name: (one, one._replace(first_rank=4)) for name, (one,) in LAYOUTS.items()}
+WIDE = {"q_down": noise("q_down", "Float32", (12, 4)), "norm": noise("norm", "BFloat16", (6,))}
+COUNTER = {"global_step": noise("global_step", "Int32", ())}
+
+
+def is_state(name: str) -> bool:
+    return name.startswith(("adam", "muon", "accu"))
+
+
+def four(entries=FOUR, layouts=None, ranks=4, **more) -> Save:
+    """Return what four ranks save that have tensors like those of `FOUR`, and perhaps others."""
+    return Save(entries, layouts or LAYOUTS, ranks, **{"is_optimizer": is_state, **more})
+
+
+GRADIENTS = noises(accu_grads__w=(8, 6), accu_grads__norm=(6,))
+WITH_GRADIENTS = LAYOUTS | {"accu_grads.w": (ROWS,), "accu_grads.norm": (WHOLE,)}
+
+
+def with_statistic(name: str, layouts=None) -> Save:
+    return four(FOUR | noises(**{name: (6,)}), LAYOUTS | (layouts or {}), uncut=frozenset({name}))
+
+
+SAVES = {
+    "four": four(),
+    "four-alone": four(remove_redundancy=True),
+    "four-prefixed": four(prefix="my-opt-7b"),
+    "four-prefixed-alone": four(prefix="my-opt-7b", remove_redundancy=True),
+    "other": Save(noises(w=(2, 2)), {"w": (ROWS,)}, 4),
+    "numbers-of-parameters": four(has_parameter_numbers=True),
+    "late": Save(
+        noises(big=(64,), w=(8, 6)), {"big": (LATE_WHOLE,), "w": (LATE,)}, 4, remove_redundancy=True
+    ),
+    "late-state": Save(
+        noises(b=(4, 2), w=(8, 6)),
+        {"b": (LATE,), "w": (LATE,)},
+        4,
+        lambda name: name == "w",
+        remove_redundancy=True,
+    ),
+    "late-adam": four(
+        noises(b=(4, 2), adam_m__b=(4, 2)),
+        {"b": (LATE,), "adam_m.b": (LATE,)},
+        remove_redundancy=True,
+    ),
+    "stages": four(
+        FOUR | {"late": noise("late", "Float16", (6, 4))}, LAYOUTS | {"late": (SECOND,)}, 8
+    ),
+    "stages-shared": four(layouts=STAGES, ranks=8),
+    "stages-one": Save(noises(w=(8, 6)), {"w": STAGES["w"]}, 8),
+    "stages-one-alone": Save(noises(w=(8, 6)), {"w": STAGES["w"]}, 8, remove_redundancy=True),
+    "without-layouts": four(layouts={"w": (ROWS,)}, uncut=frozenset(FOUR) - {"w"}),
+    "unlisted": four(FOUR | COUNTER | noises(muon_m__w=(8, 6)), like={"muon_m.w": "w"}),
+    "odd-state": four(FOUR | noises(adam_v__w=(5, 6))),
+    "gradients": four(FOUR | GRADIENTS, WITH_GRADIENTS),
+    "gradients-alone": four(FOUR | GRADIENTS, WITH_GRADIENTS, remove_redundancy=True),
+    "one": four(
+        layouts={n: (OracleLayout((1,), ((),) * len(e.shape)),) for n, e in FOUR.items()}, ranks=1
+    ),
+    "statistic": with_statistic("layers.1.mlp.global_tokens_per_expert"),
+    "statistic-listed": with_statistic("attn.max_logits_val", {"attn.max_logits_val": (WHOLE,)}),
+    "bias": with_statistic("mlp.router.expert_bias"),
+    "tid2eid": with_statistic("mlp.tid2eid"),
+    "tokens-weight": with_statistic("tokens_per_expert.w"),
+    **{
+        f"fsdp-{fsdp}x{tp}": FsdpSave(WIDE, fsdp, tp)
+        for fsdp, tp in ((2, 3), (3, 2), (6, 4), (2, 1), (1, 4))
+    },
+    "fsdp-2x3-norm": FsdpSave(WIDE, 2, 3, frozenset({"norm"})),
+}
+
+
+OUT = "out.safetensors"
+
+
+class Case:
+    """A folder, what was saved in it, and what comes of the lines of a case."""
+
+    def __init__(self, folder: Path) -> None:
+        self.transcript = Transcript(folder)
+        self.saved: dict[str, dict[str, Entry]] = {}
+
+    def act(self, line: str) -> Iterator[str]:
+        """Yield what comes of a line."""
+        if line.startswith("$ "):
+            subprocess.run(line[2:], shell=True, check=True)
+        elif line.startswith("save "):
+            _, name, path, *held = line.split()
+            saved_by = {one: map(int, of.split(",")) for one, of in (h.split("=") for h in held)}
+            SAVES[name].write(Path(path), *([saved_by] if held else []))
+            self.saved[name] = dict(SAVES[name].entries)
+        elif line.startswith("> "):
+            yield from self.command(shlex.split(line[2:]))
+        elif (value := re.fullmatch(r"(\S+): (.*) =(.*)", line)) is not None:
+            change_value(*value.groups())
+        else:
+            change_tensors(*line.split())
+
+    def command(self, words: list[str]) -> Iterator[str]:
+        """Yield what ckpttool prints, and of a merge what it wrote."""
+        is_merge = words[0] == "merge"
+        result = run(*words, *(["-o", OUT] if is_merge and "-o" not in words else []))
+        if result.exit_code:
+            yield f"exit {result.exit_code}"
+        if words[-1] == "--json":
+            yield from tensors_of(json.loads(result.stdout))
+            return
+        yield from self.transcript.normalise(result.stdout + result.stderr).splitlines()
+        assert Path(OUT).exists() == (is_merge and result.exit_code == 0)
+        if Path(OUT).exists():
+            yield self.compare(read(Path(OUT)))
+            for path in Path().glob(f"*{OUT}*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def compare(self, got: dict[str, Entry]) -> str:
+        """Return which save these tensors are, and how they differ from it."""
+
+        def unlike(save: str) -> list[str]:
+            wanted = self.saved[save]
+            names = dict.fromkeys([*wanted, *got])
+            return [name for name in names if wanted.get(name) != got.get(name)]
+
+        save = min(self.saved, key=lambda save: len(unlike(save)))
+        held = {name: holder(name, got[name]) for name in unlike(save) if name in got}
+        lacks = [f"without {name}" for name in unlike(save) if name not in got]
+        return "; ".join(
+            [f"all of {save}", *lacks, *(f"{n} of {path}" for n, path in held.items())]
+        )
+
+
+def holder(name: str, entry: Entry) -> str:
+    """Return the first file that holds this tensor."""
+    paths = (path for path in sorted(Path().rglob("*.safetensors")) if path.name != OUT)
+    return next((str(path) for path in paths if read(path).get(name) == entry), "nobody")
+
+
+def tensors_of(document: dict) -> Iterator[str]:
+    """Yield the facts of a document of ``inspect``, a tensor a line."""
+    yield f"ranks {[one['rank'] for one in document.get('ranks', ())]}, step {document.get('step')}"
+    for one in document["tensors"]:
+        held = [f"{of['start']} {format_ranks(of['ranks'])}" for of in one.get("slices", ())]
+        yield f"{one['name']} {one['dtype']} {one['shape']} {one.get('parts')}: {'; '.join(held)}"
+
+
+def change_value(file: str, place: str, value: str) -> None:
+    """Set or remove a value of a JSON document; one behind the end of a list is added."""
+    document = json.loads(Path(file).read_text(encoding="utf-8"))
+    *above, last = place.split("/")
+    inside = document
+    for key in above:
+        inside = inside[int(key) if isinstance(inside, list) else key]
+    if isinstance(inside, list):
+        last = slice(int(last), int(last) + 1)
+        inside[last] = [json.loads(value)] if value else []
+    elif value:
+        inside[last] = json.loads(value)
+    else:
+        del inside[last]
+    Path(file).write_text(json.dumps(document), encoding="utf-8")
+
+
+def change_tensors(file: str, how: str, *words: str) -> None:
+    """Put noise into a file, or drop tensors; the file may be a pattern."""
+    for path in sorted(Path().glob(file)):
+        tensors = read(path)
+        if how == "put":
+            name, dtype, *shape = words
+            tensors[name] = noise(f"{name} {path.name}", dtype, tuple(map(int, shape)))
+        else:
+            tensors = {name: entry for name, entry in tensors.items() if name not in words}
+        write_safetensors(path, tensors)
+
+
+@pytest.mark.parametrize(("text", "title"), CASES)
+def test_what_is_saved_is_read_or_refused(text, title, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_case(text, title, Case(tmp_path).act)
