@@ -29,6 +29,7 @@ from tests.oracle import OracleLayout
 from tests.support.checkpoint2 import FsdpSave, Save, write_safetensors
 from tests.support.checkpoints import noise
 from tests.support.commands import run
+from tests.support.hyper_parallel import HyperSave
 from tests.support.readers import Entry, read
 from tests.support.snapshots import Transcript
 from tests.support.transcripts import check_case, read_cases
@@ -83,7 +84,43 @@ def with_statistic(name: str, layouts=None) -> Save:
     return four(FOUR | noises(**{name: (6,)}), LAYOUTS | (layouts or {}), uncut=frozenset({name}))
 
 
+# -------------------------------------------------------------------------------- hyper-parallel
+
+LAYER = {
+    **noises(layer__w=(8, 6)),
+    "layer.b": noise("layer.b", "BFloat16", (6,)),
+    "step": noise("step", "Int64", ()),
+}
+BOXES = {
+    "layer.w": {((0, 0), (4, 6)): (0, 1), ((4, 0), (4, 6)): (2, 3)},
+    "layer.b": {((0,), (6,)): (0, 1, 2, 3)},
+    "step": {((), ()): (0, 1, 2, 3)},
+}
+KEYS = ({((n, 0), (1, 6)): (n % 2,) for n in range(4)}, {((0,), (3,)): (2,)})
+RAGGED = {  # rows 0, 1 and half of row 2 on one rank, the rest on the other
+    ((0, 0), (2, 4)): (0,),
+    ((2, 0), (1, 2)): (0,),
+    ((2, 2), (1, 2)): (1,),
+    ((3, 0), (1, 4)): (1,),
+}
+SEEDS = {rank: {"seed": noise(f"seed {rank}", "Int64", ())} for rank in range(4)}
+
 SAVES = {
+    "boxes": HyperSave(LAYER, BOXES),
+    "boxes-of-ranks": HyperSave(LAYER, BOXES, collectives=False),
+    "boxes-of-ranks-early": HyperSave(LAYER, BOXES, "checkpoint", collectives=False),
+    "boxes-other": HyperSave(noises(layer__w=(4, 6)), {"layer.w": {((0, 0), (4, 6)): (0, 1)}}),
+    "boxes-clash": HyperSave(
+        {"step": noise("step", "Int32", ())}, {"step": {((), ()): (1,)}}, collectives=False
+    ),
+    "boxes-keys": HyperSave(
+        noises(w=(4, 6)) | {"w.__dcp_chunk_0": noise("other", "Float32", (3,))},
+        {"w": KEYS[0], "w.__dcp_chunk_0": KEYS[1]},
+    ),
+    "boxes-ragged": HyperSave(noises(w=(4, 4)), {"w": RAGGED}),
+    "boxes-objects": HyperSave(LAYER, BOXES, objects=("lr_scheduler", "rng")),
+    "boxes-seed": HyperSave(LAYER, BOXES, extra=SEEDS),
+    # ------------------------------------------------------------------------------------------
     "four": four(),
     "four-alone": four(remove_redundancy=True),
     "four-prefixed": four(prefix="my-opt-7b"),
