@@ -3,6 +3,7 @@
 The texts in ``saves/`` have cases of these lines:
 
 - ``save NAME PATH`` writes one of `SAVES`;
+- ``FUNCTION PATH WORDS`` calls one of `WRITERS`;
 - ``$ COMMAND`` is for the shell;
 - ``FILE: PLACE = VALUE`` sets a value of a JSON document, and ``FILE: PLACE =`` removes it;
 - ``FILE put NAME DTYPE SHAPE`` replaces a tensor by noise, ``FILE drop NAME ...`` removes some;
@@ -15,22 +16,28 @@ The texts in ``saves/`` have cases of these lines:
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckpttool.wording import format_ranks
 from tests.oracle import OracleLayout
+from tests.support import file_bytes
 from tests.support.checkpoint2 import FsdpSave, Save, write_safetensors
-from tests.support.checkpoints import noise
+from tests.support.checkpoints import noise, write_indexed
 from tests.support.commands import run
+from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.hyper_parallel import HyperSave
-from tests.support.readers import Entry, read
+from tests.support.mindformers_output import RANKS, keep_merged, keep_strategies, record, save
+from tests.support.readers import Entry, entry_of, read
 from tests.support.snapshots import Transcript
 from tests.support.transcripts import check_case, read_cases
 
@@ -84,6 +91,111 @@ def with_statistic(name: str, layouts=None) -> Save:
     return four(FOUR | noises(**{name: (6,)}), LAYOUTS | (layouts or {}), uncut=frozenset({name}))
 
 
+# ------------------------------------------------------------------- output folders of MindFormers
+
+
+RUNS = ("mp2_dp4", "mp2_dp4_opt_all", "pp2", "pp2_opt", "pp2_shared")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The rank folders of a run of the corpus, or an output folder with steps of it."""
+
+    name: str
+    steps: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The full tensors."""
+        ranks = sorted((SAMPLES / self.name / "ckpt").iterdir())
+        stored = {name: e for path in ranks for name, e in read(path / "net-1_1.ckpt").items()}
+        with np.load(SAMPLES / self.name / "expected.npz") as full:
+            return {
+                name: entry_of(full[name], entry.dtype) if name in full else entry
+                for name, entry in stored.items()
+            }
+
+    def write(self, folder: Path) -> None:
+        """Write the rank folders, or an output folder with strategies and records of the last step.
+
+        Files of the steps before it hold zeros.
+        """
+        if not self.steps:
+            shutil.copytree(SAMPLES / self.name / "ckpt", folder)
+            return
+        for step in self.steps:
+            save(folder, self.name, step, is_other=step != self.steps[-1])
+        record(folder, self.steps[-1])
+        keep_strategies(folder, self.name)
+
+
+def zeros_of(name: str) -> dict[str, Entry]:
+    """Return what steps of a run hold that are not to be read."""
+    return {n: one._replace(data=bytes(len(one.data))) for n, one in Run(name).entries.items()}
+
+
+def write_emergency(folder: Path, ranks: Iterable[int] = RANKS) -> None:
+    """Write an emergency save of fault-tolerant training."""
+    for rank in ranks:
+        path = folder / f"rank_{rank}" / f"ttp_rank_{rank}-2_7.ckpt"
+        path.parent.mkdir(parents=True)
+        data = (SAMPLES / "mp2_dp4" / "ckpt" / f"rank_{rank}" / "net-1_1.ckpt").read_bytes()
+        own = file_bytes.record("cur_rank", "Int64", (), rank.to_bytes(8, "little"))
+        path.write_bytes(data + own)
+
+
+def write_layouts(path: Path, stages: str, *layouts: str) -> None:
+    """Write MindSpore's strategy with operators of these stages: ``NAME=MATRIX/TENSOR MAP``."""
+    items = [file_bytes.operator(int(stage)) for stage in stages.split(",")]
+    for name, _, one in (text.partition("=") for text in layouts):
+        matrix, axes = (tuple(map(int, numbers.split(","))) for numbers in one.split("/"))
+        items.append(file_bytes.layout(name, matrix, axes))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file_bytes.strategy(*items))
+
+
+WRITERS = {
+    "step": save,
+    "record": record,
+    "strategies": keep_strategies,
+    "merged-strategy": keep_merged,
+    "layouts": write_layouts,
+    "emergency": write_emergency,
+}
+
+# ------------------------------------------------------------------- files that an index lists
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Files, an index of them, and tensors that go to every rank."""
+
+    files: Mapping[str, Mapping[str, Entry]]
+    index: str = "param_name_map.json"
+    rest: Mapping[str, Entry] | None = None
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All tensors."""
+        parts = (*self.files.values(), self.rest or {})
+        return {name: entry for part in parts for name, entry in part.items()}
+
+    def write(self, folder: Path) -> None:
+        """Write a folder."""
+        write_indexed(folder, self.files, self.index, self.rest)
+
+
+PARTS = {
+    "part0.safetensors": noises(w=(8, 4)) | {"b": noise("b", "Float16", (4,))},
+    "part1.safetensors": {"v": noise("v", "BFloat16", (4, 4))},
+}
+NUMBERED = {f"model-0000{n + 1}-of-00002.safetensors": e for n, e in enumerate(PARTS.values())}
+REST = noises(scale=()) | {"global_step": noise("s", "Int32", (1,))}
+SLICES = noises(accu_grads__w=(4, 4), moments__dropped=(2, 2), dropped=(2, 2))
+SLICES |= {"accu_grads.b": noise("h", "Float16", (1,))}  # b is sharded into single elements
+FULL = noises(moments__scale=(), moments__other=(1, 1))
+FULL |= {"accu_grads.v": noise("n", "BFloat16", (4, 4))}
+
 # -------------------------------------------------------------------------------- hyper-parallel
 
 LAYER = {
@@ -106,6 +218,16 @@ RAGGED = {  # rows 0, 1 and half of row 2 on one rank, the rest on the other
 SEEDS = {rank: {"seed": noise(f"seed {rank}", "Int64", ())} for rank in range(4)}
 
 SAVES = {
+    "parts": Indexed(PARTS, rest=REST),
+    "parts-slices": Indexed(PARTS, rest=REST | SLICES | FULL),
+    "parts-below": Indexed({"sub/a.safetensors": noises(w=(2,))}),
+    "one-part": Indexed({"part0.safetensors": REST}),
+    "hugging-face": Indexed(NUMBERED, "model.safetensors.index.json"),
+    "hugging-face-ms": Indexed(NUMBERED, "ms-model.safetensors.index.json"),
+    # ------------------------------------------------------------------------------------------
+    "three-steps": Run("pp2_opt", ("1_5", "1_10", "2_3")),
+    **{name: Run(name) for name in RUNS},
+    # ------------------------------------------------------------------------------------------
     "boxes": HyperSave(LAYER, BOXES),
     "boxes-of-ranks": HyperSave(LAYER, BOXES, collectives=False),
     "boxes-of-ranks-early": HyperSave(LAYER, BOXES, "checkpoint", collectives=False),
@@ -182,32 +304,55 @@ class Case:
     def act(self, line: str) -> Iterator[str]:
         """Yield what comes of a line."""
         if line.startswith("$ "):
-            subprocess.run(line[2:], shell=True, check=True)
+            subprocess.run(line[2:], shell=True, check=True, env=os.environ | {"GOLDEN": GOLDEN})
+        elif line.split()[0] in WRITERS:
+            self.write(*line.split())
         elif line.startswith("save "):
             _, name, path, *held = line.split()
             saved_by = {one: map(int, of.split(",")) for one, of in (h.split("=") for h in held)}
             SAVES[name].write(Path(path), *([saved_by] if held else []))
             self.saved[name] = dict(SAVES[name].entries)
+            if name == "three-steps":
+                self.saved["zeros"] = zeros_of(SAVES[name].name)
         elif line.startswith("> "):
-            yield from self.command(shlex.split(line[2:]))
+            yield from self.command(shlex.split(line[2:].replace(" golden/", f" {GOLDEN}/")))
         elif (value := re.fullmatch(r"(\S+): (.*) =(.*)", line)) is not None:
             change_value(*value.groups())
         else:
             change_tensors(*line.split())
 
+    def write(self, how: str, path: str, *words: str) -> None:
+        """Call one of `WRITERS`, and of a step of a run note what was saved.
+
+        All files are of the same time, which would tell runs apart.
+        """
+        given = [word for word in words if "=" not in word or how == "layouts"]
+        options: dict[str, object] = dict(
+            word.split("=") for word in words if "=" in word and how != "layouts"
+        )
+        if "ranks" in options:
+            options["ranks"] = [int(rank) for rank in str(options["ranks"]).split(",") if rank]
+        WRITERS[how](Path(path), *given, **options)
+        for file in Path(path).rglob("*"):
+            os.utime(file, (10**9, 10**9))
+        if how == "step":
+            name = "zeros" if "is_other" in options else given[0]
+            self.saved[name] = zeros_of(given[0]) if name == "zeros" else Run(given[0]).entries
+
     def command(self, words: list[str]) -> Iterator[str]:
         """Yield what ckpttool prints, and of a merge what it wrote."""
-        is_merge = words[0] == "merge"
-        result = run(*words, *(["-o", OUT] if is_merge and "-o" not in words else []))
+        writes = words[0] == "merge" and "-o" not in words
+        result = run(*words, *(["-o", OUT] if writes else []))
         if result.exit_code:
             yield f"exit {result.exit_code}"
         if words[-1] == "--json":
             yield from tensors_of(json.loads(result.stdout))
             return
         yield from self.transcript.normalise(result.stdout + result.stderr).splitlines()
-        assert Path(OUT).exists() == (is_merge and result.exit_code == 0)
+        assert Path(OUT).exists() == (writes and result.exit_code == 0)
         if Path(OUT).exists():
-            yield self.compare(read(Path(OUT)))
+            if self.saved:
+                yield self.compare(read(Path(OUT)))
             for path in Path().glob(f"*{OUT}*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -237,8 +382,12 @@ def tensors_of(document: dict) -> Iterator[str]:
     """Yield the facts of a document of ``inspect``, a tensor a line."""
     yield f"ranks {[one['rank'] for one in document.get('ranks', ())]}, step {document.get('step')}"
     for one in document["tensors"]:
-        held = [f"{of['start']} {format_ranks(of['ranks'])}" for of in one.get("slices", ())]
-        yield f"{one['name']} {one['dtype']} {one['shape']} {one.get('parts')}: {'; '.join(held)}"
+        facts = [one["name"], one["dtype"], one["shape"]]
+        facts += [
+            one[key] for key in ("parts", "device_matrix", "tensor_map", "file") if one.get(key)
+        ]
+        facts += [f"{of['start']} {format_ranks(of['ranks'])}" for of in one.get("slices", ())]
+        yield "; ".join(map(str, facts))
 
 
 def change_value(file: str, place: str, value: str) -> None:

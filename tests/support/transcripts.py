@@ -5,6 +5,7 @@ A case begins with ``# TITLE``.  ``SNAPSHOT_UPDATE=1`` writes what comes of it n
 
 from __future__ import annotations
 
+import fcntl
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,9 @@ COLUMNS = 98
 
 def read_cases(path: Path) -> dict[str, str]:
     """Return the cases of a text by their titles; the lines above the first one are for people."""
-    parts = [one.split("\n", 1) for one in path.read_text(encoding="utf-8").split("\n# ")[1:]]
+    with path.open(encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # with UPDATE other workers write it
+        parts = [one.split("\n", 1) for one in file.read().split("\n# ")[1:]]
     cases = {title: case.rstrip("\n") for title, case in parts}
     assert len(cases) == len(parts), "two cases of one title"
     return cases
@@ -28,9 +31,11 @@ def check_case(path: Path, title: str, act: Callable[[str], Iterable[str]]) -> N
     expected = read_cases(path)[title]
     text = "\n".join(_transcribe(expected, act))
     if os.environ.get(UPDATE):
-        old = path.read_text(encoding="utf-8")
-        new = old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n")
-        path.write_text(new, encoding="utf-8")
+        with path.open("rb") as lock:  # other workers write it, too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            old = path.read_text(encoding="utf-8")
+            new = old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n")
+            path.write_text(new, encoding="utf-8")
     else:
         assert text == expected, f"{UPDATE}=1 writes {path.name}"
 
