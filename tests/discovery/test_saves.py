@@ -351,8 +351,7 @@ class Case:
         yield from self.transcript.normalise(result.stdout + result.stderr).splitlines()
         assert Path(OUT).exists() == (writes and result.exit_code == 0)
         if Path(OUT).exists():
-            if self.saved:
-                yield self.compare(read(Path(OUT)))
+            yield self.compare(read(Path(OUT)))
             for path in Path().glob(f"*{OUT}*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -364,6 +363,8 @@ class Case:
             names = dict.fromkeys([*wanted, *got])
             return [name for name in names if wanted.get(name) != got.get(name)]
 
+        if not self.saved:
+            return f"all of {next((path for path in files() if read(path) == got), 'nobody')}"
         save = min(self.saved, key=lambda save: len(unlike(save)))
         held = {name: holder(name, got[name]) for name in unlike(save) if name in got}
         lacks = [f"without {name}" for name in unlike(save) if name not in got]
@@ -374,8 +375,14 @@ class Case:
 
 def holder(name: str, entry: Entry) -> str:
     """Return the first file that holds this tensor."""
-    paths = (path for path in sorted(Path().rglob("*.safetensors")) if path.name != OUT)
-    return next((str(path) for path in paths if read(path).get(name) == entry), "nobody")
+    return next((str(path) for path in files() if read(path).get(name) == entry), "nobody")
+
+
+def files() -> Iterator[Path]:
+    """Yield the files of tensors in this folder, but for the result of a merge."""
+    for path in sorted(Path().rglob("*.*")):
+        if path.suffix in (".ckpt", ".safetensors") and path.name != OUT and path.stat().st_size:
+            yield path
 
 
 def tensors_of(document: dict) -> Iterator[str]:
