@@ -1,6 +1,6 @@
 """MindFormers' "Checkpoint 2.0": what it wrote, whatever it may write, and keys and names.
 
-What is said of such folders is in ``saves/checkpoint2.txt``; see test_saves.py.
+What is said of such folders is in ``e2e/saves/checkpoint2.txt``.
 """
 
 from __future__ import annotations

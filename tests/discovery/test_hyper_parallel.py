@@ -1,6 +1,6 @@
 """hyper-parallel's checkpoints: boxes of tensors, and a pickle that says where they are.
 
-What is said of such folders is in ``saves/hyper_parallel.txt``; see test_saves.py.
+What is said of such folders is in ``e2e/saves/hyper_parallel.txt``.
 """
 
 from __future__ import annotations

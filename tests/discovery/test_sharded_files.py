@@ -1,4 +1,4 @@
-"""Full checkpoints in several files: MindSpore's own, and what ``saves/indexed.txt`` cannot say."""
+"""Full checkpoints in several files, where ``e2e/saves/indexed.txt`` cannot say it."""
 
 from __future__ import annotations
 

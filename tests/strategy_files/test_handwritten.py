@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,13 +13,13 @@ from ckpttool.problems import CombinedError, StrategyError
 from ckpttool.strategy_files.reader import read_strategy
 from tests.strategies import examples, moves
 from tests.support import corpus
-from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
-from tests.support.commands import files_below, mentions, message, run, run_well
+from tests.support.checkpoints import cut
+from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.errors import texts_of
 from tests.support.file_bytes import layout, operator, strategy
 from tests.support.in_memory import carry_out, catalog_of_entries, make
-from tests.support.readers import Entry, read, read_ranks
+from tests.support.readers import read_ranks
 
 WHOLE = Layout((4,), ((), ()))
 ROWS = Layout((4,), ((0,), ()))
@@ -189,52 +188,6 @@ def test_a_single_value_needs_no_pattern_but_a_word(write):
         "hand.yaml: no pattern matches 3 single values, which must be the same on all ranks: "
         "step, rate, name"
     )
-
-
-@pytest.mark.parametrize("unlike", [False, True])
-def test_a_single_value_without_a_pattern_is_the_same_on_all_ranks(write, unlike, tmp_path):
-    """What a training with Momentum saves besides; one rank may be of another step."""
-    full = {"w": noise("w", "Float32", (8, 4)), "moments.w": noise("m", "Float32", (8, 4))}
-    ranks = cut(full, strategy_of({name: Layout((4,), ((0,), ())) for name in full}))
-    for rank, held in ranks.items():
-        step = 7 if unlike and rank == 2 else 6
-        held["global_step"] = Entry("Int32", (1,), step.to_bytes(4, "little"))
-        held["momentum"] = Entry("Float32", (), bytes(4))
-    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
-    hand = write(document({"*w": {"axis": 0}}))
-    result = run("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
-    if unlike:
-        assert result.exit_code == 5
-        assert not mentions(
-            message(result), "global_step: .*different between ranks rank 2 differs"
-        )
-        return
-    assert result.exit_code == 0, message(result)
-    same = {name: ranks[0][name] for name in ("global_step", "momentum")}
-    assert read(tmp_path / "m.ckpt") == full | same
-    two = write(document({"*w": {"axis": 0}}, 2), "two.yaml")
-    run_well("split", tmp_path / "m.ckpt", "-d", two, "-o", tmp_path / "a")
-    run_well("reshard", folder, "-s", hand, "-d", two, "-o", tmp_path / "b")
-    held = read_ranks(tmp_path / "a")
-    assert held == read_ranks(tmp_path / "b")
-    assert held[1].items() >= same.items()
-
-
-def test_slices_of_one_element_are_no_single_value_to_a_target(write, tmp_path):
-    full = {"w": noise("w", "Float32", (4, 2)), "bias": noise("b", "Float32", (4,))}
-    rows = Layout((4,), ((0,),))
-    source = strategy_of({"w": Layout((4,), ((0,), ())), "bias": rows})
-    folder = write_ranks(tmp_path / "run", cut(full, source), "ckpt")
-    hand = write(document({"w": {"axis": 0}, "bias": {"axis": 0}}))
-    two = write(document({"w": {"axis": 0}}, 2), "two.yaml")
-    run_well("merge", folder, "-s", hand, "-o", tmp_path / "m.ckpt")
-    words = ["-d", two, "-o", tmp_path / "out", "--format", "ckpt"]
-    for command in (["split", tmp_path / "m.ckpt"], ["reshard", folder, "-s", hand]):
-        result = run(*command, *words)
-        assert result.exit_code == 5
-        assert "two.yaml: no pattern matches 1 parameter bias " in message(result)
-        run_well(*command, *words, "--not-in-target", "drop", "--overwrite")
-        assert set(read_ranks(tmp_path / "out")[0]) == {"w"}
 
 
 def test_a_string_is_never_cut(write):
@@ -494,208 +447,3 @@ def test_golden_conversions_come_out_the_same_by_hand(case, tmp_path):
     run_well("reshard", source, *words, "-o", tmp_path / "out", "--format", "ckpt")
     got = corpus.digests(read_ranks(tmp_path / "out"))
     assert not corpus.differences(conversion.ranks, got, conversion.undefined)
-
-
-@pytest.fixture
-def hybrid(tmp_path):
-    """Four ranks that each saved its rows of two tensors, a random state, and two tensors of all.
-
-    Of the matrix they also know who has which columns.
-    """
-    full = {name: noise(name, "Float32", (8, 8)) for name in ("weight", "moments.weight", "bias")}
-    rate, columns = noise("rate", "Float32", (1,)), noise("columns", "Float16", (2, 8))
-    ranks = {}
-    for rank in range(4):
-        ranks[rank] = {"rate": rate, "bias": full["bias"]}
-        for name in ("weight", "moments.weight"):
-            ranks[rank][name] = full[name].excerpt(slice(2 * rank, 2 * rank + 2))
-        where = slice(4 * (rank // 2), 4 * (rank // 2) + 4)
-        ranks[rank]["columns"] = columns.excerpt((slice(None), where))
-    folder = write_ranks(tmp_path / "hybrid", ranks, "ckpt")
-    return folder, {**full, "rate": rate, "columns": columns}
-
-
-RIGHT = {"*weight": {"axis": 0}, "columns": [1, 2], "*": "replicated"}
-
-
-def test_slices_that_nobody_kept_a_record_of_are_merged_and_cut_anew(hybrid, write, tmp_path):
-    folder, full = hybrid
-    four = write(document(RIGHT), "four.yaml")
-    two = write(document(RIGHT | {"columns": [2, 1]}, 2), "two.json")
-    run_well("merge", folder, "-s", four, "-o", tmp_path / "full.h5")
-    assert read(tmp_path / "full.h5") == full
-    run_well("split", tmp_path / "full.h5", "-d", two, "-o", tmp_path / "two", "--format", "ckpt")
-    run_well("reshard", folder, "-s", four, "-d", two, "-o", tmp_path / "same", "--format", "ckpt")
-    got = read_ranks(tmp_path / "two")
-    assert got == read_ranks(tmp_path / "same")
-    for rank in (0, 1):
-        rows = slice(4 * rank, 4 * rank + 4)
-        assert got[rank] == {
-            "weight": full["weight"].excerpt(rows),
-            "moments.weight": full["moments.weight"].excerpt(rows),
-            "columns": full["columns"].excerpt(slice(rank, rank + 1)),
-            "rate": full["rate"],
-            "bias": full["bias"],
-        }
-
-
-def test_a_target_by_hand_may_be_nothing_but_copies(hybrid, write, tmp_path):
-    folder, full = hybrid
-    run_well("merge", folder, "-s", write(document(RIGHT)), "-o", tmp_path / "full.h5")
-    copies = write(document({}, 3, otherwise="replicated"), "copies.yaml")
-    run_well("split", tmp_path / "full.h5", "-d", copies, "-o", tmp_path / "out")
-    assert read_ranks(tmp_path / "out") == {0: full, 1: full, 2: full}
-
-
-def test_inspect_shows_what_a_strategy_by_hand_makes_of_the_files(hybrid, write):
-    folder, _ = hybrid
-    path = write(document(RIGHT | {"other": "replicated"}))
-    result = json.loads(run_well("inspect", folder, "-s", path, "--json").stdout)
-    shown = {one["name"]: (one["shape"], one["tensor_map"]) for one in result["tensors"]}
-    assert shown["weight"] == ([8, 8], [[0], []])
-    assert shown["columns"] == ([2, 8], [[], [1]])
-    assert shown["rate"] == ([1], [[]])
-    assert [note["code"] for note in result["notes"] if "other" in note["text"]] == ["absent"]
-    places = {one["name"]: one["handwritten"] for one in result["tensors"]}
-    assert places["bias"] == f"{path}, line 1"
-
-
-def test_inspect_shows_what_is_said_although_something_is_not(hybrid, write):
-    folder, _ = hybrid
-    result = run("inspect", folder, "-s", write(document({"*weight": [4, 1]})), "--json")
-    assert result.exit_code == 5
-    found = json.loads(result.stdout)
-    assert {one["name"]: one["shape"] for one in found["tensors"]}["weight"] == [8, 8]
-    (problem,) = found["problems"]
-    assert problem["text"].endswith("no pattern matches 2 parameters")
-    assert problem["facts"] == "bias, columns"
-
-
-@pytest.mark.parametrize(
-    ("parameters", "top", "facts"),
-    [
-        (
-            {"weight": {"axis": 0}},
-            {},
-            [r"no pattern matches 3 parameters bias, moments.weight, columns Try: "],
-        ),
-        (
-            RIGHT | {"columns": "replicated"},
-            {},
-            [r"columns: .* that should hold the same .* Try: correct .*hand\.yaml, line 1"],
-        ),
-        (
-            # Four slices that differ would be an optimizer shard, were it MindSpore's strategy.
-            {"weight": "replicated", "columns": [1, 2], "*": "replicated"},
-            {},
-            ["weight, moments.weight: different between ranks that should"],
-        ),
-        (
-            {"columns": {"axis": 1}, "*weight": {"axis": 0}},
-            {"otherwise": "replicated", "ranks": 2},
-            ["ranks 2, 3 are not in the strategy .*hand.yaml is for ranks 0, 1"],
-        ),
-        (
-            {"rate": "replicated"},
-            {"otherwise": "replicated"},
-            ["weight.*not in the strategy"],
-        ),
-        (
-            {"weight": {"axis": 1}, "moments.weight": {"axis": 0}},
-            {"otherwise": "replicated"},
-            [r"moments.weight: .*line 1: \(8, 8\); .*line 1: weight \(2, 32\)"],
-        ),
-        (
-            {"rate": {"axis": 1}},
-            {"otherwise": "replicated"},
-            [r", line 1: rate: no axis 1, which pattern rate shards .* \(1,\); a"],
-        ),
-        ({"columns": [2]}, {"otherwise": "replicated"}, [r"columns: .* not shape \(2, 4\)"]),
-    ],
-)
-def test_what_the_files_contradict_is_an_error(hybrid, write, tmp_path, parameters, top, facts):
-    folder, _ = hybrid
-    path = write(document(parameters, **top))
-    result = run("merge", folder, "-s", path, "-o", tmp_path / "out" / "full.h5")
-    assert result.exit_code == 5, result.output
-    assert not mentions(message(result), *facts), message(result)
-    assert not files_below(tmp_path / "out")
-
-
-def test_a_tensor_that_is_cut_by_mistake_is_pointed_out(hybrid, write, tmp_path):
-    folder, full = hybrid
-    path = write(document(RIGHT | {"*": {"axis": 0}}))
-    result = run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
-    said = "warning[equal_slices]: bias: slices that should differ are equal all ranks hold the"
-    assert said in message(result)
-    assert "weight (" not in message(result)
-    assert read(tmp_path / "full.h5")["rate"].data == full["rate"].data * 4
-
-
-@pytest.mark.parametrize(("line", "cut"), [({"axis": 0}, "axis: 0"), ([4, 1], "parts: [4, 1]")])
-def test_lines_without_pipeline_stages_are_refused_with_those_that_have_them(
-    write, tmp_path, line, cut
-):
-    full = {name: noise(name, "Float32", (16, 8)) for name in ("a", "b", "shared")}
-    rows = {
-        rank: {
-            name: full[name].excerpt(slice(4 * (rank % 4), 4 * (rank % 4) + 4))
-            for name in ("a" if rank < 4 else "b", "shared")
-        }
-        for rank in range(8)
-    }
-    folder = write_ranks(tmp_path / "run", rows, "ckpt")
-    words = ["merge", folder, "-o", tmp_path / "full.h5", "-s"]
-    result = run(*words, write(document({"[ab]": line, "shared": "replicated"}, 8)))
-    assert result.exit_code == 5
-    said = f"a: {{{cut}, stages: [0]}}; b: {{{cut}, stages: [1]}}"
-    assert f"Try: `stages: 2` at the top of that file, and these lines above: {said}" in message(
-        result
-    )
-    (key, number) = (cut.partition(": ")[0], line["axis"] if isinstance(line, dict) else line)
-    lines = {name: {key: number, "stages": [stage]} for stage, name in enumerate("ab")}
-    run_well(*words, write(document(lines | {"shared": [4, 1]}, 8, stages=2)))
-    assert read(tmp_path / "full.h5") == full
-
-
-def test_a_file_that_was_cut_short_is_no_pipeline_stage(write, tmp_path):
-    ranks = {
-        rank: {name: noise(f"{name}{rank}", "Float32", (4, 8)) for name in "ab"} for rank in (0, 1)
-    }
-    del ranks[1]["b"]
-    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
-    result = run(
-        "merge", folder, "-s", write(document({"*": {"axis": 0}}, 2)), "-o", tmp_path / "f.h5"
-    )
-    assert result.exit_code == 5
-    assert "Try: copy the files again" in message(result)
-
-
-def test_every_tensor_by_hand_is_looked_at_not_only_the_largest(write, tmp_path):
-    """Samples of the largest would do for a strategy of MindSpore's; a pattern matches anything."""
-    ranks = {
-        rank: {f"w{i}": noise(f"w{i}", "Float32", (64 - i,)) for i in range(8)}
-        | {"small": noise(f"small{rank}", "Float32", (2,))}
-        for rank in range(2)
-    }
-    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
-    path = write(document({"*": "replicated"}, 2))
-    result = run("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
-    assert result.exit_code == 5
-    said = "small: .* should hold the same rank 0 differs from rank 1; what fits: .* Try: .*line 1"
-    assert not mentions(message(result), said)
-
-
-def test_ranks_may_hold_different_parameters_and_uneven_rows(write, tmp_path):
-    table, head = noise("table", "Float32", (10, 3)), noise("head", "Float32", (6, 3))
-    ranks = {rank: {} for rank in range(4)}
-    ranks[0]["table"], ranks[1]["table"] = table.excerpt(slice(6)), table.excerpt(slice(6, 10))
-    ranks[2]["head"], ranks[3]["head"] = head.excerpt(slice(3)), head.excerpt(slice(3, 6))
-    folder = write_ranks(tmp_path / "run", ranks, "ckpt")
-    path = write(document({"table": {"axis": 0, "rows": [6, 4]}, "head": [2, 1]}, stages=2))
-    run_well("merge", folder, "-s", path, "-o", tmp_path / "full.h5")
-    assert read(tmp_path / "full.h5") == {"table": table, "head": head}
-    shutil.rmtree(folder / "rank_3")
-    result = run("merge", folder, "-s", path, "-o", tmp_path / "again.h5")
-    assert result.exit_code == 5
-    assert not mentions(message(result), "head: .* rank 3: no checkpoint file")

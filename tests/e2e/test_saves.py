@@ -5,6 +5,7 @@ The texts in ``saves/`` have cases of these lines:
 - ``save NAME PATH`` writes one of `SAVES`;
 - ``FUNCTION PATH WORDS`` calls one of `WRITERS`;
 - ``$ COMMAND`` is for the shell;
+- ``FILE| TEXT`` adds a line to a file;
 - ``FILE: PLACE = VALUE`` sets a value of a JSON document, and ``FILE: PLACE =`` removes it;
 - ``FILE put NAME DTYPE SHAPE`` replaces a tensor by noise, ``FILE drop NAME ...`` removes some;
 - ``> COMMAND`` is for ckpttool.  What ``merge`` writes is compared with what was saved; of
@@ -22,17 +23,18 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ckpttool.model.layout import Layout
 from ckpttool.wording import format_ranks
 from tests.oracle import OracleLayout
 from tests.support import file_bytes
 from tests.support.checkpoint2 import FsdpSave, Save, write_safetensors
-from tests.support.checkpoints import noise, write_indexed
+from tests.support.checkpoints import cut, noise, strategy_of, write_indexed, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.hyper_parallel import HyperSave
@@ -154,6 +156,90 @@ def write_layouts(path: Path, stages: str, *layouts: str) -> None:
     path.write_bytes(file_bytes.strategy(*items))
 
 
+# ---------------------------------------------------------------------------- folders of ranks
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Rank folders of tensors that a strategy shards; what it does not list is on every rank."""
+
+    full: Mapping[str, Entry]
+    layouts: Mapping[str, Layout]
+    more: Mapping[int, Mapping[str, Entry]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The full tensors, and what else rank 0 has."""
+        return {**self.full, **self.more.get(0, {})}
+
+    def write(self, folder: Path) -> None:
+        """Write the folders."""
+        ranks = cut(self.full, strategy_of(self.layouts))
+        held = {rank: {**ranks[rank], **self.more.get(rank, {})} for rank in ranks}
+        write_ranks(folder, held, "safetensors")
+
+
+def rows(ranks: int, axes: int = 2) -> Layout:
+    """Return the layout of rows of their own on each rank."""
+    return Layout((ranks,), ((0,), *((),) * (axes - 1)))
+
+
+HYBRID = Ranks(
+    noises(weight=(8, 8), moments__weight=(8, 8), bias=(8, 8), rate=(1,))
+    | {"columns": noise("columns", "Float16", (2, 8))},
+    {
+        "weight": rows(4),
+        "moments.weight": rows(4),
+        "columns": Layout((2, 2), ((), (1,))),
+    },
+)
+STEPS = {rank: {"global_step": Entry("Int32", (1,), bytes([6, 0, 0, 0]))} for rank in range(4)}
+OTHER_STEP = STEPS | {2: {"global_step": Entry("Int32", (1,), bytes([7, 0, 0, 0]))}}
+MOMENTUM = noises(w=(8, 4), moments__w=(8, 4), momentum=())
+INFO = {"blocks.0.weight": (12, 5), "blocks[1].bias": (6,), "norm.weight": (7,)}
+WITH_STATES = {
+    name: noise(name, "Int32", INFO[name.removeprefix("adam_m.")])
+    for name in (*INFO, *(f"adam_m.{name}" for name in INFO))
+}
+
+
+def info_ranks(ranks: int) -> Ranks:
+    """Return what a group of ranks saves with mindone: two parameters sharded, one not."""
+    layouts = {"blocks.0.weight": rows(ranks), "blocks[1].bias": rows(ranks, 1)}
+    layouts["norm.weight"] = Layout((ranks,), ((),))
+    return Ranks(WITH_STATES | {"global_step": noise("g", "Int32", (1,))}, layouts)
+
+
+def zero_ranks(group: int, ranks: int, zero: int) -> Ranks:
+    """Return groups of ranks that hold the same; with ZeRO 1 only states are sharded."""
+    shape = (ranks // group, group)
+    whole, split = Layout(shape, ((), ())), Layout(shape, ((0,), ()))
+    layouts = {"w": split if zero == 3 else whole, "adam_m.w": split, "adam_v.w": split}
+    full = {name: noise(name, "Int32", (12, 5)) for name in ("w", "adam_m.w", "adam_v.w")}
+    full["n"] = noise("n", "Int32", (7,))
+    return Ranks(full, {**layouts, "n": Layout(shape, ((),))})
+
+
+def write_info(folder: Path, ranks: str, *splits: str) -> None:
+    """Write the files of a group of ranks as mindone does: ``NAME=true`` for each parameter."""
+    folder.mkdir(exist_ok=True)
+    size = int(ranks)
+    for rank in range(size):
+        entries = {
+            name: {"split": text == "true", "group_size": size, "rank_id": rank}
+            for name, _, text in (split.partition("=") for split in splits)
+        }
+        (folder / f"params_split_info_{rank}.json").write_text(json.dumps(entries))
+
+
+def write_strategies(path: Path, run: str) -> None:
+    """Write the strategy files of a run of the corpus; ``N`` in the path is the rank."""
+    for rank in RANKS:
+        of_rank = Path(str(path).replace("N", str(rank)))
+        of_rank.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(SAMPLES / run / "strategy" / f"strategy_{rank}.ckpt", of_rank)
+
+
 WRITERS = {
     "step": save,
     "record": record,
@@ -161,6 +247,8 @@ WRITERS = {
     "merged-strategy": keep_merged,
     "layouts": write_layouts,
     "emergency": write_emergency,
+    "split-info": write_info,
+    "strategy-of-ranks": write_strategies,
 }
 
 # ------------------------------------------------------------------- files that an index lists
@@ -218,6 +306,35 @@ RAGGED = {  # rows 0, 1 and half of row 2 on one rank, the rest on the other
 SEEDS = {rank: {"seed": noise(f"seed {rank}", "Int64", ())} for rank in range(4)}
 
 SAVES = {
+    "hybrid": HYBRID,
+    "steps": Ranks(MOMENTUM, {"w": rows(4), "moments.w": rows(4)}, STEPS),
+    "steps-differ": Ranks(MOMENTUM, {"w": rows(4), "moments.w": rows(4)}, OTHER_STEP),
+    "elements": Ranks(noises(w=(4, 2), bias=(4,)), {"w": rows(4), "bias": rows(4, 1)}),
+    "ab": Ranks(noises(a=(8, 8), b=(8, 8)), {"a": rows(2), "b": rows(2)}),
+    "uneven": Ranks(
+        noises(table=(10, 3), head=(10, 3)),
+        {name: Layout((2,), ((0,), ()), rows=(6, 4)) for name in ("table", "head")},
+    ),
+    "info-2": info_ranks(2),
+    "info-3": info_ranks(3),
+    **{
+        f"zero-{zero}-{group}-{ranks}": zero_ranks(group, ranks, zero)
+        for group, ranks in ((4, 8), (2, 6), (3, 3))
+        for zero in (1, 3)
+    },
+    "twice": Ranks(
+        noises(w=(8, 3), more=(8, 3)), dict.fromkeys(("w", "more"), Layout((2, 2), ((0,), ())))
+    ),
+    "twice-whole": Ranks(
+        noises(w=(8, 3), more=(8, 3)),
+        {"w": Layout((2, 2), ((0,), ())), "more": Layout((2, 2), ((), ()))},
+    ),
+    "many": Ranks(
+        noises(**{f"w{n}": (64 - n,) for n in range(8)}),
+        {f"w{n}": Layout((2,), ((),)) for n in range(8)},
+        {rank: {"small": noise(f"small{rank}", "Float32", (2,))} for rank in range(2)},
+    ),
+    # ------------------------------------------------------------------------------------------
     "parts": Indexed(PARTS, rest=REST),
     "parts-slices": Indexed(PARTS, rest=REST | SLICES | FULL),
     "parts-below": Indexed({"sub/a.safetensors": noises(w=(2,))}),
@@ -291,6 +408,7 @@ SAVES = {
 }
 
 
+SPELLED = ("layouts", "split-info")  # writers whose words have the sign "="
 OUT = "out.safetensors"
 
 
@@ -305,6 +423,9 @@ class Case:
         """Yield what comes of a line."""
         if line.startswith("$ "):
             subprocess.run(line[2:], shell=True, check=True, env=os.environ | {"GOLDEN": GOLDEN})
+        elif (text := re.fullmatch(r"(\S+)\| (.*)", line)) is not None:
+            with Path(text[1]).open("a", encoding="utf-8") as file:
+                file.write(f"{text[2]}\n")
         elif line.split()[0] in WRITERS:
             self.write(*line.split())
         elif line.startswith("save "):
@@ -326,9 +447,9 @@ class Case:
 
         All files are of the same time, which would tell runs apart.
         """
-        given = [word for word in words if "=" not in word or how == "layouts"]
+        given = [word for word in words if "=" not in word or how in SPELLED]
         options: dict[str, object] = dict(
-            word.split("=") for word in words if "=" in word and how != "layouts"
+            word.split("=") for word in words if "=" in word and how not in SPELLED
         )
         if "ranks" in options:
             options["ranks"] = [int(rank) for rank in str(options["ranks"]).split(",") if rank]
