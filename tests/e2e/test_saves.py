@@ -7,7 +7,8 @@ The texts in ``saves/`` have cases of these lines:
 - ``$ COMMAND`` is for the shell;
 - ``FILE| TEXT`` adds a line to a file;
 - ``FILE: PLACE = VALUE`` sets a value of a JSON document, and ``FILE: PLACE =`` removes it;
-- ``FILE put NAME DTYPE SHAPE`` replaces a tensor by noise, ``FILE drop NAME ...`` removes some;
+- ``FILE put NAME DTYPE SHAPE`` replaces a tensor by noise, ``FILE drop NAME ...`` removes some,
+  ``FILE flip OFFSET`` changes a byte;
 - ``> COMMAND`` is for ckpttool.  What ``merge`` writes is compared with what was saved; of
   ``inspect --json`` there is a line for each tensor.
 
@@ -37,6 +38,7 @@ from tests.support.checkpoint2 import FsdpSave, Save, write_safetensors
 from tests.support.checkpoints import cut, noise, strategy_of, write_indexed, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.damage import flip_byte
 from tests.support.hyper_parallel import HyperSave
 from tests.support.mindformers_output import RANKS, keep_merged, keep_strategies, record, save
 from tests.support.readers import Entry, entry_of, read
@@ -536,8 +538,11 @@ def change_value(file: str, place: str, value: str) -> None:
 
 
 def change_tensors(file: str, how: str, *words: str) -> None:
-    """Put noise into a file, or drop tensors; the file may be a pattern."""
+    """Put noise into files of a pattern, drop tensors, or change a byte."""
     for path in sorted(Path().glob(file)):
+        if how == "flip":
+            flip_byte(path, int(*words))
+            continue
         tensors = read(path)
         if how == "put":
             name, dtype, *shape = words
