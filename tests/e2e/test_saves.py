@@ -222,6 +222,15 @@ def zero_ranks(group: int, ranks: int, zero: int) -> Ranks:
     return Ranks(full, {**layouts, "n": Layout(shape, ((),))})
 
 
+def write_maps(folder: Path, *keys: str) -> None:
+    """Write a map parameter to each rank, with ``KEYS:SEED``, between two equal tensors."""
+    for rank, (numbers, _, seed) in enumerate(one.partition(":") for one in keys):
+        path = folder / f"rank_{rank}" / "net.ckpt"
+        path.parent.mkdir(parents=True)
+        data = file_bytes.map_block([*map(int, numbers.split(","))], int(seed))
+        path.write_bytes(file_bytes.record("w") + data + file_bytes.record("v"))
+
+
 def write_info(folder: Path, ranks: str, *splits: str) -> None:
     """Write the files of a group of ranks as mindone does: ``NAME=true`` for each parameter."""
     folder.mkdir(exist_ok=True)
@@ -250,6 +259,7 @@ WRITERS = {
     "layouts": write_layouts,
     "emergency": write_emergency,
     "split-info": write_info,
+    "maps": write_maps,
     "strategy-of-ranks": write_strategies,
 }
 
