@@ -564,5 +564,7 @@ def change_tensors(file: str, how: str, *words: str) -> None:
 
 @pytest.mark.parametrize(("text", "title"), CASES)
 def test_what_is_saved_is_read_or_refused(text, title, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    check_case(text, title, Case(tmp_path).act)
+    folder = tmp_path / "a" / "folder" / "below"  # folders of tests have numbers, as those of ranks
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    check_case(text, title, Case(folder).act)
