@@ -252,5 +252,7 @@ def test_keys_are_read_as_python_writes_them():
         with pytest.raises(ValueError, match="not a name and a slice number"):
             parse_key(text)
     for text in ["('\\q', (0,))", "('\\N{DIGIT ONE}', (0,))", "('\\xZZ', (0,))"]:
-        with pytest.raises(ValueError, match="unknown escape"):
+        with pytest.raises(ValueError, match="not a name and a slice number"):
             parse_key(text)
+    with pytest.raises(ValueError, match="illegal Unicode character"):
+        parse_key("('\\U00110000', (0,))")
