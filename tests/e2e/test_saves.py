@@ -444,6 +444,7 @@ class Case:
             _, name, path, *held = line.split()
             saved_by = {one: map(int, of.split(",")) for one, of in (h.split("=") for h in held)}
             SAVES[name].write(Path(path), *([saved_by] if held else []))
+            make_old(Path(path))
             self.saved[name] = dict(SAVES[name].entries)
             if name == "three-steps":
                 self.saved["zeros"] = zeros_of(SAVES[name].name)
@@ -455,10 +456,7 @@ class Case:
             change_tensors(*line.split())
 
     def write(self, how: str, path: str, *words: str) -> None:
-        """Call one of `WRITERS`, and of a step of a run note what was saved.
-
-        All files are of the same time, which would tell runs apart.
-        """
+        """Call one of `WRITERS`, and of a step of a run note what was saved."""
         given = [word for word in words if "=" not in word or how in SPELLED]
         options: dict[str, object] = dict(
             word.split("=") for word in words if "=" in word and how not in SPELLED
@@ -466,8 +464,7 @@ class Case:
         if "ranks" in options:
             options["ranks"] = [int(rank) for rank in str(options["ranks"]).split(",") if rank]
         WRITERS[how](Path(path), *given, **options)
-        for file in Path(path).rglob("*"):
-            os.utime(file, (10**9, 10**9))
+        make_old(Path(path))
         if how == "step":
             name = "zeros" if "is_other" in options else given[0]
             self.saved[name] = zeros_of(given[0]) if name == "zeros" else Run(given[0]).entries
@@ -504,6 +501,12 @@ class Case:
         return "; ".join(
             [f"all of {save}", *lacks, *(f"{n} of {path}" for n, path in held.items())]
         )
+
+
+def make_old(folder: Path) -> None:
+    """Give all files below a folder the same time; other times would tell runs apart."""
+    for path in folder.rglob("*"):
+        os.utime(path, (10**9, 10**9))
 
 
 def holder(name: str, entry: Entry) -> str:
@@ -567,4 +570,6 @@ def test_what_is_saved_is_read_or_refused(text, title, tmp_path, monkeypatch):
     folder = tmp_path / "a" / "folder" / "below"  # folders of tests have numbers, as those of ranks
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     check_case(text, title, Case(folder).act)
