@@ -18,9 +18,7 @@ COLUMNS = 98
 
 def read_cases(path: Path) -> dict[str, str]:
     """Return the cases of a text by their titles; the lines above the first one are for people."""
-    with path.open(encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # with UPDATE other workers write it
-        parts = [one.split("\n", 1) for one in file.read().split("\n# ")[1:]]
+    parts = [one.split("\n", 1) for one in path.read_text(encoding="utf-8").split("\n# ")[1:]]
     cases = {title: case.rstrip("\n") for title, case in parts}
     assert len(cases) == len(parts), "two cases of one title"
     return cases
@@ -35,11 +33,13 @@ def compare_case(path: Path, title: str, text: str) -> None:
     """Compare a case with what it is now, or write that if it is asked for."""
     expected = read_cases(path)[title]
     if os.environ.get(UPDATE):
-        with path.open("rb") as lock:  # other workers write it, too
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            old = path.read_text(encoding="utf-8")
-            new = old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n")
-            path.write_text(new, encoding="utf-8")
+        folder = os.open(path.parent, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)  # tests of other cases run beside this one
+        old = path.read_text(encoding="utf-8")
+        new = old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n")
+        path.with_suffix(".new").write_text(new, encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+        os.close(folder)
     else:
         assert text.splitlines() == expected.splitlines()
 
