@@ -15,11 +15,9 @@ from tests.support.corpus import GOLDEN, SAMPLES
 from tests.support.file_bytes import (
     message,
     number,
-    operator,
     packed,
     read_contents,
     record,
-    strategy,
     varint,
     write_contents,
 )
@@ -27,6 +25,11 @@ from tests.support.readers import ckpt_records
 
 FILES = SAMPLES / "files"
 CHUNKED = sorted((GOLDEN / "chunked_values" / "src").rglob("*.ckpt"))
+
+# Golden files that are damaged, encrypted, or strategies.
+REFUSED_FILES = {"broken_inputs", "encrypted_cbc", "encrypted_gcm", "merged_again"}
+REFUSED_FILES |= {f"{name}.ckpt" for name in ("aes_cbc128", "aes_gcm128", "aes_gcm256", "sm4_cbc")}
+REFUSED_FILES |= {"enc_and_crc_unreadable.ckpt", "legacy_2.0.0_gcm.ckpt", "truncated.ckpt"}
 
 # Golden files that are read and that save_checkpoint of MindSpore 2.10 did not write like this.
 OTHERWISE = {
@@ -83,6 +86,7 @@ def test_every_golden_file_is_written_again_byte_for_byte(tmp_path):
         try:
             again = made_again(path, tmp_path)
         except FormatError:
+            assert REFUSED_FILES & set(path.parts), path
             continue
         if again == path.read_bytes():
             same += 1
@@ -92,26 +96,6 @@ def test_every_golden_file_is_written_again_byte_for_byte(tmp_path):
             different |= reasons
     assert different == set(OTHERWISE)
     assert same > 600
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "samples/files/plain.ckpt",
-        "samples/files/dtypes.ckpt",
-        "samples/files/append.ckpt",
-        "samples/files/complex_mindspore_cannot_load.ckpt",
-        "samples/files/empty.ckpt",
-        "append_dict_scalars/src/rank_0/checkpoint-2_10.ckpt",
-        "append_dict_string/src/rank_0/checkpoint-2_10.ckpt",
-        "bfloat16_model/src/rank_0/checkpoint-2_10.ckpt",
-        "dtypes_saved_not_loaded/src/rank_0/checkpoint-2_10.ckpt",
-        "empty_tensors/src/rank_0/checkpoint-2_10.ckpt",
-        "unicode_and_long_names/src/rank_0/checkpoint-2_10.ckpt",
-    ],
-)
-def test_files_of_every_kind_are_written_again_byte_for_byte(name, tmp_path):
-    assert made_again(GOLDEN / name, tmp_path) == (GOLDEN / name).read_bytes()
 
 
 @pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.parent.name)
@@ -267,21 +251,6 @@ def test_a_checksum_is_recognised_with_and_without_records(write):
 # ------------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize(
-    ("name", "cipher"),
-    [
-        ("aes_gcm128", "AES-GCM"),
-        ("aes_gcm256", "AES-GCM"),
-        ("legacy_2.0.0_gcm", "AES-GCM"),
-        ("aes_cbc128", "AES-CBC"),
-        ("sm4_cbc", "SM4-CBC"),
-    ],
-)
-def test_encrypted_files_are_named_so(name, cipher):
-    with pytest.raises(UnsupportedError, match=f"encrypted with {cipher}, and there is no key"):
-        read(FILES / f"{name}.ckpt")
-
-
 TENSOR = number(1, 2) + message(2, b"Float32") + message(3, bytes(8))
 REFUSED = {
     "negative size": (record(dims=(-2,)), r"w: a size in dims \[-2\] is negative"),
@@ -338,25 +307,11 @@ def test_records_that_make_no_sense_are_errors(write, data, reason):
         read(write(record("before"), data))
 
 
-def test_names_have_a_limit(write, monkeypatch):
-    monkeypatch.setattr("ckpttool.formats.wire.MAX_NAME_BYTES", 5000)
-    assert list(read(write(record("n" * 5000))).tensors) == ["n" * 5000]
-    with pytest.raises(FormatError, match="a name is too long; 5001 bytes; expected at most 5000"):
-        read(write(record("n" * 5001)))
-
-
 def test_an_error_says_at_which_byte_its_record_begins(write):
     with pytest.raises(FormatError) as caught:
         read(write(record("v"), record("w", "Float7")))
     assert caught.value.offset == len(record("v"))
     assert str(caught.value).startswith(f"{caught.value.path}: byte {len(record('v'))}: w: ")
-
-
-def test_a_strategy_file_is_told_to_be_one(write):
-    with pytest.raises(
-        FormatError, match=r"byte 0: not a .ckpt file; expected a record, found the number"
-    ):
-        read(write(strategy(operator(0))))
 
 
 # ------------------------------------------------------------------------ walked with seeks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ckpttool.formats import read_index
@@ -16,6 +14,7 @@ from tests.support.commands import mentions, run, run_well
 from tests.support.commands import message as said
 from tests.support.corpus import SAMPLES
 from tests.support.file_bytes import (
+    map_block,
     map_record,
     message,
     number,
@@ -26,18 +25,6 @@ from tests.support.file_bytes import (
 
 SAMPLE = SAMPLES / "files" / "map_parameter.ckpt"
 KEYS, VALUES, STATUSES = map_component_names("emb")
-
-
-def block(keys, seed=0, name="emb", width=3):
-    """A record of a map parameter with these keys."""
-    n = len(keys)
-    values = bytes((seed + i) % 251 for i in range(4 * n * width))
-    return map_record(
-        name,
-        ("int64", (n,), b"".join(key.to_bytes(8, "little") for key in keys)),
-        ("float32", (n, width), values),
-        ("int32", (n,), b"\1\0\0\0" * n),
-    )
 
 
 def read(path):
@@ -74,7 +61,9 @@ def test_the_blocks_of_a_real_file_are_joined():
 def test_map_parameters_lie_among_others_in_the_order_of_the_file(tmp_path):
     path = tmp_path / "net.ckpt"
     name = "emb.__param_key__7"
-    path.write_bytes(record("a") + block([1, 2], name=name) + block([3], 9, name) + record("b"))
+    path.write_bytes(
+        record("a") + map_block([1, 2], name=name) + map_block([3], 9, name) + record("b")
+    )
     found = read(path)
     assert list(found) == ["a", *map_component_names(name), "b"]
     assert [parse_name(part).map for part in found] == [None, name, name, name, None]
@@ -83,7 +72,7 @@ def test_map_parameters_lie_among_others_in_the_order_of_the_file(tmp_path):
 
 def test_an_empty_map_parameter_has_no_entries(tmp_path):
     path = tmp_path / "net.ckpt"
-    path.write_bytes(block([]))
+    path.write_bytes(map_block([]))
     assert [shape for _, shape, _ in read(path).values()] == [(0,), (0, 3), (0,)]
     assert Ckpt().read_index(StoredFile(str(path))).tensors[KEYS].extents == ()
 
@@ -115,12 +104,15 @@ FOUR = ("int32", (1,), bytes(4))
         ),
         ([message(1, message(1, b"emb"), number(3, 1))], "a record has no tensor"),
         ([message(1, message(3))], "a record has no tag"),
-        ([block([1]), record("b"), block([2])], "emb: stored twice; first at byte 0"),
-        ([record("emb"), block([1])], "emb: stored twice; first at byte 0"),
-        ([block([1]), record("emb")], "emb: stored twice; first at byte 0"),
-        ([block([1]), block([2], width=4)], "emb.__map_values__: consecutive records differ"),
-        ([block([1]), record(KEYS)], "emb.__map_keys__: stored twice"),
-        ([record(VALUES), block([1])], "emb.__map_values__: stored twice"),
+        ([map_block([1]), record("b"), map_block([2])], "emb: stored twice; first at byte 0"),
+        ([record("emb"), map_block([1])], "emb: stored twice; first at byte 0"),
+        ([map_block([1]), record("emb")], "emb: stored twice; first at byte 0"),
+        (
+            [map_block([1]), map_block([2], width=4)],
+            "emb.__map_values__: consecutive records differ",
+        ),
+        ([map_block([1]), record(KEYS)], "emb.__map_keys__: stored twice"),
+        ([record(VALUES), map_block([1])], "emb.__map_values__: stored twice"),
     ],
 )
 def test_what_is_no_map_parameter_is_refused(records, reason, tmp_path):
@@ -131,14 +123,14 @@ def test_what_is_no_map_parameter_is_refused(records, reason, tmp_path):
 
 
 def test_a_map_parameter_is_written_byte_for_byte_as_one_record(tmp_path):
-    data = record("a") + block([5, 7, 8]) + record("b") + block([], name="empty")
+    data = record("a") + map_block([5, 7, 8]) + record("b") + map_block([], name="empty")
     (tmp_path / "a.ckpt").write_bytes(data)
     run_well("merge", tmp_path / "a.ckpt", "-o", tmp_path / "b.ckpt")
     assert (tmp_path / "b.ckpt").read_bytes() == data
 
 
 def test_large_map_parameters_are_cut_into_records(tmp_path, monkeypatch):
-    data = b"".join(block([i], seed=12 * i) for i in range(5))
+    data = b"".join(map_block([i], seed=12 * i) for i in range(5))
     (tmp_path / "a.ckpt").write_bytes(data)
     index = read_index(str(tmp_path / "a.ckpt"))
     metas = [tensor.meta for tensor in index.tensors.values()]
@@ -184,97 +176,3 @@ def test_a_part_alone_is_not_written_as_ckpt(tmp_path):
     assert result.exit_code == 5
     assert said(result).endswith("Try: --format hdf5, or --format safetensors")
     run_well("merge", path, "-o", tmp_path / "out.h5")
-
-
-# ---------------------------------------------------------------------------- several ranks
-
-
-@pytest.fixture
-def ranks(tmp_path):
-    """A function that writes a map parameter of other keys to each rank, and two equal tensors."""
-
-    def write(*blocks):
-        for rank, data in enumerate(blocks):
-            path = tmp_path / "run" / f"rank_{rank}" / "net.ckpt"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(record("w") + data + record("v"))
-        return tmp_path / "run"
-
-    return write
-
-
-def test_inspect_lists_the_parts(ranks):
-    path = ranks(block([1, 2])) / "rank_0" / "net.ckpt"
-    document = json.loads(run_well("inspect", path, "--json").stdout)
-    parts = {t["name"]: (t["dtype"], t["shape"]) for t in document["tensors"] if "map" in t}
-    assert parts == {
-        KEYS: ("Int64", [2]),
-        VALUES: ("Float32", [2, 3]),
-        STATUSES: ("Int32", [2]),
-    }
-    assert {t["map"] for t in document["tensors"] if "map" in t} == {"emb"}
-    assert not mentions(run_well("inspect", path).stdout, *map_component_names("emb"))
-
-
-def test_map_parameters_that_are_equal_on_all_ranks_are_one(ranks, tmp_path):
-    src = ranks(block([1, 2]), block([1, 2]))
-    run_well("merge", src, "--replicated", "-o", tmp_path / "out.ckpt")
-    assert (tmp_path / "out.ckpt").read_bytes() == (src / "rank_0" / "net.ckpt").read_bytes()
-
-
-def test_statuses_that_are_all_the_same_are_no_doubt(ranks, tmp_path):
-    """Other tensors of which nothing tells are pointed out; a map parameter is no slice."""
-    src = ranks(block([1, 2]), block([1, 2]))
-    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))
-    result = run_well("merge", src, "-s", tmp_path / "s.json", "-o", tmp_path / "out.ckpt")
-    assert "all elements of all ranks are the same" not in result.stderr
-
-
-def test_map_parameters_that_differ_are_a_question(ranks, tmp_path):
-    src = ranks(block([1, 2]), block([3, 4]))
-    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))
-    result = run("merge", src, "-s", tmp_path / "s.json", "-o", tmp_path / "out.ckpt")
-    assert result.exit_code == 5
-    words = (
-        "emb: map parameters that cannot be joined, and different between ranks",
-        "rank 0 differs from rank 1 Try: --unlisted first .*, rank .* or drop",
-    )
-    assert not mentions(said(result), *words)
-    assert "slices that the strategy omits" not in said(result)
-    assert not (tmp_path / "out.ckpt").exists()
-
-
-LAYOUT = {
-    name: {"dev_matrix": [2], "tensor_map": [-1], "tensor_shape": [2], "field": 0}
-    | {"opt_weight_shard_step": 0, "opt_weight_shard_size": 0}
-    for name in ("w", "v")
-}
-
-
-@pytest.mark.parametrize("same", ["keys", "nothing"])
-def test_the_parts_of_a_map_parameter_share_one_fate(same, ranks, tmp_path):
-    """Statuses are equal on both ranks, and in one case so are the keys."""
-    blocks = [block([1, 2]), block([1, 2] if same == "keys" else [3, 4], seed=7)]
-    src = ranks(*blocks)
-    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))
-    words = ["-s", tmp_path / "s.json"]
-    out = tmp_path / "out.ckpt"
-    run_well("merge", src, *words, "--unlisted", "drop", "-o", out)
-    assert list(read(out)) == ["w", "v"]
-    run_well("merge", src, *words, "--unlisted", "first", "-o", out, "--overwrite")
-    assert out.read_bytes().count(blocks[0]) == 1
-    words += ["-d", tmp_path / "s.json", "-o", tmp_path / "new", "--format", "ckpt"]
-    run_well("reshard", src, *words, "--unlisted", "rank")
-    for rank in range(2):
-        data = (tmp_path / "new" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").read_bytes()
-        assert data.count(blocks[rank]) == 1
-
-
-def test_a_map_parameter_in_one_file_goes_to_every_rank_of_a_split(ranks, tmp_path):
-    (tmp_path / "s.json").write_text(json.dumps({"parallel_layout_item": LAYOUT}))
-    path = ranks(block([1, 2])) / "rank_0" / "net.ckpt"
-    words = ["-d", tmp_path / "s.json", "-o", tmp_path / "new", "--format", "ckpt"]
-    run_well("split", path, *words)
-    for rank in range(2):
-        data = (tmp_path / "new" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt").read_bytes()
-        assert data.count(block([1, 2])) == 1

@@ -294,6 +294,13 @@ def test_patterns_of_names_are_not_layouts(tmp_path):
         ckpttool.write_strategy(strategy, str(tmp_path / "s.ckpt"))
 
 
+def test_split_information_is_no_layout(tmp_path):
+    path = tmp_path / "params_split_info_0.json"
+    path.write_text('{"w": {"split": true, "group_size": 2, "rank_id": 0}}')
+    with pytest.raises(StrategyError, match="lists the sharded axes only"):
+        ckpttool.write_strategy(read_strategy(str(path)), str(tmp_path / "new.ckpt"))
+
+
 @pytest.mark.parametrize("name", ["s.json", "s.yaml", "s.yml"])
 def test_a_name_that_promises_another_form_is_refused(tmp_path, name):
     with pytest.raises(StrategyError, match=r": the suffix is for .* as protobuf; .*/s\.ckpt$"):

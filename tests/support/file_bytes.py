@@ -68,6 +68,17 @@ def map_record(
     return message(1, message(1, name.encode()), message(3, *tensors))
 
 
+def map_block(keys: list[int], seed: int = 0, name: str = "emb", width: int = 3) -> bytes:
+    """Encode a record of a map parameter with these keys."""
+    n = len(keys)
+    return map_record(
+        name,
+        ("int64", (n,), b"".join(key.to_bytes(8, "little") for key in keys)),
+        ("float32", (n, width), bytes((seed + i) % 251 for i in range(4 * n * width))),
+        ("int32", (n,), b"\1\0\0\0" * n),
+    )
+
+
 # --------------------------------------------------------------------------------- strategies
 
 

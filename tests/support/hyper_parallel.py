@@ -67,7 +67,6 @@ class HyperSave:
     entries: Mapping[str, Entry]
     boxes: Mapping[str, Mapping[Box, Iterable[int]]]
     package: str = "distributed_checkpoint"
-    has_keys: bool = True  # tensor_key, since RaggedShard
     remove_redundancy: bool = False
     collectives: bool = True
     protocol: int = 4
@@ -125,7 +124,7 @@ class HyperSave:
         tensors: dict[str, Any] = {name: kind.BytesStorageMetadata() for name in self.objects}
         storage: dict[Any, Any] = {}
         for name in self.objects:
-            info = (f"{name}_rank0.bytes", 0, 17, *[None] * self.has_keys)
+            info = (f"{name}_rank0.bytes", 0, 17, None)
             storage[kind.MetadataIndex(name, (), None)] = kind.StorageInfo(*info)
         for name, (start, sizes), file, key in places:
             entry = self.entries[name]
@@ -134,8 +133,7 @@ class HyperSave:
                 tensors[name] = kind.TensorStorageMetadata(properties, entry.shape, [])
             chunks = tensors[name].chunks
             index = kind.MetadataIndex(name, start, len(chunks))
-            info = (file, 0, -1, *[key] * self.has_keys)
-            storage[index] = kind.StorageInfo(*info)
+            storage[index] = kind.StorageInfo(file, 0, -1, key)
             chunks.append(kind.ChunkStorageMetadata(start, sizes))
         planner = {name: ("model", *name.split(".")) for name in self.entries}
         metadata = kind.Metadata(tensors, planner, storage, self.version)
