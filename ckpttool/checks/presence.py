@@ -185,7 +185,9 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
         lack = f"not in {shorten((file.path for file in files), 1)}{state}"
     states = ((without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read"), (held, lack))
     remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks]
-    codes = ("leftover", "absent", "part") if without_file else ()
+    codes = {"leftover", "absent", "part"} if without_file else set()
+    if catalog.expected_ranks is not None:
+        codes.discard("part")  # all that were written are meant to be there
     notes = [note for note in catalog.diagnostics if note.code in codes]
     remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
     if checkpoint.is_deduplicated:
