@@ -34,7 +34,7 @@ from pathlib import Path
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
 from ckpttool.formats.foreign import Device, RankTable, read_rank_table
-from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder
+from ckpttool.formats.local import find_paths, is_file, is_folder, list_folder, list_readable
 from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
 from ckpttool.strategy_files.folders import (
     STRATEGY_FOLDER,
@@ -183,7 +183,4 @@ def find_devices(root: str, diagnostics: Diagnostics) -> Mapping[int, Device]:
 
 def _list_rank_tables(folder: Path) -> list[Path]:
     """Return the rank tables in a folder, by name; none if it cannot be read."""
-    try:
-        return [p for p in list_folder(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]
-    except OSError:
-        return []  # the folder above need not be readable
+    return [p for p in list_readable(folder) if _TABLE_NAME.fullmatch(p.name) and is_file(p)]

@@ -60,6 +60,7 @@ from ckpttool.formats.local import (
     is_file,
     is_folder,
     list_folder,
+    list_readable,
     read_file,
     unreadable,
 )
@@ -277,7 +278,7 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
             others = [
                 str(path.relative_to(above))
                 for other, rank, path in named_folders(beside)
-                if other == word and rank != own
+                if other == word and path != folder and (depth == 1 or rank != own)
                 if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
             ]
             if others:
@@ -300,10 +301,7 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
     for depth, path in enumerate((file, *file.parents[:3])):
         if not _DIGITS.search(path.name):
             continue
-        try:
-            names_beside = [p.name for p in list_folder(path.parent)]
-        except OSError:
-            continue  # a folder further up need not be readable
+        names_beside = [p.name for p in list_readable(path.parent)]
         for names in find_numbered([*names_beside, path.name], are_files=not depth):
             own = next((number for number, name in names.items() if name == path.name), None)
             if own is None:
@@ -883,11 +881,7 @@ def _list_files_below(root: Path) -> str:
 
 def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Path]:
     """Yield the checkpoint files, or all, at most ``depth`` folders below a folder."""
-    try:
-        inside = list_folder(folder)
-    except OSError:
-        return  # a list in a message needs no folder that cannot be read
-    for path in inside:
+    for path in list_readable(folder):
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1, is_any)

@@ -16,7 +16,7 @@ from ckpttool.discovery.file_names import NUMBER
 from ckpttool.discovery.leftovers import describe_ignored
 from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
 from ckpttool.formats import format_of_suffix, read_index
-from ckpttool.formats.local import is_file, is_folder, list_folder
+from ckpttool.formats.local import is_file, is_folder, list_folder, list_readable
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
     MAP_NAME,
@@ -94,11 +94,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
 
 def note_index(path: Path, diagnostics: Diagnostics) -> None:
     """Note if the folder of a single file has an index, which names further files."""
-    try:
-        names = [other.name for other in list_folder(path.absolute().parent)]
-    except OSError:
-        return  # the note is a courtesy; a folder need not be readable
-    indexes = [name for name in names if is_index_name(name)]
+    beside = list_readable(path.absolute().parent)
+    indexes = [other.name for other in beside if is_index_name(other.name)]
     if indexes:
         text = "read as a checkpoint of one file"
         facts = f"{indexes[0]} beside it lists other files, too"

@@ -47,6 +47,14 @@ def list_folder(folder: AnyPath) -> list[Path]:
     return sorted(Path(folder).iterdir())
 
 
+def list_readable(folder: AnyPath) -> list[Path]:
+    """Return the same; none if the folder, which is not needed, cannot be read."""
+    try:
+        return list_folder(folder)
+    except OSError:
+        return []
+
+
 def find_paths(folder: AnyPath, pattern: str) -> Iterator[Path]:
     """Yield the paths below a folder that match a pattern of ``Path.glob``, in any order."""
     return Path(folder).glob(pattern)
