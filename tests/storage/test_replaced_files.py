@@ -110,7 +110,7 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
     with pytest.raises(CkptToolError, match=OTHER):
         write_file(task)
     link.to("a")
-    remote.attempt = write_file(task)
+    remote.attempt = write_file(task).attempt
     remote.seal()
     remote.rename()
 
