@@ -188,7 +188,7 @@ def execute(
     if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
     try:
-        transaction = Transaction.open(plan, assignment)
+        transaction = Transaction(plan, assignment)
     except OSError as error:
         path = str(Path(plan.target.manifest_path))
         raise _failure(path, error) from error

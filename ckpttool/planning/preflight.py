@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 
@@ -160,8 +161,7 @@ def _destination_problems(
     yield from _mixing_problems(source, target)
     if target.is_merged:
         return
-    stale = None if options.overwrite or blocked else _find_stale_files(target)
-    if stale is not None:
+    for stale in () if options.overwrite or blocked else _find_stale_files(target):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
 
@@ -284,12 +284,11 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     return access_problem(partial, os.R_OK | os.W_OK)
 
 
-def _find_stale_files(target: Target) -> Diagnostic | None:
-    """Return the warning about files of ranks or formats that the target does not have."""
-    if target.is_merged:
-        return None
-    first = next(iter(target.paths.items()), None)
-    return None if first is None else stale_files(*first, range(target.ranks))
+def _find_stale_files(target: Target) -> Iterator[Diagnostic]:
+    """Yield the warning about files of ranks or formats that the target does not have."""
+    if not target.is_merged:
+        for first in islice(target.paths.items(), 1):
+            yield from stale_files(*first, range(target.ranks))
 
 
 def preflight(
@@ -347,8 +346,8 @@ def preflight(
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if options.overwrite and (stale := _find_stale_files(target)) is not None:
-            seen.add(stale)
+        if options.overwrite:
+            seen.add(*_find_stale_files(target))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     if found is not None and found.refusals:
         there = manifest = []  # a refusal says more than that a file exists

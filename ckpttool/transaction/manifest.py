@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -75,20 +75,11 @@ class Manifest:
 def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
-    for piece in _before_seal(head, outputs):
+    lines = (f"{',' if number else ''}\n{line}" for number, line in enumerate(outputs))
+    for piece in chain((json.dumps(head).removesuffix("}") + OPEN,), lines, ("\n",)):
         state.update(piece.encode("ascii"))
         yield piece
     yield _seal(state.hexdigest())
-
-
-def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a sealed document except its last line."""
-    yield json.dumps(head).removesuffix("}") + OPEN
-    comma = ""
-    for line in outputs:
-        yield f"{comma}\n{line}"
-        comma = ","
-    yield "\n"
 
 
 def digest_in(last_line: str) -> str:
