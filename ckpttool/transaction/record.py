@@ -16,7 +16,7 @@
 13. A whole run, or `ckpttool.finalize` for parts: the outputs are unchanged.  The stamps and
     documents are written, then the manifest: COMPLETE.
 14. The logs and the plan are removed, with the record locked.
-15. `Transaction.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
+15. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
     record is removed.  After a crash line 2 decides.
 """
 
@@ -51,7 +51,7 @@ MIXTURE = "outputs may mix old and new data"
 
 
 class Transaction(Claim):
-    """A run that writes a set of outputs, or a part of it; ends with `finish` or `abandon`.
+    """A run that writes a set of outputs, or a part of it; ends with `finish` or `Claim.abandon`.
 
     Attributes
     ----------
