@@ -14,41 +14,43 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ckpttool._version import __version__
+from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
-if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.discovery.scan import SourceOptions, scan
-    from ckpttool.execution.copy import CopyOptions
-    from ckpttool.execution.execute import execute
-    from ckpttool.execution.executors import RunOptions, open_engine
-    from ckpttool.execution.memory import fit_memory
-    from ckpttool.formats import read_index
-    from ckpttool.operations.diff import diff
-    from ckpttool.operations.inspect import describe
-    from ckpttool.operations.plans import plan_merge, plan_reshard, plan_split
-    from ckpttool.operations.source import resolve
-    from ckpttool.operations.verify import verify
-    from ckpttool.problems import (
-        CkptToolError,
-        CombinedError,
-        Diagnostic,
-        Diagnostics,
-        EngineError,
-        ExecutionError,
-        FormatError,
-        PlanError,
-        StrategyError,
-        UnsupportedError,
-        VerifyError,
-    )
-    from ckpttool.storage.compare import Tolerance
-    from ckpttool.strategy_files.reader import read_strategy
-    from ckpttool.strategy_files.writer import write_strategy
-    from ckpttool.transaction.finalize import finalize
-    from ckpttool.transaction.manifest import Manifest
-    from ckpttool.transaction.resume import OutputOptions
+if TYPE_CHECKING:  # an alias makes a name public
+    from ckpttool.checkpoint.checkpoint import ResolveOptions as ResolveOptions
+    from ckpttool.discovery.scan import SourceOptions as SourceOptions
+    from ckpttool.discovery.scan import scan as scan
+    from ckpttool.execution.copy import CopyOptions as CopyOptions
+    from ckpttool.execution.execute import execute as execute
+    from ckpttool.execution.executors import RunOptions as RunOptions
+    from ckpttool.execution.executors import open_engine as open_engine
+    from ckpttool.execution.memory import fit_memory as fit_memory
+    from ckpttool.formats import read_index as read_index
+    from ckpttool.operations.diff import diff as diff
+    from ckpttool.operations.inspect import describe as describe
+    from ckpttool.operations.plans import plan_merge as plan_merge
+    from ckpttool.operations.plans import plan_reshard as plan_reshard
+    from ckpttool.operations.plans import plan_split as plan_split
+    from ckpttool.operations.source import resolve as resolve
+    from ckpttool.operations.verify import verify as verify
+    from ckpttool.problems import CkptToolError as CkptToolError
+    from ckpttool.problems import CombinedError as CombinedError
+    from ckpttool.problems import Diagnostic as Diagnostic
+    from ckpttool.problems import Diagnostics as Diagnostics
+    from ckpttool.problems import EngineError as EngineError
+    from ckpttool.problems import ExecutionError as ExecutionError
+    from ckpttool.problems import FormatError as FormatError
+    from ckpttool.problems import PlanError as PlanError
+    from ckpttool.problems import StrategyError as StrategyError
+    from ckpttool.problems import UnsupportedError as UnsupportedError
+    from ckpttool.problems import VerifyError as VerifyError
+    from ckpttool.storage.compare import Tolerance as Tolerance
+    from ckpttool.strategy_files.reader import read_strategy as read_strategy
+    from ckpttool.strategy_files.writer import write_strategy as write_strategy
+    from ckpttool.transaction.finalize import finalize as finalize
+    from ckpttool.transaction.manifest import Manifest as Manifest
+    from ckpttool.transaction.resume import OutputOptions as OutputOptions
 
 
 # The module of each public name.  A name is imported when it is first used, so that a command
@@ -89,42 +91,7 @@ _MODULES = {
     "write_strategy": "ckpttool.strategy_files.writer",
 }
 
-__all__ = [
-    "CkptToolError",
-    "CombinedError",
-    "CopyOptions",
-    "Diagnostic",
-    "Diagnostics",
-    "EngineError",
-    "ExecutionError",
-    "FormatError",
-    "Manifest",
-    "OutputOptions",
-    "PlanError",
-    "ResolveOptions",
-    "RunOptions",
-    "SourceOptions",
-    "StrategyError",
-    "Tolerance",
-    "UnsupportedError",
-    "VerifyError",
-    "__version__",
-    "describe",
-    "diff",
-    "execute",
-    "finalize",
-    "fit_memory",
-    "open_engine",
-    "plan_merge",
-    "plan_reshard",
-    "plan_split",
-    "read_index",
-    "read_strategy",
-    "resolve",
-    "scan",
-    "verify",
-    "write_strategy",
-]
+__all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ class has the exit code of the command line.  Arguments are positional and all g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
@@ -25,7 +25,7 @@ INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool i
 Severity = Literal["note", "warning", "error"]
 Command = Literal["convert", "inspect", "verify", "diff"]  # merge and others convert
 
-SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column of `CODES`
+SeverityOf: TypeAlias = Mapping[str, Severity | None]  # a column or a line of `CODES`
 
 COMMANDS: tuple[Command, ...] = ("convert", "inspect", "verify", "diff")
 
@@ -46,177 +46,157 @@ class Code:
 
     meaning: str
     default: Severity
-    exceptions: Mapping[Command, Severity | None] = field(default_factory=dict)
+    exceptions: SeverityOf
+
+
+def _note(meaning: str, **exceptions: Severity | None) -> Code:
+    return Code(meaning, "note", exceptions)
+
+
+def _warning(meaning: str, **exceptions: Severity | None) -> Code:
+    return Code(meaning, "warning", exceptions)
+
+
+def _error(meaning: str, **exceptions: Severity | None) -> Code:
+    return Code(meaning, "error", exceptions)
 
 
 CODES: Mapping[str, Code] = {
     # files
-    "damaged": Code(
-        "a file is not what its format says, or its tensors have bytes in common", "error"
+    "damaged": _error("a file is not what its format says, or its tensors have bytes in common"),
+    "unreadable": _error("the system cannot read a file"),
+    "unsupported": _error("a file is of a kind that ckpttool does not read"),
+    "unsupported_type": _note(
+        "element types of safetensors that MindSpore lacks", verify="warning"
     ),
-    "unreadable": Code("the system cannot read a file", "error"),
-    "unsupported": Code("a file is of a kind that ckpttool does not read", "error"),
-    "unsupported_type": Code(
-        "element types of safetensors that MindSpore lacks", "note", {"verify": "warning"}
-    ),
-    "no_library": Code("a package that a file needs is not installed", "error"),
-    "checksum": Code("a checksum or an authentication tag is wrong", "error"),
-    "verified": Code("checksums, tags or hashes were verified and are right", "note"),
-    "no_checksum": Code("files were saved without a checksum", "note"),
-    "unverified": Code(
-        "there is a checksum, and it was not verified", "warning", {"verify": "note"}
-    ),
-    "encryption": Code("what encryption means for this run", "note"),
-    "mixed_encryption": Code("only some files are encrypted", "warning", {"verify": "note"}),
+    "no_library": _error("a package that a file needs is not installed"),
+    "checksum": _error("a checksum or an authentication tag is wrong"),
+    "verified": _note("checksums, tags or hashes were verified and are right"),
+    "no_checksum": _note("files were saved without a checksum"),
+    "unverified": _warning("there is a checksum, and it was not verified", verify="note"),
+    "encryption": _note("what encryption means for this run"),
+    "mixed_encryption": _warning("only some files are encrypted", verify="note"),
     # ranks and slices
-    "missing": Code("slices that no rank has", "error"),
-    "missing_rank": Code(
-        "a rank has no file, and no strategy says whether others hold its slices",
-        "note",
-        {"verify": "warning"},
+    "missing": _error("slices that no rank has"),
+    "missing_rank": _note(
+        "a rank has no file, and no strategy says whether others hold its slices", verify="warning"
     ),
-    "missing_replica": Code("a rank has no file, and others hold all its slices", "warning"),
-    "damaged_replica": Code(
-        "a file cannot be read, and others hold all its slices", "warning", {"verify": "error"}
+    "missing_replica": _warning("a rank has no file, and others hold all its slices"),
+    "damaged_replica": _warning(
+        "a file cannot be read, and others hold all its slices", verify="error"
     ),
-    "missing_own": Code(
-        "every rank has a value of its own, and that of a missing rank is lost", "warning"
+    "missing_own": _warning(
+        "every rank has a value of its own, and that of a missing rank is lost"
     ),
-    "lacking": Code(
-        "a file lacks parameters that its replicas or the other ranks of its stage hold", "warning"
+    "lacking": _warning(
+        "a file lacks parameters that its replicas or the other ranks of its stage hold"
     ),
-    "empty": Code("a file holds no tensor: cut short, or saved without redundancy", "note"),
-    "faulty_replica": Code(
-        "a described file is not as described, and others hold all its slices",
-        "warning",
-        {"verify": "note"},
+    "empty": _note("a file holds no tensor: cut short, or saved without redundancy"),
+    "faulty_replica": _warning(
+        "a described file is not as described, and others hold all its slices", verify="note"
     ),
-    "emptied": Code("a file holds no tensor and should hold some", "warning", {"verify": "note"}),
-    "deduplicated": Code("the checkpoint was saved without redundancy", "note"),
-    "one_of_several": Code("one rank's file of several", "warning", {"verify": "note"}),
-    "absent": Code("listed or described, and in no file, or not in all that are listed", "note"),
-    "no_optimizer": Code(
-        "optimizer state is described, and no file of it is there: not saved, or not copied",
-        "warning",
+    "emptied": _warning("a file holds no tensor and should hold some", verify="note"),
+    "deduplicated": _note("the checkpoint was saved without redundancy"),
+    "one_of_several": _warning("one rank's file of several", verify="note"),
+    "absent": _note("listed or described, and in no file, or not in all that are listed"),
+    "no_optimizer": _warning(
+        "optimizer state is described, and no file of it is there: not saved, or not copied"
     ),
-    "unsaved": Code("weights are in the strategy and in no file", "warning"),
-    "nothing": Code("there is no tensor to examine or to write", "error", {"inspect": "warning"}),
-    "no_elements": Code("there are tensors, and none of them has an element", "warning"),
-    "renamed": Code(
-        "parameters of the strategy are in no file, and others are in no strategy", "warning"
-    ),
-    "part": Code("only some ranks or outputs are meant", "note"),
+    "unsaved": _warning("weights are in the strategy and in no file"),
+    "nothing": _error("there is no tensor to examine or to write", inspect="warning"),
+    "no_elements": _warning("there are tensors, and none of them has an element"),
+    "renamed": _warning("parameters of the strategy are in no file, and others are in no strategy"),
+    "part": _note("only some ranks or outputs are meant"),
     # steps and saves
-    "step": Code("which step is read", "note"),
-    "older_step": Code("not all ranks have the newest step", "warning"),
-    "older_ranks": Code("ranks that the strategy lacks, with older steps", "warning"),
-    "mixed_steps": Code(
-        "ranks are not of one step, by names or by step counters", "error", {"inspect": "warning"}
+    "step": _note("which step is read"),
+    "older_step": _warning("not all ranks have the newest step"),
+    "older_ranks": _warning("ranks that the strategy lacks, with older steps"),
+    "mixed_steps": _error(
+        "ranks are not of one step, by names or by step counters", inspect="warning"
     ),
-    "mixed_runs": Code("nothing shows which files are of one run", "error", {"inspect": "warning"}),
-    "mixed_times": Code("an older step was written after a later one", "warning"),
-    "unfinished": Code(
-        "the save or the run that wrote it did not finish", "error", {"inspect": "warning"}
-    ),
-    "nothing_complete": Code("a run that has not ended has completed no output yet", "error"),
-    "leftover": Code("traces of a save or a run that did not finish", "note"),
-    "resumed": Code("what an earlier run left, and what becomes of it", "note"),
-    "skipped": Code("files that are not read or not written", "note"),
-    "overlay": Code(
-        "files hold other copies of tensors than those that the index names", "warning"
-    ),
-    "no_locks": Code(
+    "mixed_runs": _error("nothing shows which files are of one run", inspect="warning"),
+    "mixed_times": _warning("an older step was written after a later one"),
+    "unfinished": _error("the save or the run that wrote it did not finish", inspect="warning"),
+    "nothing_complete": _error("a run that has not ended has completed no output yet"),
+    "leftover": _note("traces of a save or a run that did not finish"),
+    "resumed": _note("what an earlier run left, and what becomes of it"),
+    "skipped": _note("files that are not read or not written"),
+    "overlay": _warning("files hold other copies of tensors than those that the index names"),
+    "no_locks": _warning(
         "the file system has no locks, which keep two runs apart",
-        "warning",
-        {"inspect": None, "verify": None, "diff": None},
+        inspect=None,
+        verify=None,
+        diff=None,
     ),
-    "stale": Code(
-        "a file that a loader may take for a part of this set",
-        "warning",
-        {"inspect": None, "verify": None, "diff": None},
+    "stale": _warning(
+        "a file that a loader may take for a part of this set", inspect=None, verify=None, diff=None
     ),
     # strategy and layouts
-    "no_strategy": Code("several ranks and no strategy", "error"),
-    "invalid_strategy": Code("a strategy is malformed or impossible", "error"),
-    "strategy": Code("the strategy does not fit the checkpoint", "error"),
-    "contradicted": Code(
-        "contents or slices contradict the strategy", "error", {"inspect": "warning"}
+    "no_strategy": _error("several ranks and no strategy"),
+    "invalid_strategy": _error("a strategy is malformed or impossible"),
+    "strategy": _error("the strategy does not fit the checkpoint"),
+    "contradicted": _error("contents or slices contradict the strategy", inspect="warning"),
+    "undecided_shard": _error("contents do not decide an optimizer shard", inspect="warning"),
+    "equal_slices": _warning("slices that should differ are equal"),
+    "unlike_states": _warning("a parameter and its state are sharded differently"),
+    "not_compared": _warning("a check that could not be made"),
+    "borrowed_strategy": _warning(
+        "the strategy of B is that of A", convert=None, inspect=None, verify=None
     ),
-    "undecided_shard": Code(
-        "contents do not decide an optimizer shard", "error", {"inspect": "warning"}
+    "strategy_file": _note("which strategy files are read"),
+    "other_strategy": _warning(
+        "the manifest names another strategy, or cannot name it", verify="note"
     ),
-    "equal_slices": Code("slices that should differ are equal", "warning"),
-    "unlike_states": Code("a parameter and its state are sharded differently", "warning"),
-    "not_compared": Code("a check that could not be made", "warning"),
-    "borrowed_strategy": Code(
-        "the strategy of B is that of A",
-        "warning",
-        {"convert": None, "inspect": None, "verify": None},
+    "corrected": _note("read otherwise than it is described"),
+    "inferred": _warning("contents decided an optimizer shard"),
+    "follows": _note("optimizer state takes the layout of its parameter"),
+    "guessed": _warning(
+        "only names and shapes show that a tensor is optimizer state", verify="note"
     ),
-    "strategy_file": Code("which strategy files are read", "note"),
-    "other_strategy": Code(
-        "the manifest names another strategy, or cannot name it", "warning", {"verify": "note"}
-    ),
-    "corrected": Code("read otherwise than it is described", "note"),
-    "inferred": Code("contents decided an optimizer shard", "warning"),
-    "follows": Code("optimizer state takes the layout of its parameter", "note"),
-    "guessed": Code(
-        "only names and shapes show that a tensor is optimizer state", "warning", {"verify": "note"}
-    ),
-    "doubt": Code("what is not certain", "note"),
-    "replica": Code("ranks that should hold the same do not", "error", {"inspect": "warning"}),
-    "own_values": Code(
-        "a described statistic that every rank has for itself", "warning", {"verify": "note"}
-    ),
+    "doubt": _note("what is not certain"),
+    "replica": _error("ranks that should hold the same do not", inspect="warning"),
+    "own_values": _warning("a described statistic that every rank has for itself", verify="note"),
     # parameters without a layout
-    "unlisted": Code(
-        "parameters that are not in the strategy and differ between ranks",
-        "error",
-        {"verify": "warning"},
+    "unlisted": _error(
+        "parameters that are not in the strategy and differ between ranks", verify="warning"
     ),
-    "decided": Code(
-        "what --unlisted does with parameters", "note", {"inspect": None, "verify": None}
-    ),
-    "partly_held": Code(
+    "decided": _note("what --unlisted does with parameters", inspect=None, verify=None),
+    "partly_held": _warning(
         "parameters that are not in the strategy and that only some ranks hold",
-        "warning",
-        {"inspect": None, "verify": None},
+        inspect=None,
+        verify=None,
     ),
-    "no_pattern": Code("no pattern of a hand-written strategy matches", "note", {"verify": None}),
-    "undivided": Code("taken or written in full", "note"),
-    "dropped": Code("tensors that are left out", "note"),
+    "no_pattern": _note("no pattern of a hand-written strategy matches", verify=None),
+    "undivided": _note("taken or written in full"),
+    "dropped": _note("tensors that are left out"),
     # tensors and values
-    "dtype": Code("ranks hold a parameter in several element types", "error"),
-    "shape": Code("shapes do not fit over ranks, or with the strategy", "error"),
-    "nan": Code("values are NaN", "warning"),
-    "infinite": Code("values are infinite", "warning"),
-    "zero": Code("a weight of two or more axes, or one rank's slice of it, is all zero", "warning"),
-    "zero_state": Code("values are all zero, as when training begins", "note"),
+    "dtype": _error("ranks hold a parameter in several element types"),
+    "shape": _error("shapes do not fit over ranks, or with the strategy"),
+    "nan": _warning("values are NaN"),
+    "infinite": _warning("values are infinite"),
+    "zero": _warning("a weight of two or more axes, or one rank's slice of it, is all zero"),
+    "zero_state": _note("values are all zero, as when training begins"),
     # why a command cannot do what was requested
-    "usage": Code("the command line is wrong", "error"),
-    "source": Code("the input is not a checkpoint that can be read as requested", "error"),
-    "options": Code("options contradict each other or the input", "error"),
-    "changed": Code("files changed while they were read", "error"),
-    "destination": Code("outputs cannot be written there", "error"),
-    "resume": Code("an earlier run is not of this command", "error"),
-    "busy": Code("another run is writing there", "error"),
-    "parts": Code("the parts of a set do not fit together", "error"),
-    "engine": Code("workers cannot do this work", "error"),
-    "no_engine": Code("an engine, its library or its workers are missing", "error"),
-    "memory": Code("the work does not fit --max-memory", "error"),
+    "usage": _error("the command line is wrong"),
+    "source": _error("the input is not a checkpoint that can be read as requested"),
+    "options": _error("options contradict each other or the input"),
+    "changed": _error("files changed while they were read"),
+    "destination": _error("outputs cannot be written there"),
+    "resume": _error("an earlier run is not of this command"),
+    "busy": _error("another run is writing there"),
+    "parts": _error("the parts of a set do not fit together"),
+    "engine": _error("workers cannot do this work"),
+    "no_engine": _error("an engine, its library or its workers are missing"),
+    "memory": _error("the work does not fit --max-memory"),
     # outputs
-    "target": Code(
-        "a parameter does not fit the target",
-        "error",
-        {"inspect": None, "verify": None, "diff": None},
-    ),
-    "format": Code("what the format of files means for those who load them", "note"),
-    "manifest": Code("a file is missing or is not what its manifest lists", "error"),
-    "not_written": Code("an output could not be written", "error"),
-    "wrong_output": Code("what was written is not what it should be", "error"),
+    "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
+    "format": _note("what the format of files means for those who load them"),
+    "manifest": _error("a file is missing or is not what its manifest lists"),
+    "not_written": _error("an output could not be written"),
+    "wrong_output": _error("what was written is not what it should be"),
     # why a command ended early
-    "stopped": Code("a signal ended the run", "error"),
-    "internal": Code("a mistake in ckpttool", "error"),
+    "stopped": _error("a signal ended the run"),
+    "internal": _error("a mistake in ckpttool"),
 }
 
 MOST = 3  # names, or facts, in one text
@@ -546,10 +526,14 @@ class LibraryError(UnsupportedError):
     exit_code = 8
 
 
-class AuthenticityError(FormatError):
-    """An encrypted file that the key does not decrypt, or that was changed."""
+class ChecksumError(FormatError):
+    """A file whose bytes are not those of its checksum."""
 
     code = "checksum"
+
+
+class AuthenticityError(ChecksumError):
+    """An encrypted file that the key does not decrypt, or that was changed."""
 
 
 class UnreadableError(FormatError):

@@ -309,30 +309,46 @@ def test_a_command_that_needs_no_arrays_loads_none_of_the_heavy_packages(argumen
     assert done.stdout
 
 
-@pytest.mark.parametrize("argument", ["--version", "--help"])
-def test_the_start_loads_click_and_next_to_nothing_else(argument):
+START = ("", "_version", "cli", "cli.main", "cli.signals", "problems", "wording")
+
+
+def loaded_by(*arguments: str) -> tuple[set[str], int]:
+    """Return the modules of the package that a command loads, and the number of all modules."""
     code = (
         "import click, sys\n"
         "before = set(sys.modules)\n"
         "from ckpttool.cli.main import main\n"
-        f"main([{argument!r}], standalone_mode=False)\n"
+        f"main({arguments!r}, standalone_mode=False)\n"
         "print(*set(sys.modules) - before, file=sys.stderr)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     loaded = done.stderr.split()
-    ours = {name for name in loaded if name.startswith("ckpttool")}
-    assert ours == {
-        "ckpttool",
-        "ckpttool.problems",
-        "ckpttool.wording",
-        "ckpttool._version",
-        "ckpttool.cli",
-        "ckpttool.cli.main",
-        "ckpttool.cli.signals",
-    }
-    assert len(loaded) <= 21  # it was 80 when every command was loaded
+    return {name[9:] for name in loaded if name.startswith("ckpttool")}, len(loaded)
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_start_loads_click_and_next_to_nothing_else(argument):
+    ours, number = loaded_by(argument)
+    assert ours == {*START}
+    assert number <= 21  # it was 80 when every command was loaded
+
+
+@pytest.mark.parametrize("command", ["inspect", "merge", "verify", "diff"])
+def test_the_help_of_a_command_loads_its_options_and_the_formats(command):
+    ours, number = loaded_by(command, "--help")
+    rooms = {name.partition(".")[0] for name in ours if name not in START}
+    assert rooms == {"cli", "concurrency", "formats", "model", "secret"}
+    assert number <= 125  # it was 175 when the steps of all commands were loaded
+
+
+def test_inspecting_a_file_loads_neither_plans_nor_documents():
+    path = GOLDEN / "append_dict_scalars" / "src" / "rank_0" / "checkpoint-2_10.ckpt"
+    ours, _ = loaded_by("inspect", str(path))
+    assert not any(name.startswith("planning") for name in ours)
+    assert not ours & {"operations.documents", "operations.convert", "execution.execute"}
+    assert len(ours) <= 85
 
 
 ABOUT_OUTPUTS = {  # functions that look at the destination
@@ -399,7 +415,10 @@ def test_every_command_is_in_a_module_of_its_name():
 def test_the_public_names_are_all_there_and_no_others():
     for name in ckpttool.__all__:
         assert getattr(ckpttool, name) is not None
-    assert set(ckpttool.__all__) == {*ckpttool._MODULES, "__version__"}
+    tree = ast.parse(Path(ckpttool.__file__).read_text(encoding="utf-8"))
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    exported = {one.asname: node.module for node in imports for one in node.names if one.asname}
+    assert exported == {**ckpttool._MODULES, "__version__": "ckpttool._version"}
     with pytest.raises(AttributeError, match="nonsense"):
         ckpttool.nonsense  # noqa: B018
 

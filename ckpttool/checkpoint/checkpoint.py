@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.samples import SampledTensor
 
 UnlistedChoice = Literal["rank", "first", "drop"]
+Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 
 # Each rank stores its own number in an emergency save.  It means nothing to other ranks.
 # Source: MindSpore 2.10 train/callback/_train_fault_tolerance.py (_save_checkpoint_on_failure).
@@ -123,9 +125,9 @@ class Checkpoint:
         be read.
     copies
         The copies of tensors that an index names in another file.
-    compared
-        What reading every byte found: replicas that differ, for verify also values; None if not all
-        was read.
+    read
+        What reading more than headers and samples found, by what was read: ``"checksums"`` of
+        files, ``"contents"`` of all slices, ``"unlisted"`` tensors, the ``"manifest"``.
     unread
         The error that ended the reading of contents, if one did.
     evidence
@@ -135,7 +137,7 @@ class Checkpoint:
     catalog: Catalog
     strategy: Strategy
     options: ResolveOptions = ResolveOptions()
-    records: tuple[Tensor, ...] = ()
+    records: Collection[Tensor] = ()
     are_joined: bool = True
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
@@ -146,9 +148,15 @@ class Checkpoint:
     differing_stages: tuple[tuple[FullTensor, FullTensor], ...] = ()
     indexes: Mapping[str, IndexedTensors] = field(default_factory=dict)
     copies: ComparedCopies = ComparedCopies()
-    compared: tuple[Diagnostic, ...] | None = None
+    read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     evidence: Evidence = field(default_factory=Evidence, compare=False)
+
+    def knowing(self, **contents: object) -> Checkpoint:
+        """Return the checkpoint with more of what contents show."""
+        known = copy(self)  # `replace` would forget all that follows from headers alone
+        known.__dict__.update(contents)
+        return known
 
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""

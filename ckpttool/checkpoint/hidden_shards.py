@@ -51,33 +51,33 @@ def ambiguity_reason(
     shards: Mapping[str, int],
 ) -> Asking[str | None]:
     """Return the evidence of diverged replicas, or None if slices of a shard are proven."""
-    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
+    sharded = [tensor for tensor in listed if shards.get(tensor.name, 1) > 1]
     if not sharded or shards_by_gradients(listed):  # shapes prove the shard
         return None
-    replicas = [source.layout.replicas for source in sharded if shards[source.meta.name] == 2]
+    replicas = [tensor.layout.replicas for tensor in sharded if shards[tensor.name] == 2]
     if len(replicas) == len(sharded) and set(replicas) == {2}:
         return "two replicas only"
-    smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.meta.name])
-    nbytes = smallest.meta.nbytes * shards[smallest.meta.name]
-    is_all = shards[smallest.meta.name] == smallest.layout.replicas
+    smallest = min(sharded, key=lambda one: one.meta.nbytes * shards[one.name])
+    nbytes = smallest.meta.nbytes * shards[smallest.name]
+    is_all = shards[smallest.name] == smallest.layout.replicas
     unsharded = [
-        source.meta.name
-        for source, held in zip(listed, contents, strict=True)
-        if shards.get(source.meta.name) == 1
+        tensor.name
+        for tensor, held in zip(listed, contents, strict=True)
+        if shards.get(tensor.name) == 1
         and not all(sample.is_constant for sample in held.values())
-        and not parse_name(source.meta.name).is_gradient
-        and source.meta.nbytes >= nbytes
-        and _is_divisible(source, source.layout.replicas if is_all else shards[smallest.meta.name])
+        and not parse_name(tensor.name).is_gradient
+        and tensor.meta.nbytes >= nbytes
+        and _is_divisible(tensor, tensor.layout.replicas if is_all else shards[smallest.name])
     ]
     if unsharded:
-        return f"{shorten(unsharded, 3)}, as large as {smallest.meta.name}, equal on these ranks"
+        return f"{shorten(unsharded, 3)}, as large as {smallest.name}, equal on these ranks"
     of_sharded = [held for one, held in zip(listed, contents, strict=True) if one in sharded]
     return (yield from _nearness_reason(sharded, of_sharded))
 
 
-def _is_divisible(source: FullTensor, shard: int) -> bool:
+def _is_divisible(tensor: FullTensor, shard: int) -> bool:
     """Return whether a shard divides the rows and the replicas of a tensor."""
-    return source.meta.shape[0] % shard == 0 and source.layout.replicas % shard == 0
+    return tensor.meta.shape[0] % shard == 0 and tensor.layout.replicas % shard == 0
 
 
 def _nearness_reason(
@@ -87,30 +87,30 @@ def _nearness_reason(
     from ckpttool.storage.sampling import nearness
 
     pairs = [
-        (source, pair)
-        for source, held in zip(sharded, contents, strict=True)
-        if (pair := _differing_pair(source, held)) is not None
+        (tensor, pair)
+        for tensor, held in zip(sharded, contents, strict=True)
+        if (pair := _differing_pair(tensor, held)) is not None
     ]
     weights = [
         pair for pair in pairs if parse_name(pair[0].meta.name).same_shape_parameter is None
     ] or pairs
     shares = yield from ask(nearness, (pair for _, pair in weights))
     near = total = 0.0
-    for source, pair in weights:
+    for tensor, pair in weights:
         share = shares[pair]
         if share is not None:
-            total += source.meta.nbytes
-            near += share * source.meta.nbytes
+            total += tensor.meta.nbytes
+            near += share * tensor.meta.nbytes
     return "most numbers nearly equal" if near * 2 > total else None
 
 
-def _differing_pair(source: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
+def _differing_pair(tensor: FullTensor, held: Contents) -> tuple[StoredTensor, StoredTensor] | None:
     """Return two replicas of a slice that differ, neither of them constant; None without any."""
-    for tensors in source.slicing.replicas():
-        ranks = [rank for rank in tensors if not held[rank].is_constant]
+    for replicas in tensor.slicing.replicas():
+        ranks = [rank for rank in replicas if not held[rank].is_constant]
         other = next((rank for rank in ranks if held[rank] != held[ranks[0]]), None)
         if other is not None:
-            return tensors[ranks[0]], tensors[other]
+            return replicas[ranks[0]], replicas[other]
     return None
 
 
@@ -129,20 +129,20 @@ def infer_shard(layout: Layout, contents: Contents) -> int | None:
     return shard if are_distinct else 0
 
 
-def possible_shards(source: FullTensor, contents: Contents) -> list[int]:
+def possible_shards(tensor: FullTensor, contents: Contents) -> list[int]:
     """Return the optimizer shards that explain the contents, if missing ranks leave several.
 
     The result is empty if all ranks have the tensor, since their contents decide.
     """
-    layout = source.layout
-    shards = divisors(layout.replicas) if missing_ranks(source) else []
+    layout = tensor.layout
+    shards = divisors(layout.replicas) if missing_ranks(tensor) else []
     ways = [n for n in shards if all(_explains(layout, contents, n))]
     return ways if len(ways) > 1 else []
 
 
-def missing_ranks(source: FullTensor) -> list[int]:
+def missing_ranks(tensor: FullTensor) -> list[int]:
     """Return the ranks of a layout without a file, or with one that lacks the tensor."""
-    slicing = source.slicing
+    slicing = tensor.slicing
     pairs = zip(slicing.owners(), slicing.replicas(), strict=True)
     return sorted(rank for owners, held in pairs for rank in owners if rank not in held)
 
@@ -166,17 +166,17 @@ def shards_by_gradients(listed: Sequence[FullTensor]) -> dict[str, int]:
     Accumulated gradients have as many elements as their parameter.  The same shard splits them, or
     none does.
     """
-    shapes = {source.meta.name: source.meta.shape for source in listed}
+    shapes = {tensor.name: tensor.meta.shape for tensor in listed}
     if not any(parse_name(name).is_gradient for name in shapes):
         return {}
     parameters = match_parameters(listed)
     found: dict[str, int] = {}
-    for source in listed:
-        name, (own, *rest) = source.meta.name, source.meta.shape
+    for tensor in listed:
+        name, (own, *rest) = tensor.name, tensor.meta.shape
         whole, *others = shapes.get(GRADIENTS + parameters[name], (own, *rest))
         if others == rest and whole > own and whole % own == 0:
             shard = whole // own
-            found |= {name: shard} if source.layout.replicas % shard == 0 else {}
+            found |= {name: shard} if tensor.layout.replicas % shard == 0 else {}
     return found
 
 
@@ -200,7 +200,7 @@ def complete_shards(
     shards
         Name to shard, with those added that a parameter, a state or ``requested`` decides.
     undecided
-        The sources that have no shard.
+        The tensors that have no shard.
     by_request
         The names that only ``requested`` decides.
     """
@@ -209,16 +209,16 @@ def complete_shards(
     completed = dict(shards)
     undecided: list[FullTensor] = []
     by_request: list[str] = []
-    for source in listed:
-        name = source.meta.name
+    for tensor in listed:
+        name = tensor.name
         if name in shards:
             continue
         full_rows = rows_of_parameter.get(parameters[name])
-        shard = requested and limit_shard(source.layout, requested)
+        shard = requested and limit_shard(tensor.layout, requested)
         if full_rows is not None:
-            shard = full_rows // source.meta.shape[0]
-        if not shard or source.layout.replicas % shard:
-            undecided.append(source)
+            shard = full_rows // tensor.meta.shape[0]
+        if not shard or tensor.layout.replicas % shard:
+            undecided.append(tensor)
             continue
         completed[name] = shard
         by_request += [name] if full_rows is None else []
@@ -234,15 +234,15 @@ def inconsistent_states(listed: Sequence[FullTensor], shards: Mapping[str, int])
 def _rows(listed: Sequence[FullTensor], shards: Mapping[str, int]) -> dict[str, int]:
     """Return name to full rows, for the tensors with a shard."""
     return {
-        source.meta.name: source.meta.shape[0] * shards[source.meta.name]
-        for source in listed
-        if source.meta.name in shards
+        tensor.name: tensor.meta.shape[0] * shards[tensor.name]
+        for tensor in listed
+        if tensor.name in shards
     }
 
 
 def match_parameters(listed: Sequence[FullTensor]) -> dict[str, str]:
     """Return name to parameter; a name that is not a state maps to itself."""
-    metas = {source.meta.name: source.meta for source in listed}
+    metas = {tensor.name: tensor.meta for tensor in listed}
     owners = drop_unlike_shapes(match_states(metas, metas), metas)
     return {
         name: owners.get(name) or parse_name(name).same_shape_parameter or name for name in metas
@@ -256,21 +256,21 @@ def ambiguity_problems(
 
     ``possible`` has the shards of tensors that some ranks lack; the others have equal elements.
     """
-    return tuple(_ambiguity_problem(source, possible.get(source.meta.name)) for source in undecided)
+    return tuple(_ambiguity_problem(tensor, possible.get(tensor.name)) for tensor in undecided)
 
 
-def _ambiguity_problem(source: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
+def _ambiguity_problem(tensor: FullTensor, possible: Sequence[int] | None) -> Diagnostic:
     """Return the problem of a tensor with equal elements, or without slices of some ranks."""
-    lost = () if possible is None else tuple(missing_ranks(source))
-    shards = divisors(source.layout.replicas) if possible is None else possible
+    lost = () if possible is None else tuple(missing_ranks(tensor))
+    shards = divisors(tensor.layout.replicas) if possible is None else possible
     reason = f"{format_ranks(lost)} not there" if lost else "all elements are equal"
     return Diagnostic(
         "undecided_shard",
         f"it may have an optimizer shard: {reason}",
         hint=f"{'restore the files, or ' if lost else ''}--optimizer-shard N; {_EXPLAINED}",
         options=_SHARD,
-        facts=_shapes(source, shards),
-        tensor=source.meta.name,
+        facts=_shapes(tensor, shards),
+        tensor=tensor.name,
         ranks=lost,
     )
 
@@ -280,9 +280,9 @@ _EXPLAINED = "`ckpttool help undecided_shard` explains"
 _OTHER_SHARD = f"another --optimizer-shard N; {_EXPLAINED}"
 
 
-def _shapes(source: FullTensor, shards: Sequence[int]) -> str:
+def _shapes(tensor: FullTensor, shards: Sequence[int]) -> str:
     """Return the full shapes of a tensor with each shard, for messages."""
-    rows, *others = source.meta.shape
+    rows, *others = tensor.meta.shape
     return "it may become " + " or ".join(str((rows * shard, *others)) for shard in shards)
 
 
@@ -313,7 +313,7 @@ class InferredStrategy:
 
 def infer_strategy(
     strategy: Strategy,
-    sources: Iterable[FullTensor],
+    tensors: Iterable[FullTensor],
     requested: int | None,
     by_samples: bool = False,
 ) -> Asking[InferredStrategy | None]:
@@ -325,8 +325,8 @@ def infer_strategy(
     ----------
     strategy
         The strategy of the source.  Hand-written layouts are not corrected.
-    sources
-        The sources of ``strategy``.  All replicas without an optimizer shard are sampled, and read
+    tensors
+        The tensors of the source.  All replicas without an optimizer shard are sampled, and read
         in full if that may prove a shard.
     requested
         The shard that the user requests, 1 for none.  It decides tensors that fit several shards.
@@ -334,14 +334,14 @@ def infer_strategy(
     by_samples
         Whether to read samples only.
     """
-    sources = list(sources)
-    listed = _candidates(strategy, sources)
-    if not listed and requested in _shards_by_full_shapes(strategy, sources).values():
-        return None  # the sources have it
+    tensors = list(tensors)
+    listed = _candidates(strategy, tensors)
+    if not listed and requested in _shards_by_full_shapes(strategy, tensors).values():
+        return None  # their layouts have it
     inferred = yield from _infer_from(strategy, listed, requested, by_samples)
     if requested is not None or strategy.lists_states:
         return inferred
-    return _refuse_untrained(strategy, sources, inferred)
+    return _refuse_untrained(strategy, tensors, inferred)
 
 
 def _infer_from(
@@ -351,7 +351,7 @@ def _infer_from(
     if requested is not None:
         problem = _indivisible_problem(listed, requested, len(strategy.ranks))
         if problem is not None:
-            return _undecided(strategy, problem, [source.meta.name for source in listed])
+            return _undecided(strategy, problem, [tensor.name for tensor in listed])
     if requested == 1:
         return None
     if requested is None or by_samples:
@@ -363,39 +363,39 @@ def _infer_from(
     return (yield from _infer(strategy, listed, contents, requested))
 
 
-def has_proven_shard(strategy: Strategy, sources: Sequence[FullTensor]) -> bool:
+def has_proven_shard(strategy: Strategy, tensors: Sequence[FullTensor]) -> bool:
     """Return whether shapes alone prove an optimizer shard that the strategy hides."""
-    by_gradients = shards_by_gradients(_candidates(strategy, sources))
-    return bool(by_gradients or _shards_by_full_shapes(strategy, sources))
+    by_gradients = shards_by_gradients(_candidates(strategy, tensors))
+    return bool(by_gradients or _shards_by_full_shapes(strategy, tensors))
 
 
-def _shards_by_full_shapes(strategy: Strategy, sources: Iterable[FullTensor]) -> dict[str, int]:
+def _shards_by_full_shapes(strategy: Strategy, tensors: Iterable[FullTensor]) -> dict[str, int]:
     """Return name to optimizer shard where only the full shape in the strategy shows it."""
     return {
-        source.meta.name: source.layout.optimizer_shard
-        for source in sources
-        if source.is_listed
-        and isinstance(source.slicing, LayoutSlicing)
-        and source.layout.optimizer_shard > 1
-        and all(layout.optimizer_shard == 1 for layout in strategy.layouts[source.meta.name])
+        tensor.name: tensor.layout.optimizer_shard
+        for tensor in tensors
+        if tensor.is_listed
+        and isinstance(tensor.slicing, LayoutSlicing)
+        and tensor.layout.optimizer_shard > 1
+        and all(layout.optimizer_shard == 1 for layout in strategy.layouts[tensor.name])
     }
 
 
 def _refuse_untrained(
-    strategy: Strategy, sources: Sequence[FullTensor], inferred: InferredStrategy | None
+    strategy: Strategy, tensors: Sequence[FullTensor], inferred: InferredStrategy | None
 ) -> InferredStrategy | None:
     """Return the problems of shards that a strategy without optimizer state cannot hide.
 
     They are proven, or a question.  Return None if no shard explains replicas that differ: these
     diverged.
     """
-    shards = _shards_by_full_shapes(strategy, sources)
+    shards = _shards_by_full_shapes(strategy, tensors)
     if inferred is not None:
         for name, layouts in inferred.strategy.layouts.items():
             if layouts != strategy.layouts[name]:
                 shards[name] = layouts[0].optimizer_shard
     undecided = frozenset() if inferred is None else inferred.undecided
-    metas = {source.meta.name: source.meta for source in sources}
+    metas = {tensor.name: tensor.meta for tensor in tensors}
     names = [name for name in metas if name in shards]
     problems: tuple[Diagnostic, ...] = () if inferred is None else inferred.problems
     if shards:
@@ -421,19 +421,19 @@ def _refuse_untrained(
         for one in problems
     )
     about = {*names, *undecided}
-    following = {source.meta.name for source in sources if source.parameter in about}
+    following = {tensor.name for tensor in tensors if tensor.parameter in about}
     return InferredStrategy(strategy, problems=refused, undecided=frozenset(about | following))
 
 
 _NO_STATES = "and the strategy lists no optimizer state"
 
 
-def _candidates(strategy: Strategy, sources: Iterable[FullTensor]) -> list[FullTensor]:
-    """Return the sources that may have a hidden shard, without hand-written layouts."""
+def _candidates(strategy: Strategy, tensors: Iterable[FullTensor]) -> list[FullTensor]:
+    """Return the tensors that may have a hidden shard, without hand-written layouts."""
     return [
-        source
-        for source in sources
-        if may_be_sharded(source) and source.meta.name not in strategy.handwritten
+        tensor
+        for tensor in tensors
+        if may_be_sharded(tensor) and tensor.name not in strategy.handwritten
     ]
 
 
@@ -453,8 +453,8 @@ def _is_final(
     found = shown_shards(listed, contents)
     if inferred is not None:
         return bool(inferred.problems) and None not in found
-    unexplained = [source for source, shard in zip(listed, found, strict=True) if shard == 0]
-    smallest = sorted(unexplained, key=lambda source: source.meta.nbytes)[:1]
+    unexplained = [tensor for tensor, shard in zip(listed, found, strict=True) if shard == 0]
+    smallest = sorted(unexplained, key=lambda tensor: tensor.meta.nbytes)[:1]
     in_full = yield from read_contents(smallest, by_samples=False)
     return 0 in shown_shards(smallest, in_full)
 
@@ -467,8 +467,8 @@ def shown_shards(listed: Sequence[FullTensor], contents: Sequence[Contents]) -> 
         for one, held in zip(listed, contents, strict=True)
     ]
     return [
-        by_shape.get(source.meta.name) if shard is None else shard
-        for source, shard in zip(listed, by_contents, strict=True)
+        by_shape.get(tensor.name) if shard is None else shard
+        for tensor, shard in zip(listed, by_contents, strict=True)
     ]
 
 
@@ -481,9 +481,9 @@ def _infer(
     """Infer the strategy from samples or from full contents; see `infer_strategy`."""
     found = shown_shards(listed, contents)
     possible = {
-        source.meta.name: several
-        for source, shard, held in zip(listed, found, contents, strict=True)
-        if shard is None and (several := possible_shards(source, held))
+        tensor.name: several
+        for tensor, shard, held in zip(listed, found, contents, strict=True)
+        if shard is None and (several := possible_shards(tensor, held))
     }
     may_be_unsharded = all(shard in (None, 1) for shard in found)
     may_be_unsharded = may_be_unsharded and all(1 in several for several in possible.values())
@@ -494,9 +494,7 @@ def _infer(
     if requested is None and not _is_one_shard(strategy, listed, found):
         return None
     shown = {
-        source.meta.name: shard
-        for source, shard in zip(listed, found, strict=True)
-        if shard is not None
+        tensor.name: shard for tensor, shard in zip(listed, found, strict=True) if shard is not None
     }
     shards, undecided, by_request = complete_shards(listed, shown, requested)
     states = inconsistent_states(listed, shards)
@@ -513,7 +511,7 @@ def _infer(
         if reason is not None:
             return _ambiguous(strategy, listed, shards, reason)
     sharded = {name: shard for name, shard in shards.items() if shard > 1}
-    names = frozenset(source.meta.name for source in undecided)
+    names = frozenset(tensor.name for tensor in undecided)
     notes = (
         *_limited_notes(listed, requested),
         *_inferred_notes(sharded, by_request),
@@ -532,9 +530,9 @@ def _is_one_shard(
     it for all tensors or for none.
     """
     sharded = {
-        (source.layout, shard)
-        for source, shard in zip(listed, found, strict=True)
-        if shard is not None and shard > 1 and not parse_name(source.meta.name).is_gradient
+        (tensor.layout, shard)
+        for tensor, shard in zip(listed, found, strict=True)
+        if shard is not None and shard > 1 and not parse_name(tensor.name).is_gradient
     }
     is_listed = any(
         layout.optimizer_shard > 1
@@ -569,7 +567,7 @@ def _indivisible_problem(
     A shard larger than the replicas means all of them (see `limit_shard`).  MindSpore compiles no
     shard larger than the number of ranks.
     """
-    replicas = [source.layout.replicas for source in listed]
+    replicas = [tensor.layout.replicas for tensor in listed]
     if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
         return None
     if not listed:
@@ -578,7 +576,7 @@ def _indivisible_problem(
             "undecided_shard", text, hint="the same command without --optimizer-shard"
         )
     most = max(replicas)
-    named = shorten((one.meta.name for one in listed if one.layout.replicas == most), 3)
+    named = shorten((one.name for one in listed if one.layout.replicas == most), 3)
     text = f"--optimizer-shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
     return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
@@ -589,9 +587,9 @@ def _contradicted(
 ) -> InferredStrategy | None:
     """Return the problem of tensors that show another shard than ``requested``, if any do."""
     others = {
-        source.meta.name: shard
-        for source, shard in zip(listed, found, strict=True)
-        if shard not in (None, 1, limit_shard(source.layout, requested))
+        tensor.name: shard
+        for tensor, shard in zip(listed, found, strict=True)
+        if shard not in (None, 1, limit_shard(tensor.layout, requested))
     }
     if not others:
         return None
@@ -608,8 +606,8 @@ def _ambiguous(
     strategy: Strategy, listed: Sequence[FullTensor], shards: Mapping[str, int], reason: str
 ) -> InferredStrategy:
     """Return the problem of replicas that differ and may be slices of a hidden shard."""
-    sharded = [source for source in listed if shards.get(source.meta.name, 1) > 1]
-    names = [source.meta.name for source in sharded]
+    sharded = [tensor for tensor in listed if shards.get(tensor.name, 1) > 1]
+    names = [tensor.name for tensor in sharded]
     first, shard = sharded[0], shards[names[0]]
     index = next(iter(first.layout.slice_indices()))
     ranks = first.layout.owners(index)
@@ -626,30 +624,30 @@ def _ambiguous(
     return _undecided(strategy, problem, names)
 
 
-def may_be_sharded(source: FullTensor) -> bool:
+def may_be_sharded(tensor: FullTensor) -> bool:
     """Return whether a hidden optimizer shard may split a tensor."""
-    if not isinstance(source.slicing, LayoutSlicing):
+    if not isinstance(tensor.slicing, LayoutSlicing):
         return False  # the checkpoint describes its boxes
-    if parse_name(source.meta.name).reduced_axis is not None:
+    if parse_name(tensor.name).reduced_axis is not None:
         return False  # the layout of its parameter decides
-    layout, shape = source.layout, source.meta.shape
+    layout, shape = tensor.layout, tensor.meta.shape
     is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
     is_splittable = layout.is_even and layout.replicas > 1 and bool(shape) and 0 not in shape
-    return source.is_listed and not is_decided and is_splittable
+    return tensor.is_listed and not is_decided and is_splittable
 
 
 def read_contents(
-    sources: Sequence[FullTensor], by_samples: bool
+    tensors: Sequence[FullTensor], by_samples: bool
 ) -> Asking[list[dict[int, Sample]]]:
-    """Return the sample or the digest of each rank's slice, for each source."""
+    """Return the sample or the digest of each rank's slice, for each tensor."""
     from ckpttool.storage.sampling import digest, sample
 
     held = [
-        {rank: one for ranks in source.slicing.replicas() for rank, one in ranks.items()}
-        for source in sources
+        {rank: one for ranks in tensor.slicing.replicas() for rank, one in ranks.items()}
+        for tensor in tensors
     ]
-    tensors = chain.from_iterable(by_rank.values() for by_rank in held)
-    contents = yield from ask(sample if by_samples else digest, tensors)
+    stored = chain.from_iterable(by_rank.values() for by_rank in held)
+    contents = yield from ask(sample if by_samples else digest, stored)
     return [{rank: contents[one] for rank, one in by_rank.items()} for by_rank in held]
 
 
@@ -667,7 +665,7 @@ def _inferred_notes(sharded: Mapping[str, int], by_request: Sequence[str]) -> It
 
 def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Iterator[Diagnostic]:
     """Yield a note if the requested shard is larger than the replicas of every parameter."""
-    most = max((source.layout.replicas for source in listed), default=1)
+    most = max((tensor.layout.replicas for tensor in listed), default=1)
     if requested is not None and requested > most:
         text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas"
         facts = "each is sharded by all of its own, as in MindSpore"

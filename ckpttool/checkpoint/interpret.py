@@ -11,7 +11,7 @@ All of this follows from headers, a strategy and the evidence of contents.  Noth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -82,13 +82,25 @@ def _components(name: str) -> tuple[str, ...]:
     return (name,) if tag is None else map_component_names(tag)
 
 
-def each_file(catalog: Catalog) -> tuple[Tensor, ...]:
-    """Return a record for each tensor of each file, which holds it in full."""
-    return tuple(
-        full_tensor(catalog, name, Whole(((rank,),)), rank)
-        for rank, file in catalog.files.items()
-        for name in file.header
-    )
+@dataclass(frozen=True, slots=True)
+class EachFile(Collection[FullTensor]):
+    """A record for each tensor of each file, which holds it in full.
+
+    They are made anew for each pass: the files of a thousand ranks hold a million tensors.
+    """
+
+    catalog: Catalog
+
+    def __iter__(self) -> Iterator[FullTensor]:
+        for rank, file in self.catalog.files.items():
+            for name in file.header:
+                yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
+
+    def __len__(self) -> int:
+        return sum(len(file.header) for file in self.catalog.files.values())
+
+    def __contains__(self, one: object) -> bool:
+        return any(one == other for other in self)
 
 
 def full_tensor(

@@ -49,7 +49,7 @@ def _names(strategy: Strategy) -> list[str]:
 
 
 def find_joined_shards(
-    listed: Strategy, sources: Sequence[FullTensor], by_samples: bool
+    listed: Strategy, tensors: Sequence[FullTensor], by_samples: bool
 ) -> Asking[InferredStrategy | None]:
     """Return the strategy without the optimizer shards that were joined; None if it lists none.
 
@@ -57,16 +57,16 @@ def find_joined_shards(
     ----------
     listed
         The strategy as it was read.
-    sources
-        The sources of `without_listed_shards`.
+    tensors
+        The tensors of `without_listed_shards`.
     by_samples
         Whether to read samples only.
     """
     names = frozenset(_names(listed))
     if not names:
         return None
-    present = [source for source in sources if source.meta.name in names and source.is_listed]
-    shards = {source.meta.name: _shard_of(listed, source) for source in present}
+    present = [tensor for tensor in tensors if tensor.name in names and tensor.is_listed]
+    shards = {tensor.name: _shard_of(listed, tensor) for tensor in present}
     shown = yield from _shown(present, shards, by_samples)
     kept = {name: shards[name] for name, shard in shown.items() if shard == shards[name] > 1}
     joined = [name for name, shard in shown.items() if shard == 1]
@@ -85,15 +85,15 @@ def find_joined_shards(
             facts=shorten(kept, 3),
         )
         return InferredStrategy(bare, problems=(problem,), undecided=names)
-    assumed = [source for source in present if source.meta.name not in shown]
+    assumed = [tensor for tensor in present if tensor.name not in shown]
     notes = tuple(_notes(joined, kept, assumed, shards))
     return InferredStrategy(set_shards(bare, kept), notes)
 
 
-def _shard_of(listed: Strategy, source: FullTensor) -> int:
-    """Return the optimizer shard that the strategy lists for the stage of a source."""
-    layouts = listed.layouts[source.meta.name]
-    return next(one.optimizer_shard for one in layouts if one.ranks == source.layout.ranks)
+def _shard_of(listed: Strategy, tensor: FullTensor) -> int:
+    """Return the optimizer shard that the strategy lists for the stage of a tensor."""
+    layouts = listed.layouts[tensor.name]
+    return next(one.optimizer_shard for one in layouts if one.ranks == tensor.layout.ranks)
 
 
 def _shown(
@@ -103,14 +103,14 @@ def _shown(
 
     It is 0 if nothing explains the contents.
     """
-    compared = [source for source in present if may_be_sharded(source)]
+    compared = [tensor for tensor in present if may_be_sharded(tensor)]
     contents = yield from read_contents(compared, by_samples)
     found = zip(compared, shown_shards(compared, contents), strict=True)
-    shown = {source.meta.name: shard for source, shard in found if shard is not None}
-    by_name = {source.meta.name: source for source in present}
-    for source in present:
-        if source not in compared:  # the strategy lists its full shape
-            shown[source.meta.name] = source.layout.optimizer_shard
+    shown = {tensor.name: shard for tensor, shard in found if shard is not None}
+    by_name = {tensor.name: tensor for tensor in present}
+    for tensor in present:
+        if tensor not in compared:  # the strategy lists its full shape
+            shown[tensor.name] = tensor.layout.optimizer_shard
     for name, parameter in match_parameters(present).items():
         if parameter == name or parameter not in by_name:
             continue
@@ -141,15 +141,15 @@ def _notes(
         yield Diagnostic("corrected", f"{text}strategy", facts=facts)
     if assumed:
         text = f"{_OPTION} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
-        shapes = (f"{_shape(one, 1)} or {_shape(one, shards[one.meta.name])}" for one in assumed)
-        named = (f"{one.meta.name} {both}" for one, both in zip(assumed, shapes, strict=True))
+        shapes = (f"{_shape(one, 1)} or {_shape(one, shards[one.name])}" for one in assumed)
+        named = (f"{one.name} {both}" for one, both in zip(assumed, shapes, strict=True))
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "
         facts += "no other rank shows it, or all elements are equal"
         hint = "restore the files of missing ranks; `ckpttool help inferred` explains"
         yield Diagnostic("inferred", text, hint=hint, facts=facts)
 
 
-def _shape(source: FullTensor, shard: int) -> tuple[int, ...]:
-    """Return the full shape of a source, which has no shard, with one."""
-    rows, *others = source.meta.shape
+def _shape(tensor: FullTensor, shard: int) -> tuple[int, ...]:
+    """Return the full shape of a tensor, which has no shard, with one."""
+    rows, *others = tensor.meta.shape
     return (rows * shard, *others)

@@ -37,14 +37,14 @@ def has_expected_full_shape(
 
 
 def state_layouts(
-    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
+    strategy: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a state of a listed parameter; none for any other tensor.
 
     A state has its parameter's layouts.  Statistics of rows and columns have one axis less.
     """
     parameter, axis = parameter_of_state.get(name), parse_name(name).reduced_axis
-    layouts = () if parameter is None else sharding.layouts.get(parameter, ())
+    layouts = () if parameter is None else strategy.layouts.get(parameter, ())
     if axis is None:
         return layouts
     found = [without_axis(layout, axis) for layout in layouts]
@@ -53,7 +53,7 @@ def state_layouts(
 
 def followed_parameter(
     catalog: Catalog,
-    sharding: Strategy,
+    strategy: Strategy,
     name: str,
     ranks: Sequence[int],
     parameter_of_state: ParameterOfState,
@@ -66,12 +66,12 @@ def followed_parameter(
     parameter = parameter_of_state.get(name)
     if (
         parameter is None
-        or name in sharding.layouts
-        or not state_layouts(sharding, name, parameter_of_state)
+        or name in strategy.layouts
+        or not state_layouts(strategy, name, parameter_of_state)
     ):
         return None
     shapes: dict[int, tuple[int, ...]] = {}
-    for layout in sharding.layouts[parameter]:
+    for layout in strategy.layouts[parameter]:
         for rank, shape in _slice_shapes(catalog, parameter, layout).items():
             shapes[rank] = _state_shape(name, shape)
     if all(shapes.get(rank) == catalog.files[rank].header[name].meta.shape for rank in ranks):
@@ -103,23 +103,23 @@ def copy_manual_split(
 
 
 def target_layouts(
-    sharding: Strategy, name: str, parameter_of_state: ParameterOfState
+    strategy: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Return the layouts of a listed parameter in a target.
 
     The layouts of a state are corrected by those of its parameter, see `correct_layouts`.
     """
-    listed, followed = sharding.layouts[name], state_layouts(sharding, name, parameter_of_state)
-    is_statistic = parse_name(name).is_second_moment and name not in sharding.handwritten
+    listed, followed = strategy.layouts[name], state_layouts(strategy, name, parameter_of_state)
+    is_statistic = parse_name(name).is_second_moment and name not in strategy.handwritten
     parameter = parameter_of_state.get(name, name)
-    has_shard = any(layout.optimizer_shard > 1 for layout in sharding.layouts.get(parameter, ()))
+    has_shard = any(layout.optimizer_shard > 1 for layout in strategy.layouts.get(parameter, ()))
     if followed and is_statistic and has_shard:
         return followed  # the entries of statistics omit the optimizer shard
     return copy_manual_split(listed, followed)
 
 
 def correct_layouts(
-    catalog: Catalog, sharding: Strategy, name: str, parameter_of_state: ParameterOfState
+    catalog: Catalog, strategy: Strategy, name: str, parameter_of_state: ParameterOfState
 ) -> tuple[Layout, ...]:
     """Correct the layouts of a listed parameter by its slices and by its parameter.
 
@@ -137,11 +137,11 @@ def correct_layouts(
     Only the split is corrected for a state without a prefix of MindSpore's optimizers.
     Hand-written layouts and tensor maps are not corrected, see `find_mismatched_states`.
     """
-    layouts = sharding.layouts[name]
-    if name in sharding.handwritten:
+    layouts = strategy.layouts[name]
+    if name in strategy.handwritten:
         return layouts
     with_shard = tuple(_infer_shard(catalog, name, layout) for layout in layouts)
-    parameter_layouts = state_layouts(sharding, name, parameter_of_state)
+    parameter_layouts = state_layouts(strategy, name, parameter_of_state)
     if with_shard != layouts or not parameter_layouts:
         return with_shard
     with_split = copy_manual_split(layouts, parameter_layouts)
@@ -153,7 +153,7 @@ def correct_layouts(
                 return candidate
     if parse_name(name).parameter is None:
         return with_shard
-    expected = _expected_shapes(catalog, sharding, name, parameter_of_state[name])
+    expected = _expected_shapes(catalog, strategy, name, parameter_of_state[name])
     full_shape = next((shape for _, shape in expected), None)
     listed = {layout.ranks: layout for layout in layouts}
     followed = {
@@ -219,7 +219,7 @@ def _infer_expanded_shard(layout: Layout, slice_shape: tuple[int, ...]) -> Layou
 
 
 def odd_state_shapes(
-    catalog: Catalog, sharding: Strategy, meta: TensorMeta, parameter_of_state: ParameterOfState
+    catalog: Catalog, strategy: Strategy, meta: TensorMeta, parameter_of_state: ParameterOfState
 ) -> str | None:
     """Return the shapes of an unlisted state with neither the slice nor the full shape.
 
@@ -228,10 +228,10 @@ def odd_state_shapes(
     """
     if math.prod(meta.shape) == 1 or parse_name(meta.name).parameter is None:
         return None
-    if not state_layouts(sharding, meta.name, parameter_of_state):
+    if not state_layouts(strategy, meta.name, parameter_of_state):
         return None
     parameter = parameter_of_state[meta.name]
-    for slice_shape, full_shape in _expected_shapes(catalog, sharding, meta.name, parameter):
+    for slice_shape, full_shape in _expected_shapes(catalog, strategy, meta.name, parameter):
         if len(full_shape) == len(meta.shape) and full_shape != meta.shape:
             return f"{meta.name} {meta.shape}, {parameter} {full_shape} in slices {slice_shape}"
     return None
@@ -283,13 +283,13 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
 
 
 def contradiction(
-    sharding: Strategy, message: str, facts: str = "", ranks: Sequence[int] = ()
+    strategy: Strategy, message: str, facts: str = "", ranks: Sequence[int] = ()
 ) -> Diagnostic:
     """Return the problem that the strategy contradicts the files."""
     hint = (
         "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
     )
-    where = shorten(sharding.files, 2)
+    where = shorten(strategy.files, 2)
     return Diagnostic(
         "contradicted", message, hint=hint, facts=facts, ranks=tuple(ranks), where=where
     )
@@ -360,10 +360,10 @@ def _state_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _expected_shapes(
-    catalog: Catalog, sharding: Strategy, name: str, parameter: str
+    catalog: Catalog, strategy: Strategy, name: str, parameter: str
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the slice shape and full shape of a state that follow from its parameter, by stage."""
-    for layout in sharding.layouts[parameter]:
+    for layout in strategy.layouts[parameter]:
         slice_shape = _slice_shape(catalog, parameter, layout)
         full_shape = _full_shape(catalog, parameter, layout)
         if slice_shape is not None and full_shape is not None:
@@ -431,7 +431,7 @@ class GradientShards:
     sharded: list[str] = field(default_factory=list)
 
     def drop_unproven_shard(
-        self, source: FullTensor, sharding: Strategy, layouts: tuple[Layout, ...]
+        self, source: FullTensor, strategy: Strategy, layouts: tuple[Layout, ...]
     ) -> tuple[Layout, ...]:
         """Return the target layouts without an optimizer shard that the source does not have.
 
@@ -439,8 +439,8 @@ class GradientShards:
         ----------
         source
             The full tensor, of any kind.
-        sharding
-            How the source is sharded.
+        strategy
+            That of the source.
         layouts
             The layouts of the tensor in the target strategy.
         """
@@ -448,7 +448,7 @@ class GradientShards:
         is_claimed = any(layout.optimizer_shard > 1 for layout in layouts)
         if not parse_name(name).is_gradient or not is_claimed:
             return layouts
-        listed = sharding.layouts.get(name, ())
+        listed = strategy.layouts.get(name, ())
         of_stage = [one for one in listed if one.first_rank == source.layout.first_rank]
         if not any(layout.optimizer_shard > 1 for layout in of_stage):
             self.sharded.append(name)

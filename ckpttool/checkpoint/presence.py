@@ -336,20 +336,18 @@ def find_partly_held(
 # ------------------------------------------------------------------------- outputs of --rank
 
 
-def limit_to_written_ranks(
-    catalog: Catalog, strategy: Strategy | None
-) -> tuple[Catalog, list[Diagnostic]]:
+def limit_to_written_ranks(catalog: Catalog, strategy: Strategy | None) -> Catalog:
     """Limit a catalog to the ranks that its manifest lists (--rank), with a note on the others.
 
     For inspect and verify, which expect no files of other ranks.
     """
     written = _written_ranks(catalog, strategy)
     if written is None:
-        return catalog, []
+        return catalog
     ranks, note = written
     others = sorted(_expected_ranks(catalog, strategy) - ranks)
-    facts = f"{format_ranks(others)}: not expected"
-    return replace(catalog, expected_ranks=ranks), [replace(note, facts=facts)]
+    note = replace(note, facts=f"{format_ranks(others)}: not expected")
+    return replace(catalog, expected_ranks=ranks, diagnostics=(*catalog.diagnostics, note))
 
 
 def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:

@@ -24,7 +24,7 @@ from ckpttool.checkpoint.contents import (
     sample_states,
 )
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
-from ckpttool.checkpoint.interpret import decided_by_contents, each_file
+from ckpttool.checkpoint.interpret import EachFile, decided_by_contents
 from ckpttool.checkpoint.presence import (
     note_written_ranks,
     quarantine_all_empty,
@@ -105,7 +105,7 @@ def resolve(
             )
         steps = _resolve_ranks(catalog, strategy, options, contents, is_refused)
     evidence = Evidence()
-    return replace(answer(steps, executor, evidence), evidence=evidence)
+    return answer(steps, executor, evidence).knowing(evidence=evidence)
 
 
 def _resolve_files(
@@ -120,14 +120,14 @@ def _resolve_files(
         catalog=catalog,
         strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
         options=options,
-        records=each_file(catalog),
+        records=EachFile(catalog),
         are_joined=False,
     )
     try:
-        found = replace(found, copies=(yield from compare_copies(catalog, by_samples)))
-        return replace(found, is_refused=is_refused(found))
+        found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))
+        return found.knowing(is_refused=is_refused(found))
     except CkptToolError as error:
-        return replace(found, unread=error)
+        return found.knowing(unread=error)
 
 
 def _resolve_ranks(
@@ -154,12 +154,12 @@ def _resolve_ranks(
         else:
             equal = yield from sample_states(catalog, names)
         found = found.with_strategy(strategy, equal)
-        found = replace(found, is_refused=is_refused(found))
+        found = found.knowing(is_refused=is_refused(found))
         if found.is_refused or options.trust_strategy:
             return found
         return (yield from _check_layouts(found, listed, contents == "samples"))
     except CkptToolError as error:
-        return replace(found, unread=error)
+        return found.knowing(unread=error)
 
 
 def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Asking[Checkpoint]:
@@ -174,7 +174,7 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
     correction = None
     if requested == 1:
         correction = yield from find_joined_shards(listed, found.tensors, by_samples)
-    found = replace(found, indexes=(yield from read_indexes_beside(found.catalog.root)))
+    found = found.knowing(indexes=(yield from read_indexes_beside(found.catalog.root)))
     if correction is None:
         found = yield from _sample(found)
         is_suspect = found.has_differing_replicas or has_proven_shard(found.strategy, found.tensors)
@@ -183,7 +183,7 @@ def _check_layouts(found: Checkpoint, listed: Strategy, by_samples: bool) -> Ask
         correction = yield from infer_strategy(found.strategy, found.tensors, requested, by_samples)
     if correction is None:
         return found
-    found = replace(found.with_strategy(correction.strategy, found.contents), correction=correction)
+    found = found.with_strategy(correction.strategy, found.contents).knowing(correction=correction)
     return (yield from _sample(found))
 
 
@@ -195,7 +195,7 @@ def _sample(found: Checkpoint) -> Asking[Checkpoint]:
     decided = [one for one in found.tensors if one.name not in undecided]
     sampled = yield from sample_tensors(decided, found.strategy.handwritten)
     differing = yield from sample_stages(decided)
-    return replace(found, sampled=tuple(sampled), differing_stages=differing)
+    return found.knowing(sampled=tuple(sampled), differing_stages=differing)
 
 
 def choose_strategy(

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checks import headers, layouts, presence, samples, unlisted
+from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, severities
 
 _EXAMINING: tuple[Command, ...] = ("inspect", "verify", "diff")
 _DECIDING: tuple[Command, ...] = ("verify", "diff", "convert")
 _ALL: tuple[Command, ...] = (*_EXAMINING, "convert")
+Source = Literal["ranks", "files"]
+_FILES: tuple[Source, ...] = ("files",)
+_BOTH: tuple[Source, ...] = ("ranks", "files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Check:
         Why it stands in this place.
     commands
         The commands that run it.
+    of
+        What it is about: ranks whose files are joined, files that are read by themselves, or both.
     needs_contents
         Whether it explains contents.  They say nothing more of a checkpoint that headers refuse, or
         of a strategy that the user trusts.
@@ -40,6 +46,7 @@ class Check:
     find: Callable[[Checkpoint], Iterable[Diagnostic]]
     why: str
     commands: tuple[Command, ...] = _ALL
+    of: tuple[Source, ...] = ("ranks",)
     needs_contents: bool = False
     supersedes: tuple[Callable[[Checkpoint], Iterable[Diagnostic]], ...] = ()
 
@@ -49,20 +56,35 @@ def _of_contents(find: Callable[[Checkpoint], Iterable[Diagnostic]], why: str) -
 
 
 CHECKS = (
-    Check(presence.check_scan, "which files were chosen explains all that follows"),
+    Check(
+        readings.check_damage, "what else is wrong may follow from these files", ("verify",), _BOTH
+    ),
+    Check(readings.check_checksums, "the same of files whose bytes changed", ("verify",), _BOTH),
+    Check(presence.check_scan, "which files were chosen explains all that follows", of=_BOTH),
+    Check(presence.check_missing_files, "files that are not there are not read", of=_FILES),
     Check(layouts.check_strategy, "how the strategy was read, before what it makes of the files"),
-    Check(unlisted.check_copies, "which file of an index is read, before its tensors", _EXAMINING),
-    Check(unlisted.check_ignored_copies, "the same for who writes one copy anyway", ("convert",)),
-    Check(layouts.check_options, "an option that cannot apply changes all that follows"),
+    Check(
+        unlisted.check_copies,
+        "which file of an index is read, before its tensors",
+        _EXAMINING,
+        _FILES,
+    ),
+    Check(
+        unlisted.check_ignored_copies,
+        "the same for who writes one copy anyway",
+        ("convert",),
+        _FILES,
+    ),
+    Check(layouts.check_options, "an option that cannot apply changes all that follows", of=_BOTH),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
     Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),
-    Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING),
-    Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",)),
+    Check(unlisted.check_rank_slices, "the same in a merged checkpoint", _DECIDING, _FILES),
+    Check(unlisted.check_perhaps_slices, "the same for who only looks", ("inspect",), _FILES),
     Check(unlisted.check_differing, "wrong ranks make tensors differ, so it needs the right ones"),
     Check(layouts.check_handwritten, "a line of a person is compared with slices that fit it"),
     Check(presence.check_missing, "what explains a lost slice stands before it"),
-    Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice"),
+    Check(unlisted.check_single_file, "nothing is missing, and yet it may be a slice", of=_FILES),
     Check(presence.check_unsaved, "what was never saved is not lost"),
     Check(presence.check_partly_held, "what some ranks lack is read from others"),
     Check(presence.check_replaced, "what whole ranks lack is read from others"),
@@ -71,7 +93,12 @@ CHECKS = (
     Check(layouts.check_guessed, "some of these only a name shows"),
     Check(layouts.check_stages, "what one stage provides is not read from another"),
     Check(presence.check_redundancy, "how it was saved explains empty files"),
-    Check(presence.check_empty, "without a strategy, nothing says what they hold", ("inspect",)),
+    Check(
+        presence.check_empty,
+        "without a strategy, nothing says what they hold",
+        ("inspect",),
+        _FILES,
+    ),
     Check(unlisted.check_constant, "here contents show nothing", ("diff", "convert")),
     Check(layouts.check_trusted, "the user excludes all questions about the strategy"),
     _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
@@ -80,21 +107,35 @@ CHECKS = (
     _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
     _of_contents(samples.check_replicas, "slices whose replicas differ show nothing else"),
     Check(
-        samples.check_compared,
+        readings.check_contents,
         "every byte says more than samples",
         ("verify", "convert"),
+        _BOTH,
         supersedes=(samples.check_replicas,),
     ),
     _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
     _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
     Check(presence.check_read_instead, "the result is right, and a file is not", ("convert",)),
-    Check(unlisted.check_not_full, "only who writes full tensors needs all of them", ("convert",)),
-    Check(headers.check_unjoined, "what is not joined is compared by headers alone", ("verify",)),
+    Check(
+        unlisted.check_not_full,
+        "only who writes full tensors needs all of them",
+        ("convert",),
+        _BOTH,
+    ),
+    Check(
+        headers.check_unjoined,
+        "what is not joined is compared by headers alone",
+        ("verify",),
+        _FILES,
+    ),
     Check(
         headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
     ),
     Check(presence.check_lacking, "a conversion reads a replica", ("verify",)),
     Check(presence.check_lacking_names, "a conversion reads another rank", ("verify",)),
+    Check(readings.check_unlisted_samples, "every byte says it of all ranks", ("verify",)),
+    Check(readings.check_manifest, "what it lists may no longer be there", ("verify",), _BOTH),
+    Check(presence.check_nothing, "all else says why there is nothing", ("verify",), _BOTH),
 )
 
 
@@ -136,9 +177,14 @@ def _checks_of(checkpoint: Checkpoint, command: Command) -> Iterator[Check]:
     is_closed = checkpoint.is_refused or checkpoint.options.trust_strategy
     superseded = {find for check in CHECKS for find in check.supersedes}
     for check in CHECKS:
-        is_said = checkpoint.compared is not None and check.find in superseded
-        if command in check.commands and not is_said and not (check.needs_contents and is_closed):
+        is_said = "contents" in checkpoint.read and check.find in superseded
+        is_for = command in check.commands and _source(checkpoint) in check.of
+        if is_for and not is_said and not (check.needs_contents and is_closed):
             yield check
+
+
+def _source(checkpoint: Checkpoint) -> Source:
+    return "ranks" if checkpoint.are_joined else "files"
 
 
 def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
@@ -151,6 +197,7 @@ def is_refused(checkpoint: Checkpoint, command: Command) -> bool:
         one
         for check in CHECKS
         if not check.needs_contents and {*_DECIDING} <= {*check.commands}
+        if _source(checkpoint) in check.of
         for one in check.find(checkpoint)
         if errors[one.code] == "error"
     )

@@ -15,20 +15,9 @@ from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, format_ranks, shorten
 
 
-def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield files that cannot be read, unless replicas replace them."""
-    described = checkpoint.catalog.description is not None
-    replaced = checkpoint.presence.replaced if checkpoint.are_joined and not described else {}
-    for rank, error in checkpoint.catalog.damaged.items():
-        if not replaced.get(rank):
-            yield from error.diagnostics
-
-
 def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note if files of ranks are verified by themselves, and where these disagree."""
     catalog = checkpoint.catalog
-    if checkpoint.are_joined:
-        return
     if not catalog.is_merged:
         text = "without a strategy every rank is verified by itself"
         facts = "not known: whether slices fit together and replicas are equal"
@@ -42,7 +31,7 @@ def check_unjoined(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_unlisted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the tensors without a layout whose headers differ between ranks."""
     catalog = checkpoint.catalog
-    for tensor in checkpoint.tensors if checkpoint.are_joined else ():
+    for tensor in checkpoint.tensors:
         if tensor.has_layout:
             continue
         metas = catalog.metas_of(tensor.name)

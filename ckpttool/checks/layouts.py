@@ -47,8 +47,6 @@ def check_handwritten(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_followed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield notes on tensors whose layout the strategy omits or lists wrongly."""
-    if not checkpoint.are_joined:
-        return
     tensors, listing = checkpoint.tensors, checkpoint.listing
     following = [f"{one.name} (as {one.parameter})" for one in tensors if one.parameter is not None]
     if following:
@@ -166,8 +164,7 @@ def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note that contents were not compared because the user trusts the strategy."""
-    is_trusted = checkpoint.options.trust_strategy and not checkpoint.is_incomplete
-    if is_trusted and checkpoint.are_joined:
+    if checkpoint.options.trust_strategy and not checkpoint.is_incomplete:
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         yield Diagnostic("doubt", text)
 

@@ -23,31 +23,27 @@ _NO_FILE = "no checkpoint file found in"
 
 
 def check_scan(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what the scan of the files noted.
-
-    With a strategy, `check_replaced` reports the missing ranks.
-    """
+    """Yield what the scan of the files noted."""
     catalog = checkpoint.catalog
     errors = catalog.errors()
     for one in catalog.diagnostics:
-        if one.code != "missing_rank":
-            yield from () if one in errors else (one,)
-        elif not checkpoint.are_joined:
-            yield from note_missing_ranks(catalog, one)
+        if one.code != "missing_rank" and one not in errors:
+            yield one
 
 
-def note_missing_ranks(catalog: Catalog, one: Diagnostic) -> Iterator[Diagnostic]:
-    """Yield the note of the scan on missing ranks, as far as these are expected."""
-    if ranks := tuple(filter(catalog.is_expected, one.ranks)):
-        text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
-        yield replace(one, message=text, ranks=ranks)
+def check_missing_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield ranks without a file that should have one; a strategy would say what they held."""
+    catalog = checkpoint.catalog
+    for one in catalog.diagnostics:
+        ranks = tuple(filter(catalog.is_expected, one.ranks))
+        if one.code == "missing_rank" and ranks:
+            text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
+            yield replace(one, message=text, ranks=ranks)
 
 
 def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problems of files that are not those of the strategy, or not all of them."""
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    if not checkpoint.are_joined:
-        return
     if catalog.description is not None:
         yield from catalog.description.problems
     elif strategy.layouts:
@@ -143,8 +139,6 @@ def _lacking_problems(
 
 def check_missing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of each tensor with slices that no rank has."""
-    if not checkpoint.are_joined:
-        return
     owners_of: dict[str, set[int]] = defaultdict(set)
     for owners, names in checkpoint.presence.missing.items():
         for name in names:
@@ -297,8 +291,6 @@ def check_own_values(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the ranks whose slices are read from replicas: the reason, and the other ranks."""
     catalog, presence = checkpoint.catalog, checkpoint.presence
-    if not checkpoint.are_joined:
-        return
     damaged = tuple(rank for rank, is_known in presence.replaced.items() if is_known)
     if catalog.description is not None:
         for rank in damaged:  # its keys are numbers of files
@@ -346,7 +338,7 @@ def check_unsaved(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
     States without their weights are no checkpoint, so an unsaved weight is a warning.
     """
-    unsaved = checkpoint.presence.unsaved if checkpoint.are_joined else ()
+    unsaved = checkpoint.presence.unsaved
     if not unsaved:
         return
     catalog, strategy, states = checkpoint.catalog, checkpoint.strategy, checkpoint.states
@@ -410,13 +402,13 @@ def partly_held_problems(
 
 def check_redundancy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on a checkpoint without redundancy, or on ranks that hold nothing."""
-    if checkpoint.are_joined and checkpoint.catalog.description is None:
+    if checkpoint.catalog.description is None:
         yield from _redundancy_notes(checkpoint.catalog, checkpoint.is_deduplicated)
 
 
 def check_empty(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on files of ranks that hold nothing, if nothing says what they should hold."""
-    if not checkpoint.are_joined and not checkpoint.catalog.is_merged:
+    if not checkpoint.catalog.is_merged:
         yield from _redundancy_notes(checkpoint.catalog, None)
 
 
@@ -446,6 +438,11 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
     yield Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
 
 
+def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of a checkpoint in which there is nothing to examine."""
+    return find_nothing(checkpoint.catalog)
+
+
 def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield the problem of a checkpoint in which there is nothing to examine.
 
@@ -471,7 +468,7 @@ def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
 
 def check_read_instead(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the files that lack slices which are read from other ranks."""
-    if not checkpoint.is_deduplicated and checkpoint.are_joined:
+    if not checkpoint.is_deduplicated:
         for one in check_lacking(checkpoint):
             if one.code == "lacking":
                 yield replace(one, facts=join_clauses(one.facts, "those are read"))

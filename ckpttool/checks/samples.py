@@ -85,11 +85,6 @@ def odd_ranks(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted(rank for group in others for rank in group))
 
 
-def check_compared(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield what reading every byte found; samples find the same replicas with less detail."""
-    yield from checkpoint.compared or ()
-
-
 def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the tensors whose full shape would be too large: slices of a shard are equal."""
     too_far = [one for one in _sampled_in_full(checkpoint) if _is_sharded_too_far(one)]

@@ -176,7 +176,7 @@ def check_constant(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_single_file(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a warning if a source is the file of one rank of several."""
     catalog = checkpoint.catalog
-    if not checkpoint.are_joined and catalog.is_merged and catalog.one_of_several:
+    if catalog.is_merged and catalog.one_of_several:
         text = "the file of one rank of several, so its tensors may be slices"
         hint, facts = "the folder of all ranks as SRC", catalog.one_of_several
         yield Diagnostic("one_of_several", text, hint=hint, facts=facts, where=catalog.root)

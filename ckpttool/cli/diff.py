@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
-from ckpttool.cli.params import NUMBER, PATTERN, Choice
+from ckpttool.cli import options, tables
+from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
-from ckpttool.operations import documents
 from ckpttool.problems import raise_all, severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:
     """Return A and B; B has the step and the pattern of A by default, but not its strategy."""
-    key, step, pattern = values["key"], values["step"], values["pattern"]
-    b_step, b_pattern = values["b_step"] or step, values["b_pattern"] or pattern
+    of_a = {name: values[name] for name in ("step", "pattern", "key")}
+    of_b = {name: values.get(f"b_{name}") or value for name, value in of_a.items()}
     return (
-        options.make_side(values["a"], pattern, step, key, values["strategy"]),
-        options.make_side(values["b"], b_pattern, b_step, key, values["b_strategy"]),
+        options.make_side(values["a"], values["strategy"], **of_a),
+        options.make_side(values["b"], values["b_strategy"], **of_b),
     )
 
 
@@ -46,18 +45,12 @@ sides = options.OptionGroup(
     {
         "a": options.argument("a folder of rank folders, or a merged checkpoint"),
         "b": options.argument("a folder of rank folders, or a merged checkpoint"),
-        "strategy": options.strategy("-s", "--src-strategy", of="A and B", aliases=("--strategy",)),
-        "b_strategy": options.strategy("--b-strategy", of="B", heading=options.STRATEGY),
+        "strategy": options.strategy("A and B", "-s", "--src-strategy", aliases=("--strategy",)),
+        "b_strategy": options.strategy("B", heading=options.STRATEGY),
         "step": options.source_options.parameters["step"],
-        "b_step": options.option(
-            "--b-step", metavar="STEP", help="Step of B, if it is not that of A."
-        ),
+        "b_step": options.option("Step of B, if it is not that of A.", metavar="STEP"),
         "pattern": options.source_options.parameters["pattern"],
-        "b_pattern": options.option(
-            "--b-pattern",
-            type=PATTERN,
-            help="Pattern of B, if it is not that of A.",
-        ),
+        "b_pattern": options.option("Pattern of B, if it is not that of A.", type=PATTERN),
         "key": options.source_options.parameters["key"],
     },
 )
@@ -78,34 +71,20 @@ sides = options.OptionGroup(
 @sides()
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
-    replicated=options.option(
-        "--replicated",
-        is_flag=True,
-        help="Every rank of a side without a strategy of its own holds all tensors in full.",
+    replicated=options.flag(
+        "Every rank of a side without a strategy of its own holds all tensors in full."
     ),
     unlisted=options.option(
-        "--unlisted",
-        type=Choice(["rank", "first", "drop"]),
-        metavar="HOW",
+        "Unlisted parameters that differ between ranks: rank, first or drop.",
+        **options.UNLISTED,
         default="rank",
         show_default=True,
-        help="Unlisted parameters that differ between ranks: rank, first or drop.",
     ),
 )
-@options.listed_under(
-    options.SAFETY,
-    "atol",
-    "--atol",
-    type=NUMBER,
-    help="Compare numbers: |a - b| <= ATOL + RTOL * |b| is equal.  [default: bytes]",
-)
-@options.listed_under(
-    options.SAFETY,
-    "rtol",
-    "--rtol",
-    type=NUMBER,
-    help="RTOL of this formula.  [default: 0]",
-)
+@options.option(
+    "Compare numbers: |a - b| <= ATOL + RTOL * |b| is equal.  [default: bytes]", type=NUMBER
+)("atol", options.SAFETY)
+@options.option("RTOL of this formula.  [default: 0]", type=NUMBER)("rtol", options.SAFETY)
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)
 def diff(
@@ -131,6 +110,8 @@ def diff(
             open_progress=open_progress("comparing", report.hides_progress),
         )
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.diff(a.path, b.path, found, report.limit))
     else:
         _print(f"A {a.path} and B {b.path}", found, report)
@@ -146,6 +127,8 @@ def _load(
     B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
     files and checkpoints that describe themselves need no strategy.
     """
+    from ckpttool.cli import workflow
+
     attempt = workflow.Attempts()
     catalogs: list[Catalog] = []
     strategies: list[Strategy | None] = []

@@ -9,7 +9,6 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import Existing
-from ckpttool.operations import documents
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
@@ -35,6 +34,8 @@ def finalize(folder: str, report: ReportOptions) -> None:
     manifest = ckpttool.finalize(folder)
     tables.print_notes(manifest.notes, severities("convert"), report.quiet)
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.finalize(folder, manifest))
         return
     size = format_bytes(sum(output.nbytes for output in manifest.outputs))

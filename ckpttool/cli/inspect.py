@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
-from ckpttool.operations import documents
+from ckpttool.cli import options, tables
 from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
@@ -33,16 +32,10 @@ if TYPE_CHECKING:
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
 @options.ignore_manifest("manifest", options.SAFETY)
-@options.listed_under(
-    options.DISPLAY,
-    "show_all",
-    "--all",
-    is_flag=True,
-    help="List every tensor; sample those without a strategy.",
+@options.flag("List every tensor; sample those without a strategy.", "--all")(
+    "show_all", options.DISPLAY
 )
-@options.listed_under(
-    options.DISPLAY, "show_ranks", "--ranks", is_flag=True, help="List every file."
-)
+@options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
 @options.report_options()
 def inspect(
     source: Side,
@@ -59,6 +52,8 @@ def inspect(
     found = Diagnostics("inspect")
     inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.inspect(inspected))
     else:
         if not report.quiet:
@@ -80,6 +75,7 @@ def _inspect(
     ignore_manifest: bool,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
+    from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
     from ckpttool.operations.describe import SavesInspection, describe_strategy
     from ckpttool.operations.inspect import examine, inspect_foreign

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, workflow
-from ckpttool.cli.params import OutputPath
+from ckpttool.cli import options
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -36,23 +35,12 @@ if TYPE_CHECKING:
 )
 @options.source_options()
 @options.resolve_options()
-@options.listed_under(
-    options.OUTPUT,
-    "path",
-    "-o",
-    "--output",
-    type=OutputPath("merged.h5"),
-    required=True,
-    metavar="OUT",
-    help="Output file; with --max-shard-size a folder.",
-)
+@options.output_path("path", "Output file; with --max-shard-size a folder.", "merged.h5", "OUT")
 @options.output_options(
     *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),
     format=options.option(
-        "--format",
-        type=options.FORMAT_CHOICE,
-        metavar="FORMAT",
-        help=f"{options.ANY_FORMAT}  [default: by the suffix of OUT, else hdf5]",
+        f"{options.ANY_FORMAT}.  [default: by the suffix of OUT; hdf5 without one]",
+        **options.FORMAT_CHOICE,
     ),
 )
 @options.run_options()
@@ -66,6 +54,8 @@ def merge(
     report: ReportOptions,
 ) -> None:
     """Merge the files of all ranks into one."""
+    from ckpttool.cli import workflow
+
     options.refuse_two_strategies(source, resolve)
     output = options.with_format(path, output)
     options.refuse_lost_checksum(output, path)

@@ -124,7 +124,7 @@ EVERYDAY = (
     *("--overwrite", "--resume", "-j", "--json", "-h"),
 )
 
-FORMAT_CHOICE, ANY_FORMAT = Choice([*FORMATS]), f"{any_of(FORMATS)}."
+FORMAT_CHOICE, ANY_FORMAT = {"type": Choice([*FORMATS]), "metavar": "FORMAT"}, any_of(FORMATS)
 EXISTING = Existing("a file or folder")
 
 
@@ -283,24 +283,23 @@ def refuse_options(what: str, used: Collection[str]) -> None:
         raise UsageProblem(f"options for checkpoints only: {flags}", hint, facts, ctx=ctx)
 
 
-def option(*flags: str, **settings: Any) -> Parameter:
-    """Return an option for a group, which gives it its name and heading.
+def option(help: str, *flags: str, **settings: Any) -> Parameter:
+    """Return a function that takes the name and the heading of an option, and adds it.
 
-    The setting ``heading`` replaces the heading of the group.
+    Its flag is its name, without ``flags``.  The setting ``heading`` replaces the heading.
     """
-    return lambda name, heading: click.option(
-        *flags, name, **{"cls": GroupedOption, "heading": heading, **settings}
-    )
+
+    def add(name: str, heading: str) -> Decorator:
+        names = flags or (f"--{name.replace('_', '-')}",)
+        shown = {"cls": GroupedOption, "help": help, "heading": heading}
+        return click.option(*names, name, **{**shown, **settings})
+
+    return add
 
 
-def flag(*flags: str, **settings: Any) -> Parameter:
-    """Return an option without a value for a group; see `option`."""
-    return option(*flags, is_flag=True, **settings)
-
-
-def listed_under(heading: str, name: str, *flags: str, **settings: Any) -> Decorator:
-    """Return a decorator that adds a single option, whose value is an argument of the command."""
-    return option(*flags, **settings)(name, heading)
+def flag(help: str, *flags: str, **settings: Any) -> Parameter:
+    """Return an option without a value; see `option`."""
+    return option(help, *flags, is_flag=True, **settings)
 
 
 def argument(what: str) -> Parameter:
@@ -334,8 +333,8 @@ class OptionGroup:
 
         ``own`` has options that are specific to the command; they replace those of the group.
         """
-        wanted = {*(names or self.parameters), *own}
         available = {**self.parameters, **own}
+        wanted = {*names, *own} if names else available
         added = {name: available[name] for name in available if name in wanted}
 
         def decorate(command: Callable[..., object]) -> Callable[..., object]:
@@ -395,26 +394,17 @@ class ReportOptions:
         return self.quiet or self.as_json
 
 
-def make_side(
-    src: str,
-    pattern: str | None,
-    step: str | None,
-    key: Secret | None,
-    strategy_files: tuple[str, ...] = (),
-) -> Side:
-    """Return a side."""
+def make_side(src: str, strategy_files: tuple[str, ...] = (), **options: Any) -> Side:
+    """Return a side; ``options`` are those of its scan."""
     from ckpttool.discovery.scan import SourceOptions
 
-    return Side(src, strategy_files, SourceOptions(pattern, step, key))
+    return Side(src, strategy_files, SourceOptions(**options))
 
 
-def _build_resolve(manifest: str | None = None, **values: Any) -> ResolveOptions:
+def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
 
-    # The option has no default: before click 8.2 that of an option with a flag_value sets it.
-    if manifest is not None:
-        values["manifest"] = manifest
-    return ResolveOptions(**values)
+    return ResolveOptions(**{name: one for name, one in values.items() if one is not None})
 
 
 def _build_output(**values: Any) -> OutputOptions:
@@ -448,16 +438,10 @@ def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str
     return value
 
 
-def strategy(*flags: str, of: str, **settings: Any) -> Parameter:
+def strategy(of: str, *flags: str, **settings: Any) -> Parameter:
     """Return an option for the strategy files of a side."""
-    return option(
-        *flags,
-        type=StrategyFile(),
-        multiple=True,
-        metavar="FILE",
-        help=f"Strategy file of {of}; repeat it, or name a folder, for pipeline stages.",
-        **settings,
-    )
+    help = f"Strategy file of {of}; repeat it, or name a folder, for pipeline stages."
+    return option(help, *flags, type=StrategyFile(), multiple=True, metavar="FILE", **settings)
 
 
 source_options = OptionGroup(
@@ -466,135 +450,101 @@ source_options = OptionGroup(
     make_side,
     {
         "src": argument("a folder of rank folders, or a merged checkpoint"),
-        "strategy_files": strategy("-s", "--src-strategy", of="SRC", aliases=("--strategy",)),
+        "strategy_files": strategy("SRC", "-s", "--src-strategy", aliases=("--strategy",)),
         "step": option(
-            "--step",
+            "Step to read (10_1), or a file name.  [default: the newest that every rank has]",
             metavar="STEP",
-            help="Step to read (10_1), or a file name.  [default: the newest that every rank has]",
         ),
         "pattern": option(
-            "--pattern",
-            type=PATTERN,
-            help="Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.",
+            "Where the files of ranks are below SRC, such as 'node{rank}/*.ckpt'.", type=PATTERN
         ),
         "key": option(
+            "File with the key of encrypted files; - is standard input.",
             "--dec-key-file",
             metavar="FILE",
             callback=read_key,
-            help="File with the key of encrypted files; - is standard input.",
         ),
     },
 )
 
 ignore_manifest = option(
+    "Do not compare the files with the manifest of their set.",
     "--ignore-manifest",
     heading=SAFETY,
     flag_value="ignore",
-    help="Do not compare the files with the manifest of their set.",
 )
 
+UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
     _build_resolve,
     {
-        "replicated": flag(
-            "--replicated", help="Every rank holds all tensors in full, so there is no strategy."
-        ),
+        "replicated": flag("Every rank holds all tensors in full, so there is no strategy."),
         "unlisted": option(
-            "--unlisted",
-            type=Choice(["rank", "first", "drop"]),
-            metavar="HOW",
-            help="Unlisted parameters that differ between ranks: rank, first or drop.  "
+            "Unlisted parameters that differ between ranks: rank, first or drop.  "
             "[default: an error]",
+            **UNLISTED,
         ),
-        "trust_strategy": flag(
-            "--trust-strategy", help="Do not compare the strategy with samples of the contents."
-        ),
+        "trust_strategy": flag("Do not compare the strategy with samples of the contents."),
         "optimizer_shard": option(
-            "--optimizer-shard",
+            "Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
             type=whole_number(1),
-            help="Size of an optimizer shard that the strategy hides; 1 for none, even if listed.",
         ),
-        "strict": flag("--strict", heading=SAFETY, help="Refuse to go on after any warning."),
+        "strict": flag("Refuse to go on after any warning.", heading=SAFETY),
         "check_replicas": flag(
-            "--check-replicas",
-            heading=SAFETY,
-            help="Compare all replicas byte for byte before anything is written.",
+            "Compare all replicas byte for byte before anything is written.", heading=SAFETY
         ),
         "manifest": ignore_manifest,
     },
 )
 
-crc = listed_under(
-    SAFETY,
-    "crc",
-    "--crc",
-    is_flag=True,
-    help="Verify the checksums of all files, which reads every byte.",
-)
+crc = flag("Verify the checksums of all files, which reads every byte.")("crc", SAFETY)
 
 output_options = OptionGroup(
     OUTPUT,
     "output",
     _build_output,
     {
-        "format": option(
-            "--format",
-            type=FORMAT_CHOICE,
-            metavar="FORMAT",
-            default="hdf5",
-            show_default=True,
-            help=ANY_FORMAT,
-        ),
+        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5", show_default=True),
         "prefix": option(
-            "--prefix",
+            "Name the output files PREFIX<rank>.",
             metavar="PREFIX",
             default="checkpoint_",
             show_default=True,
             callback=_check_prefix,
-            help="Name the output files PREFIX<rank>.",
         ),
-        "ranks": option("--rank", type=RANKS, help="Write only these target ranks, such as 0,3-7."),
+        "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
         "not_in_target": option(
-            "--not-in-target",
+            "What becomes of parameters outside the target strategy: follow, full or drop.",
             type=Choice(["follow", "full", "drop"]),
             metavar="HOW",
             default="follow",
             show_default=True,
-            help="What becomes of parameters outside the target strategy: follow, full or drop.",
         ),
         "strategy_path": option(
+            "Write the strategy of the output to FILE, too.",
             "--write-strategy",
             type=StrategyName(),
             metavar="FILE",
-            help="Write the strategy of the output to FILE, too.",
         ),
         "max_shard_bytes": option(
+            "Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
             "--max-shard-size",
             type=SIZE,
-            help="Write a folder of numbered files of at most SIZE (5GB) and their indexes.",
         ),
         "crc": flag(
-            "--crc",
+            "Verify the checksums of SRC before writing, and store one in every output.",
             heading=SAFETY,
-            help="Verify the checksums of SRC before writing, and store one in every output.",
         ),
-        "part": option(
-            "--part", type=PART, help="Write only the K-th of N parts; finalize completes the set."
-        ),
-        "overwrite": flag(
-            "--overwrite", aliases=("--force",), heading=SAFETY, help="Replace outputs that exist."
-        ),
+        "part": option("Write only the K-th of N parts; finalize completes the set.", type=PART),
+        "overwrite": flag("Replace outputs that exist.", aliases=("--force",), heading=SAFETY),
         "resume": flag(
-            "--resume",
+            "Keep the outputs that this command has completed before; write the rest.",
             heading=SAFETY,
-            help="Keep the outputs that this command has completed before; write the rest.",
         ),
         "no_locks": flag(
-            "--no-locks",
-            heading=SAFETY,
-            help="On a file system without locks: the run that left its plan has ended.",
+            "On a file system without locks: the run that left its plan has ended.", heading=SAFETY
         ),
     },
 )
@@ -602,19 +552,16 @@ output_options = OptionGroup(
 
 def rank_outputs(command: Callable[..., object]) -> Callable[..., object]:
     """Add -o, -d and the output options of commands that write rank files."""
-    folder = listed_under(
-        OUTPUT,
-        "folder",
-        "-o",
-        "--output",
-        type=OutputPath("new/"),
-        required=True,
-        metavar="DIR",
-        help="Folder for rank_0/, rank_1/, ...",
-    )
-    dst_strategy = strategy("-d", "--dst-strategy", of="the target", required=True)
+    folder = output_path("folder", "Folder for rank_0/, rank_1/, ...", "new/", "DIR")
+    dst_strategy = strategy("the target", "-d", "--dst-strategy", required=True)
     added = output_options(*(output_options.parameters.keys() - {"max_shard_bytes"}))
     return folder(dst_strategy("dst_strategy", OUTPUT)(added(command)))
+
+
+def output_path(name: str, help: str, example: str, metavar: str) -> Decorator:
+    """Return a decorator that adds -o; its value is the argument ``name`` of the command."""
+    path = option(help, "-o", "--output", type=OutputPath(example), required=True, metavar=metavar)
+    return path(name, OUTPUT)
 
 
 run_options = OptionGroup(
@@ -623,38 +570,33 @@ run_options = OptionGroup(
     _build_run,
     {
         "jobs": option(
+            "Number of threads: short for --engine threads:N.",
             "-j",
             "--jobs",
             type=whole_number(1, 999_999),
-            help="Number of threads: short for --engine threads:N.",
         ),
         "engine": option(
-            "--engine",
+            "threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
             type=ENGINE,
-            help="threads[:N], processes[:N], dask:ADDRESS, dask:FILE or mpi.  [default: threads]",
         ),
         "max_memory_bytes": option(
+            "Most memory to use, such as 200MiB; on a cluster, of each worker.",
             "--max-memory",
             type=SIZE,
-            help="Most memory to use, such as 200MiB; on a cluster, of each worker.",
         ),
     },
 )
 
-LIMIT = option(
-    "--limit", type=whole_number(0), help="List at most N findings.  [default: 50; with --json all]"
-)
-VERBOSE = flag("-v", "--verbose", help="List the files that were written.")
+LIMIT = option("List at most N findings.  [default: 50; with --json all]", type=whole_number(0))
+VERBOSE = flag("List the files that were written.", "-v", "--verbose")
 report_options = OptionGroup(
     DISPLAY,
     "report",
     ReportOptions,
     {
-        "as_json": flag("--json", help="Print one JSON document."),
-        "quiet": flag("-q", "--quiet", help="Print nothing but warnings and errors."),
-        "debug": flag(
-            "--debug", is_eager=True, callback=_set_debug, help="Print a traceback with an error."
-        ),
+        "as_json": flag("Print one JSON document.", "--json"),
+        "quiet": flag("Print nothing but warnings and errors.", "-q", "--quiet"),
+        "debug": flag("Print a traceback with an error.", is_eager=True, callback=_set_debug),
     },
 )
 

@@ -42,7 +42,7 @@ from ckpttool.wording import (
 
 if TYPE_CHECKING:
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.summary import Parallelism, Placement, Stage, Summary
+    from ckpttool.operations.summary import Amount, Parallelism, Placement, Stage, Summary
 
 MAX_ROWS = 40  # of the folded table; more are no overview
 _LEAST_RANKS = 30  # columns for the ranks of each slice
@@ -93,6 +93,9 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
     if show_all:
         tensors = count(len({one.name for one in summary.entries}), "tensor")
         _print_each(tensors, summary, _columns(summary, found))
+        if missing := found.completeness.missing_tensors:
+            print_text(f"  incomplete: {', '.join(missing)}", indent=MARGIN + INDENT)
+            echo("")
     else:
         _print_folded(found)
     hints = [] if show_all else ["--all lists every tensor"]
@@ -105,13 +108,11 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
 def _contents(found: Inspection) -> Iterator[str]:
     """Yield the ranks, step and size of a checkpoint; weights and optimizer state apart."""
     catalog, done, files = found.catalog, found.completeness, found.catalog.files.values()
-    has_full_tensors = found.catalog.is_merged or found.sharding is not None
-    number, *sizes = _full_sizes(found) if has_full_tensors else _stored_sizes(found)
     ranks = len(found.expected_ranks)
     readable = ranks - len(done.missing_ranks) - len(done.unreadable_ranks)
     of_all = f"{readable} of " if 0 < readable < ranks else ""
     formats = ", ".join(sorted({file.format for file in files}))
-    stored = (formats, format_bytes(sum(file.nbytes for file in files)), number)
+    stored = (formats, format_bytes(sum(file.nbytes for file in files)), _number(found))
     damage = dict.fromkeys(error.reason for error in catalog.damaged.values())
     facts = (
         of_all + count(ranks, "file" if found.is_merged else "rank"),
@@ -119,45 +120,35 @@ def _contents(found: Inspection) -> Iterator[str]:
         *(stored if files else [shorten(damage, 1)]),
     )
     yield ", ".join(filter(None, facts))
-    if sizes:
-        yield ", ".join(sizes)
+    amounts, missing = found.summary.amounts, len(done.missing_tensors)
+    weights, states = amounts.weights, amounts.optimizer_state
+    is_stored = not found.has_full_tensors and (weights.tensors or states.tensors)
+    number = f" ({_parameters(weights)}, {shorten(weights.dtypes, 3)})" if is_stored else ""
+    is_same = states.dtypes.keys() <= weights.dtypes.keys() and len(weights.dtypes) == 1
+    dtypes = "" if is_same else f" ({shorten(states.dtypes, 3)})"
+    sizes = {
+        f"weights {format_bytes(weights.nbytes)}{number}": weights.tensors,
+        f"optimizer state {format_bytes(states.nbytes)}{dtypes}": states.tensors,
+        f"without {count(missing, 'incomplete tensor')}": missing,
+        f"as stored{' on all ranks' if len(files) > 1 else ''}": is_stored,
+    }
+    yield from filter(None, [", ".join(text for text, is_there in sizes.items() if is_there)])
 
 
-def _full_sizes(found: Inspection) -> Iterator[str]:
-    """Yield the number of parameters, and the sizes of full tensors."""
-    weights, missing = found.summary.amounts.weights, len(found.completeness.missing_tensors)
+def _number(found: Inspection) -> str:
+    """Return the number of parameters; that of tensors if it is not known what they make."""
+    weights, done = found.summary.amounts.weights, found.completeness
+    if not found.has_full_tensors:
+        return count(len(found.catalog.metas), "tensor")
+    if not (weights.dtypes or done.complete):
+        return "parameters not known"
+    at_least = "at least " if done.missing_tensors else ""
     dtypes = f" ({shorten(weights.dtypes, 3)})" if weights.dtypes else ""
-    number = f"{format_number(weights.parameters)} parameters{dtypes}"
-    if not (dtypes or found.completeness.complete):
-        yield "parameters not known"
-    else:
-        yield f"at least {number}" if missing else number
-    if weights.tensors:
-        yield f"weights {format_bytes(weights.nbytes)}"
-    yield from _state_size(found)
-    if missing:
-        yield f"without {count(missing, 'incomplete tensor')}"
+    return f"{at_least}{_parameters(weights)}{dtypes}"
 
 
-def _stored_sizes(found: Inspection) -> Iterator[str]:
-    """Yield the number of tensors, and the sizes of what ranks store."""
-    weights, states = found.summary.amounts.weights, found.summary.amounts.optimizer_state
-    yield count(len(found.catalog.metas), "tensor")
-    if weights.tensors:
-        number = f"{format_number(weights.parameters)} parameters, {shorten(weights.dtypes, 3)}"
-        yield f"weights {format_bytes(weights.nbytes)} ({number})"
-    yield from _state_size(found)
-    if weights.tensors or states.tensors:
-        yield "as stored on all ranks" if len(found.catalog.files) > 1 else "as stored"
-
-
-def _state_size(found: Inspection) -> Iterator[str]:
-    """Yield the size of the optimizer state, and its types if they are not that of the weights."""
-    states, dtypes = found.summary.amounts.optimizer_state, found.summary.amounts.weights.dtypes
-    if states.tensors:
-        is_same = states.dtypes.keys() <= dtypes.keys() and len(dtypes) == 1
-        others = "" if is_same else f" ({shorten(states.dtypes, 3)})"
-        yield f"optimizer state {format_bytes(states.nbytes)}{others}"
+def _parameters(weights: Amount) -> str:
+    return f"{format_number(weights.parameters)} parameters"
 
 
 def _differing_ranks(found: Inspection) -> Iterator[str]:
@@ -200,8 +191,9 @@ def _parallelism(found: Inspection) -> Iterator[str]:
     codes = found.completeness.complete_codes
     doubts = [code for code in codes if code in ("strategy", "invalid_strategy", "one_of_several")]
     if summary.parallelism is not None:
-        if found.sharding and found.sharding.layouts and {"replica", "contradicted"} & {*codes}:
-            yield f"by {found.sharding.origin}, with which some contents disagree:"
+        strategy = found.checkpoint.strategy
+        if strategy.layouts and {"replica", "contradicted"} & {*codes}:
+            yield f"by {strategy.origin}, with which some contents disagree:"
         yield from _parallelism_texts(summary.parallelism)
     elif not files:
         yield "not known: no file can be read"
@@ -383,7 +375,7 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
         return f"{text} (one value)" if equal.kind == "one value" else text
 
     if summary.parallelism is not None:
-        codes = () if found is None else {one.code for one in found.found}
+        is_deduplicated = found is not None and found.checkpoint.is_deduplicated
         return {
             "tensors": _name,
             "listed shape" if found is None else "full shape": _shape,
@@ -391,7 +383,7 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
             "sharded": lambda row: sharded_text(row.first.placement),
             "device matrix": _device_matrix,
             "tensor map": _tensor_map,
-            "ranks of the layout" if "deduplicated" in codes else "ranks of each slice": ranks,
+            "ranks of the layout" if is_deduplicated else "ranks of each slice": ranks,
         }
     if found is not None and all(one.placement.known == "full" for one in summary.entries):
         files = [*found.catalog.files.values()]
@@ -399,7 +391,7 @@ def _columns(summary: Summary, found: Inspection | None = None) -> Columns:
         paths = {name: file.path for file in several for name in file.header}
         return {
             "tensors": _name,
-            "full shape": _shape,
+            "shape" if found.catalog.one_of_several else "full shape": _shape,
             "dtype": _dtype,
             "size>": lambda row: format_bytes(sum(one.total_nbytes for one in row.entries)),
             "file": lambda row: PurePath(paths.get(row.first.name, "")).name,

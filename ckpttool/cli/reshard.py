@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, workflow
+from ckpttool.cli import options
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -46,6 +46,8 @@ def reshard(
     report: ReportOptions,
 ) -> None:
     """Shard a checkpoint for another strategy."""
+    from ckpttool.cli import workflow
+
     options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, strategy, target = workflow.load(source.for_engine(run), report, dst_strategy)

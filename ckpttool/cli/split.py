@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, workflow
+from ckpttool.cli import options
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -48,6 +48,8 @@ def split(
     report: ReportOptions,
 ) -> None:
     """Shard a merged checkpoint for the ranks of a strategy."""
+    from ckpttool.cli import workflow
+
     options.refuse_lost_checksum(output)
     folder = options.absolute_for_cluster(folder, run)
     catalog, _, target = workflow.load(

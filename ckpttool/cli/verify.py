@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 import ckpttool
-from ckpttool.cli import options, tables, workflow
+from ckpttool.cli import options, tables
 from ckpttool.cli.params import Choice
 from ckpttool.cli.progress import open_progress
-from ckpttool.operations import documents
 from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes
 
@@ -34,29 +33,20 @@ if TYPE_CHECKING:
 @options.resolve_options(
     "replicated",
     manifest=options.option(
+        "Compare all contents with the manifest; needs no strategy.",
         "--check-manifest",
         heading=options.SAFETY,
         flag_value="all",
-        help="Compare all contents with the manifest; needs no strategy.",
     ),
 )
-@options.listed_under(
-    options.SAFETY,
-    "deep",
-    "--deep",
-    is_flag=True,
-    help="Read all data, not only headers; compare replicas.",
-)
+@options.flag("Read all data, not only headers; compare replicas.")("deep", options.SAFETY)
 @options.crc
-@options.listed_under(
-    options.SAFETY,
-    "ignore",
-    "--ignore",
+@options.option(
+    "Report warnings of this code as notes; repeat it for several codes.",
     multiple=True,
     type=Choice([code for code, severity in severities("verify").items() if severity == "warning"]),
     metavar="CODE",
-    help="Report warnings of this code as notes; repeat it for several codes.",
-)
+)("ignore", options.SAFETY)
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)
 def verify(
@@ -69,6 +59,8 @@ def verify(
     report: ReportOptions,
 ) -> None:
     """Find what is wrong with a checkpoint."""
+    from ckpttool.cli import workflow
+
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
@@ -85,6 +77,8 @@ def verify(
             open_progress=open_progress("reading", report.hides_progress),
         )
     if report.as_json:
+        from ckpttool.operations import documents
+
         tables.print_json(documents.verify(found, report.limit))
     else:
         _print(found, report)

@@ -21,8 +21,6 @@ from ckpttool.cli.signals import Terminated
 from ckpttool.discovery.scan import RankFiles, find, read_ranks
 from ckpttool.formats import get_format
 from ckpttool.model.catalog import Catalog
-from ckpttool.operations import documents
-from ckpttool.operations.convert import Conversion
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -40,9 +38,9 @@ if TYPE_CHECKING:
     from ckpttool.cli.signals import SignalGuard
     from ckpttool.concurrency import OpenProgress
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
+    from ckpttool.operations.convert import Conversion
     from ckpttool.problems import Command
     from ckpttool.transaction.resume import Assignment
 
@@ -187,6 +185,8 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
         How to report.
     """
     from ckpttool.execution.executors import is_cluster
+    from ckpttool.operations import documents
+    from ckpttool.operations.convert import Conversion
 
     def print_note(note: Diagnostic) -> None:
         late_notes.append(note)

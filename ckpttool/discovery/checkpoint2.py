@@ -73,17 +73,26 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
+from ckpttool.discovery.headers import (
+    BARE_NAME,
+    Fault,
+    FilesByName,
+    describe_faults,
+    errors_of,
+    find_tensor,
+    read_existing_files,
+)
 from ckpttool.discovery.leftovers import note_leftovers
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.formats import read_indexes
 from ckpttool.formats.local import identify_file, is_file, list_folder
-from ckpttool.formats.strict_json import read_json_object
+from ckpttool.formats.strict_json import convert_as, read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.layout import MAX_RANKS, Layout
@@ -116,13 +125,11 @@ _ITERATIONS = NumberedSaves("iteration", re.compile(r"iter(?:ation)?_(\d{1,18})"
 MINDFORMERS_FILE = re.compile(
     r"(?:(?P<prefix>.*)-)?(?P<kind>model|opt)-(?P<number>\d{7,18})-(?P<total>\d{7,18})\.safetensors"
 )
-BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
-_STORAGE_KEY = re.compile(r"""\((?P<name>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), \((\d{1,12}),\)\)""")
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE = r"""\\(?:[nrt\\'"]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_STORAGE_KEY = re.compile(
+    rf"""\((?P<name>'(?:[^'\\]|{_ESCAPE})*'|"(?:[^"\\]|{_ESCAPE})*"), \((\d{{1,12}}),\)\)"""
+)
 _MAX_BYTES = 1_000_000_000  # every slice of every rank takes some hundred bytes of it
-
-FilesByName = dict[str, FileIndex | None]  # by name; None for a damaged one
 
 
 def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
@@ -155,17 +162,16 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
         _ITERATIONS.require_wanted(folder, step)
     note_leftovers(folder, (), diagnostics)
     values = _read_common(folder, diagnostics)
-    errors: list[FormatError] = []
     metadata = folder / _METADATA
     documents = (identify_file(str(metadata)),) if is_file(metadata) else ()
     read = _read_described if documents else _read_whole
-    files, description = read(folder, errors, diagnostics)
+    files, by_rank, description = read(folder, diagnostics)
     number = _ITERATIONS.number(folder)
     return Catalog(
         src,
-        files,
+        by_rank,
         step=None if number is None else str(number),
-        damaged=dict(enumerate(errors)),  # one rank may have two damaged files; keys are not ranks
+        damaged=errors_of(files),
         diagnostics=tuple(diagnostics),
         documents=documents,
         description=replace(description, values=values),
@@ -198,106 +204,103 @@ def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
 
 
 def _read_described(
-    folder: Path, errors: list[FormatError], diagnostics: Diagnostics
-) -> tuple[dict[int, FileIndex], Description]:
-    """Return the files by rank and the description of a folder with ``metadata.json``."""
+    folder: Path, diagnostics: Diagnostics
+) -> tuple[FilesByName, dict[int, FileIndex], Description]:
+    """Return the files by name and by rank, and the description, from ``metadata.json``."""
     metadata = str(folder / _METADATA)
     parameters = read_metadata(metadata, diagnostics)
-    files = read_existing_files(
-        folder, _select_files(folder, set(_writers(parameters)), diagnostics), errors
-    )
-    placement = _place_slices(parameters, str(folder), files)
-    if placement.problems and _has_parameter_numbers(parameters):
+    writers: dict[str, set[int]] = defaultdict(set)
+    for parameter in parameters.values():
+        for location in parameter.locations:
+            writers[location.file_name].add(location.storage_rank)
+    files = read_existing_files(folder, _select_files(folder, {*writers}, diagnostics))
+    written = _Written(folder, parameters, files, writers)
+    placed = {name: _place(parameter, written) for name, parameter in parameters.items()}
+    faults = [one for of in placed.values() for one in of.faults]
+    problems = [one for of in placed.values() for one in of.problems]
+    problems += describe_faults(faults, are_harmless=False)
+    if problems and _has_parameter_numbers(parameters):
         reason = "numbers of parameters stand in place of ranks"
         facts = "a commit of MindFormers between 1.7 and 1.8 wrote this"
         hint = f"{folder} as SRC, with -s STRATEGY --pattern '*model-{{rank}}-*.safetensors'"
         raise UnsupportedError(metadata, None, reason, hint, facts)
-    diagnostics.add(*placement.faults.notes(), *_placement_notes(placement, metadata))
-    renumbered = [name for name, one in parameters.items() if one.is_renumbered]
-    if renumbered:
-        text = f"storage_data numbers slices of {count(len(renumbered), 'parameter')} wrongly"
-        facts = f"{shorten(renumbered, 3)}: only ranks of the layouts count"
-        diagnostics.add(Diagnostic("corrected", text, facts=facts, where=metadata))
-    if placement.unsaved_states:
-        diagnostics.add(_no_optimizer(folder, parameters, placement.unsaved_states))
-    by_rank, problems = _by_rank(files, _writers(parameters), parameters)
-    problems = [*placement.problems, *problems]
-    unsaved = {*placement.unsaved_states, *placement.unsaved_gradients}
-    broken = frozenset(parameters) - placement.tensors.keys() - unsaved
-    description = Description((metadata,), placement.tensors, broken, tuple(problems))
-    return by_rank, description
+    diagnostics.add(*describe_faults(faults, are_harmless=True))
+    diagnostics.add(*_placement_notes(placed, parameters, metadata))
+    by_rank, mixed = _by_rank(files, writers, parameters)
+    tensors = {name: of.tensor for name, of in placed.items() if of.tensor is not None}
+    broken = frozenset(
+        name for name, of in placed.items() if not (of.tensor or of.absence in _UNSAVED)
+    )
+    return files, by_rank, Description((metadata,), tensors, broken, (*problems, *mixed))
 
 
-def _placement_notes(placement: _Placement, metadata: str) -> Iterator[Diagnostic]:
+def _placement_notes(
+    placed: Mapping[str, _Placed], parameters: Mapping[str, _Parameter], metadata: str
+) -> Iterator[Diagnostic]:
     """Yield notes on parameters that are not where ``metadata.json`` lists them."""
-    if names := placement.in_other_file:
+    absent: dict[str, list[str]] = defaultdict(list)
+    for name, of in placed.items():
+        absent[of.absence].append(name)
+    if names := [name for name, of in placed.items() if of.is_in_other_file]:
         text = f"{count(len(names), 'parameter')} listed in the wrong one of a rank's two files"
         yield Diagnostic("corrected", text, facts=shorten(names, 3), where=metadata)
-    if names := [*placement.unlocated, *placement.unsaved_gradients]:
+    if names := [*absent["unlocated"], *absent["gradient"]]:
         text = f"{count(len(names), 'parameter')} described, but in no file"
         yield Diagnostic("absent", text, facts=shorten(names, 3), where=metadata)
-    if copies := placement.copies:
-        ranks = sorted(set().union(*copies.values()))
+    if copies := {name: of.without_copy for name, of in placed.items() if of.without_copy}:
+        ranks = tuple(sorted(set().union(*copies.values())))
         text = f"{count(len(copies), 'parameter', 'are')} listed for a stage that saved no copy"
         facts = f"{shorten(copies, 3)}; not on {format_ranks(ranks)}: another stage has all slices"
-        yield Diagnostic("absent", text, facts=facts, ranks=tuple(ranks), where=metadata)
-
-
-def _no_optimizer(
-    folder: Path, parameters: Mapping[str, _Parameter], states: Sequence[str]
-) -> Diagnostic:
-    """Return the diagnostic of optimizer state that was not saved, or not copied."""
-    files = sorted({location.file for name in states for location in parameters[name].locations})
-    text = f"no file of optimizer state is there: {count(len(states), 'tensor', 'are')} left out"
-    facts = f"{shorten(states, 3)}; {_METADATA} lists {shorten(files, 1)}"
-    hint = "copy the opt files again, if the run saved them"
-    return Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=str(folder))
+        yield Diagnostic("absent", text, facts=facts, ranks=ranks, where=metadata)
+    if names := [name for name, one in parameters.items() if one.is_renumbered]:
+        text = f"storage_data numbers slices of {count(len(names), 'parameter')} wrongly"
+        facts = f"{shorten(names, 3)}: only ranks of the layouts count"
+        yield Diagnostic("corrected", text, facts=facts, where=metadata)
+    if names := absent["state"]:
+        listed = sorted({at.file_name for name in names for at in parameters[name].locations})
+        text = f"no file of optimizer state is there: {count(len(names), 'tensor', 'are')} left out"
+        facts = f"{shorten(names, 3)}; {_METADATA} lists {shorten(listed, 1)}"
+        hint = "copy the opt files again, if the run saved them"
+        where = str(Path(metadata).parent)
+        yield Diagnostic("no_optimizer", text, hint=hint, facts=facts, where=where)
 
 
 def _read_whole(
-    folder: Path, errors: list[FormatError], diagnostics: Diagnostics
-) -> tuple[dict[int, FileIndex], Description]:
-    """Return the files by number and the description of a folder of full tensors."""
+    folder: Path, diagnostics: Diagnostics
+) -> tuple[FilesByName, dict[int, FileIndex], Description]:
+    """Return the files by name and by number, and the description, of full tensors."""
     matches = _list_files(folder)
     _note_unnamed(folder, (), diagnostics)
-    files = read_existing_files(folder, matches, errors)
+    files = read_existing_files(folder, matches)
     problems = list(_incomplete_sets(folder, matches.values()))
+    stored: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
+    for file, index in files.items():
+        for name, tensor in index.tensors.items() if isinstance(index, FileIndex) else ():
+            stored[name][file] = tensor
     tensors: dict[str, FullTensor] = {}
-    twice: dict[str, list[str]] = {}
-    for file, match in matches.items():
-        index = files.get(file)
-        for name, tensor in {} if index is None else index.tensors.items():
-            if name in tensors:
-                owners = next(tensors[name].slicing.replicas())
-                first = Path(next(iter(owners.values())).file.path).name
-                twice.setdefault(name, [first]).append(file)
-                continue
-            box = Box(Region.whole(tensor.meta.shape), int(match["number"]), tensor)
+    for name, in_files in stored.items():
+        (file, tensor), *others = in_files.items()
+        if not others:
+            box = Box(Region.whole(tensor.meta.shape), int(matches[file]["number"]), tensor)
             whole = fill_with_boxes(tensor.meta, [box])
             assert isinstance(whole, BoxSlicing), "one box is all of it"
             tensors[name] = FullTensor(tensor.meta, whole, Listed())
-    problems += [_slices_problem(folder, twice, matches)] if twice else []
+    broken = stored.keys() - tensors.keys()
+    if broken:
+        file, match = next(iter(matches.items()))
+        start, stop = match.span("number")
+        twice = {name: of for name, of in stored.items() if name in broken}
+        text = f"{count(len(twice), 'parameter')} in several files, and no {_METADATA} for slices"
+        facts = shorten((f"{name} ({shorten(of, 2)})" for name, of in twice.items()), 3)
+        hint = f"copy {_METADATA} again, or "
+        hint += f"-s STRATEGY --pattern '{file[:start]}{{rank}}{file[stop:]}'"
+        problems.append(Diagnostic("missing", text, hint=hint, facts=facts, where=str(folder)))
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"no {_METADATA}: every file is read as one of full tensors"
         diagnostics.add(Diagnostic("undivided", text, where=str(folder)))
-    broken = frozenset(twice)
-    tensors = {name: whole for name, whole in tensors.items() if name not in broken}
-    by_rank, _ = _by_rank(files, {}, {*tensors, *broken})
+    by_rank, _ = _by_rank(files, {}, stored)
     origin = tuple(str(folder / name) for name in matches)
-    return by_rank, Description(origin, tensors, broken, tuple(problems))
-
-
-def _slices_problem(
-    folder: Path, twice: Mapping[str, list[str]], matches: Mapping[str, re.Match[str]]
-) -> Diagnostic:
-    """Return the problem of parameters in several files, which must be slices."""
-    start, stop = next(iter(matches.values())).span("number")
-    first = next(iter(matches))
-    text = f"{count(len(twice), 'parameter')} in several files, and no {_METADATA} for slices"
-    examples = (f"{name} ({shorten(files, 2)})" for name, files in twice.items())
-    hint = f"copy {_METADATA} again, or "
-    hint += f"-s STRATEGY --pattern '{first[:start]}{{rank}}{first[stop:]}'"
-    return Diagnostic("missing", text, hint=hint, facts=shorten(examples, 3), where=str(folder))
+    return files, by_rank, Description(origin, tensors, frozenset(broken), tuple(problems))
 
 
 # --------------------------------------------------------------------------------------- iterations
@@ -332,7 +335,13 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
             text = f"no folder of iteration {last}, which {_TRACKER} names"
             raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
-    _note_choice(folders, folders[chosen], last, diagnostics)
+    taken = folders[chosen]
+    if last is not None and taken > last:
+        text, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
+        diagnostics.add(Diagnostic("step", text, facts=facts))
+    else:
+        newer = [path for path, number in folders.items() if last is not None and number > last]
+        _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
     return chosen
 
 
@@ -350,19 +359,6 @@ def _list_alternatives(folders: Mapping[Path, int], last: int) -> tuple[str, str
     facts = [f"complete: {shorten(reversed(complete), 3) or 'none'}"]
     facts += [f"perhaps not finished: {shorten(newer, 3)}"] if newer else []
     return "; ".join(facts), f"--step {complete[-1]}" if complete else ""
-
-
-def _note_choice(
-    folders: Mapping[Path, int], taken: int, last: int | None, diagnostics: Diagnostics
-) -> None:
-    """Note which of several iterations is read, and which were not finished."""
-    if last is not None and taken > last:
-        facts = f"{_TRACKER} names {last}"
-        text = f"iteration {taken} was perhaps not finished"
-        diagnostics.add(Diagnostic("step", text, facts=facts))
-        return
-    newer = [path for path, number in folders.items() if last is not None and number > last]
-    _ITERATIONS.note_choice(folders, taken, newer, diagnostics)
 
 
 # ------------------------------------------------------------------------ the files of an iteration
@@ -428,7 +424,7 @@ def _by_rank(
     problems = []
     grouped: dict[int, list[FileIndex]] = defaultdict(list)
     for name, file in files.items():
-        if file is not None:
+        if isinstance(file, FileIndex):
             match = MINDFORMERS_FILE.fullmatch(name)
             ranks = sorted(ranks_of.get(name, ())) or [int(match["number"]) if match else 0]
             grouped[ranks[0]].append(file)
@@ -456,14 +452,23 @@ def _by_rank(
 
 
 @dataclass(frozen=True, slots=True)
-class _StorageLocation:
-    """Where a slice is stored: a file's name, and the rank that wrote it."""
+class _Location:
+    """Where a slice is stored, as ``storage_data`` says: a file's name, and who wrote it."""
 
-    file: str
-    rank: int
+    file_name: str
+    storage_rank: int
+    rank_group: tuple[int, ...] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if BARE_NAME.fullmatch(self.file_name) is None:
+            raise ValueError(f"file_name {short(self.file_name)} is not a file name")
+        if not 0 <= self.storage_rank < MAX_RANKS:
+            raise ValueError(
+                f"storage_rank {short(self.storage_rank)} is not a rank below {MAX_RANKS}"
+            )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, for cached_property
 class _Parameter:
     """One tensor of ``metadata.json``, free of contradictions.
 
@@ -471,10 +476,10 @@ class _Parameter:
     ----------
     meta
         Name, element type and full shape.
-    slice_counts
-        Slices along each axis; slices are numbered in C order.
+    grid
+        The layout in which each rank is the number of a slice: slices are numbered in C order.
     number_of
-        For each rank of ``rank_list`` the number of its slice by the layout; None without a layout.
+        For each rank of ``rank_list`` the number of its slice by the layout; empty without one.
     listed
         Number of a slice to its locations by ``storage_data``; slices without one are left out.
     stored
@@ -484,10 +489,10 @@ class _Parameter:
     """
 
     meta: TensorMeta
-    slice_counts: tuple[int, ...]
-    number_of: Mapping[int, int] | None
-    listed: Mapping[int, tuple[_StorageLocation, ...]]
-    stored: Mapping[int, tuple[_StorageLocation, ...]]
+    grid: Layout
+    number_of: Mapping[int, int]
+    listed: Mapping[int, tuple[_Location, ...]]
+    stored: Mapping[int, tuple[_Location, ...]]
     misgrouped: tuple[int, ...] = ()
 
     @property
@@ -496,9 +501,14 @@ class _Parameter:
         return self.stored != self.listed
 
     @property
-    def locations(self) -> tuple[_StorageLocation, ...]:
+    def locations(self) -> tuple[_Location, ...]:
         """All locations by ``storage_data``."""
         return tuple(chain.from_iterable(self.listed.values()))
+
+    @cached_property
+    def regions(self) -> Sequence[Region]:
+        """The elements of each slice, by its number."""
+        return [self.grid.region(number, self.meta.shape) for number in self.grid.ranks]
 
 
 def _is_metadata(path: str) -> bool:
@@ -523,12 +533,12 @@ def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
     if not isinstance(tensors, dict) or not isinstance(storage, dict):
         raise FormatError(path, None, "expected the objects state_dict_metadata and storage_data")
     errors: list[FormatError] = []
-    stored: dict[str, dict[int, _StoredSlice]] = {name: {} for name in tensors}
-    unknown: list[tuple[str, str, int, _StoredSlice]] = []
+    stored: dict[str, dict[int, tuple[_Location, ...]]] = {name: {} for name in tensors}
+    unknown: list[tuple[str, str, int, tuple[_Location, ...]]] = []
     for key, entries in storage.items():
         try:
             name, number = parse_key(key)
-            here = _parse_stored_slice(entries)
+            here = convert_as(tuple[_Location, ...], entries)
         except ValueError as error:
             errors.append(FormatError(path, None, f"storage_data: {key}: {error}"))
             continue
@@ -553,7 +563,7 @@ def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:
     parameters = {}
     for name, entry in tensors.items():
         try:
-            parameters[name] = _parse_parameter(name, entry, stored[name])
+            parameters[name] = _make_parameter(name, convert_as(_Entry, entry), stored[name])
         except ValueError as error:
             errors.append(FormatError(path, None, f"{name}: {error}"))
     raise_all(errors)
@@ -578,7 +588,8 @@ def parse_key(key: str) -> tuple[str, int]:
     match = _STORAGE_KEY.fullmatch(key)
     if match is None:
         raise ValueError("not a name and a slice number, such as \"('w', (0,))\"")
-    return _ESCAPE.sub(_unescape, match["name"][1:-1]), int(match[2])
+    spelled = match["name"][1:-1].encode("latin-1", "backslashreplace")
+    return spelled.decode("unicode_escape"), int(match[2])
 
 
 def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -599,77 +610,101 @@ def _find_escaped_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape sequence stands for."""
-    digits = match[1] or match[2] or match[3]
-    if digits is None and match[4] not in _ESCAPED:
-        raise ValueError(f"unknown escape {match[0]}")
-    return _ESCAPED[match[4]] if digits is None else chr(int(digits, 16))
+@dataclass(frozen=True, slots=True)
+class _Properties:
+    dtype: str
 
 
-class _StoredSlice(NamedTuple):
-    """The locations of one slice, and the ranks that have it by ``rank_group``; None without it."""
-
-    locations: tuple[_StorageLocation, ...]
-    group: frozenset[int] | None
-
-
-def _parse_stored_slice(entries: object) -> _StoredSlice:
-    """Return what ``storage_data`` says of one slice; raise ValueError."""
-    if not isinstance(entries, list):
-        raise ValueError("not a list")
-    locations = []
-    group: frozenset[int] | None = None
-    for entry in entries:
-        file, rank = _require(entry, "file_name"), _require(entry, "storage_rank")
-        if not isinstance(file, str) or BARE_NAME.fullmatch(file) is None:
-            raise ValueError(f"file_name {short(file)} is not a file name")
-        if type(rank) is not int or not 0 <= rank < MAX_RANKS:
-            raise ValueError(f"storage_rank {short(rank)} is not a rank below {MAX_RANKS}")
-        locations.append(_StorageLocation(file, rank))
-        if entry.get("rank_group") is not None:
-            group = (group or frozenset()).union(_parse_sizes(entry, "rank_group"))
-    return _StoredSlice(tuple(locations), group)
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    global_offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
 
 
-def _parse_parameter(name: str, entry: object, slices: Mapping[int, _StoredSlice]) -> _Parameter:
-    """Return one tensor; raise ValueError if its entry is wrong."""
-    shape = _parse_sizes(entry, "global_shape")
-    counts = _parse_sizes(entry, "axis_fragmentations", default=(1,) * len(shape))
+@dataclass(frozen=True, slots=True)
+class _LayoutEntry:
+    device_matrix: tuple[int, ...]
+    tensor_map: tuple[int | tuple[int, ...], ...]
+    rank_list: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor in ``state_dict_metadata``; see the specification of the module."""
+
+    properties: _Properties
+    global_shape: tuple[int, ...]
+    axis_fragmentations: tuple[int, ...] | None
+    chunk: tuple[_Chunk, ...]
+    layout: _LayoutEntry | None = None
+
+
+def _make_parameter(
+    name: str, entry: _Entry, listed: Mapping[int, tuple[_Location, ...]]
+) -> _Parameter:
+    """Return one tensor; raise ValueError if its entry contradicts itself or its locations."""
+    shape, counts = entry.global_shape, entry.axis_fragmentations
+    counts = (1,) * len(shape) if counts is None else counts
     if len(counts) != len(shape) or any(
-        n < 1 or size % n for size, n in zip(shape, counts, strict=True)
+        size < 0 or n < 1 or size % n for size, n in zip(shape, counts, strict=True)
     ):
         raise ValueError(f"axis_fragmentations {counts} do not divide global_shape {shape}")
-    word = _require(_require(entry, "properties"), "dtype")
-    dtype = find_word(word) if isinstance(word, str) else None
+    dtype = find_word(entry.properties.dtype)
     if dtype is None:
-        raise ValueError(f"unknown dtype {short(word)}")
+        raise ValueError(f"unknown dtype {short(entry.properties.dtype)}")
+    meta = TensorMeta(name, dtype.name, shape)
     slice_shape = tuple(size // n for size, n in zip(shape, counts, strict=True))
-    numbers = _parse_slice_numbers(entry, slice_shape)
+    numbers = set()
+    for chunk in entry.chunk:
+        if len(chunk.global_offset) != 1:
+            raise ValueError(f"global_offset {chunk.global_offset} is not one slice number")
+        if chunk.local_shape != slice_shape:
+            raise ValueError(
+                f"slice {chunk.global_offset[0]}: local_shape {chunk.local_shape}, expected "
+                f"{slice_shape} by global_shape and axis_fragmentations"
+            )
+        numbers.add(chunk.global_offset[0])
     total = math.prod(counts)
     wrong = sorted(numbers ^ set(range(total)))[:3] if total <= 2 * len(numbers) + 2 else "many"
     if wrong:
         raise ValueError(f"chunk: expected the slices 0 to {total - 1}; wrong or missing: {wrong}")
-    beyond = [number for number in slices if number >= total]
+    beyond = [number for number in listed if number >= total]
     if beyond:
         raise ValueError(f"storage_data: slice {beyond[0]}, expected 0 to {total - 1}")
-    layout = entry.get("layout") if isinstance(entry, dict) else None
-    number_of = None if layout is None else _parse_layout(layout, counts)
-    listed = {number: here.locations for number, here in slices.items()}
-    stored: Mapping[int, tuple[_StorageLocation, ...]] = listed
-    misgrouped: tuple[int, ...] = ()
-    if number_of is not None and total > 1:
-        if _is_block(tuple(number_of)):
-            groups = {number: here.group for number, here in slices.items()}
-            misgrouped = tuple(
-                rank
-                for rank, number in number_of.items()
-                if (group := groups.get(number)) is not None and rank not in group
-            )
-        else:
-            stored = _place_by_layout(listed, number_of)
-    meta = TensorMeta(name, dtype.name, shape)
-    return _Parameter(meta, counts, number_of, listed, stored, misgrouped)
+    grid = Layout(counts, tuple((axis,) for axis in reversed(range(len(counts)))))
+    number_of = {} if entry.layout is None else _number_slices(entry.layout, grid)
+    if not number_of or total == 1:
+        return _Parameter(meta, grid, number_of, listed, listed)
+    if not _is_block(tuple(number_of)):
+        return _Parameter(meta, grid, number_of, listed, _place_by_layout(listed, number_of))
+    groups = {
+        number: [one.rank_group for one in at if one.rank_group is not None]
+        for number, at in listed.items()
+    }
+    misgrouped = tuple(
+        rank
+        for rank, number in number_of.items()
+        if groups.get(number) and all(rank not in group for group in groups[number])
+    )
+    return _Parameter(meta, grid, number_of, listed, listed, misgrouped)
+
+
+def _number_slices(entry: _LayoutEntry, grid: Layout) -> dict[int, int]:
+    """Return the slice number of every rank of a layout, which has to match ``grid``."""
+    matrix, ranks = entry.device_matrix, entry.rank_list
+    if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
+        raise ValueError(f"layout: {len(ranks)} ranks do not fit the device matrix {list(matrix)}")
+    wrong = [rank for rank in ranks if not 0 <= rank < MAX_RANKS]
+    if wrong:
+        raise ValueError(f"layout: rank {short(max(wrong))}, expected less than {MAX_RANKS}")
+    maps = ((axes,) if isinstance(axes, int) else axes for axes in entry.tensor_map)
+    layout = Layout(matrix, tuple(tuple(axis for axis in axes if axis != -1) for axes in maps))
+    if layout.slice_counts != grid.slice_counts:
+        raise ValueError(
+            f"the layout makes {layout.slice_counts} slices, axis_fragmentations "
+            f"{grid.slice_counts}"
+        )
+    return {rank: grid.owners(layout.slice_index(n))[0] for n, rank in enumerate(ranks)}
 
 
 def _is_block(ranks: Sequence[int]) -> bool:
@@ -685,414 +720,202 @@ def _is_block(ranks: Sequence[int]) -> bool:
 
 
 def _place_by_layout(
-    listed: Mapping[int, Sequence[_StorageLocation]], number_of: Mapping[int, int]
-) -> dict[int, tuple[_StorageLocation, ...]]:
+    listed: Mapping[int, Sequence[_Location]], number_of: Mapping[int, int]
+) -> dict[int, tuple[_Location, ...]]:
     """Return the locations of the ranks of a layout, by the slice that it gives them."""
-    stored: dict[int, tuple[_StorageLocation, ...]] = {}
+    stored: dict[int, tuple[_Location, ...]] = {}
     for location in chain.from_iterable(listed.values()):
-        if (number := number_of.get(location.rank)) is not None:
+        if (number := number_of.get(location.storage_rank)) is not None:
             stored[number] = (*stored.get(number, ()), location)
     return stored
 
 
-def _parse_slice_numbers(entry: object, slice_shape: tuple[int, ...]) -> set[int]:
-    """Return the numbers of the slices of a tensor, which have to be of one shape."""
-    chunks = _require(entry, "chunk")
-    if not isinstance(chunks, list):
-        raise ValueError(f"chunk {short(chunks)} is not a list")
-    numbers = set()
-    for chunk in chunks:
-        number = _parse_sizes(chunk, "global_offset")
-        if len(number) != 1:
-            raise ValueError(f"global_offset {number} is not one slice number")
-        if (local := _parse_sizes(chunk, "local_shape")) != slice_shape:
-            raise ValueError(
-                f"slice {number[0]}: local_shape {local}, expected {slice_shape} by global_shape "
-                "and axis_fragmentations"
-            )
-        numbers.add(number[0])
-    return numbers
-
-
-def _parse_layout(spelled: object, counts: tuple[int, ...]) -> dict[int, int]:
-    """Return the slice number of every rank of a layout, which has to match ``counts``."""
-    matrix, ranks = _parse_sizes(spelled, "device_matrix"), _parse_sizes(spelled, "rank_list")
-    if math.prod(matrix) != len(ranks) or len(set(ranks)) != len(ranks):
-        raise ValueError(f"layout: {len(ranks)} ranks do not fit the device matrix {list(matrix)}")
-    if max(ranks, default=0) >= MAX_RANKS:
-        raise ValueError(f"layout: rank {short(max(ranks))}, expected less than {MAX_RANKS}")
-    tensor_map = _require(spelled, "tensor_map")
-    if not isinstance(tensor_map, list):
-        raise ValueError(f"layout: tensor_map {short(tensor_map)} is not a list")
-    layout = Layout(matrix, tuple(_parse_device_axes(axes) for axes in tensor_map))
-    if layout.slice_counts != counts:
-        raise ValueError(
-            f"the layout makes {layout.slice_counts} slices, axis_fragmentations {counts}"
-        )
-    numbers = {}
-    for local, rank in enumerate(ranks):
-        number = 0
-        for i, n in zip(layout.slice_index(local), counts, strict=True):
-            number = number * n + i
-        numbers[rank] = number
-    return numbers
-
-
-def _parse_device_axes(spelled: object) -> tuple[int, ...]:
-    """Return the device axes that shard a tensor axis."""
-    spellings = spelled if isinstance(spelled, list) else [spelled]
-    axes = [axis for axis in spellings if type(axis) is int]
-    if len(axes) < len(spellings):
-        raise ValueError(f"layout: {short(spelled)} in tensor_map is not a device axis")
-    return tuple(axis for axis in axes if axis != -1)
-
-
-def _require(entry: object, key: str) -> object:
-    """Return the value of a key; raise ValueError without one."""
-    if not isinstance(entry, dict) or key not in entry:
-        raise ValueError(f"no {key}")
-    return entry[key]
-
-
-def _parse_sizes(
-    entry: object, key: str, default: tuple[int, ...] | None = None
-) -> tuple[int, ...]:
-    """Return a list of sizes, or ``default`` for null; raise ValueError for anything else."""
-    value = _require(entry, key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, list) or any(type(n) is not int or n < 0 for n in value):
-        raise ValueError(f"{key} {short(value)} is not a list of sizes")
-    return tuple(value)
-
-
-# ------------------------------------------------------------------------ files that metadata names
-
-
-def read_existing_files(
-    folder: Path, names: Iterable[str], errors: list[FormatError]
-) -> FilesByName:
-    """Return the headers of those files that exist; ``errors`` gets those of damaged files."""
-    there = [name for name in names if is_file(folder / name)]
-    files: FilesByName = {}
-    for name, index in zip(there, read_indexes(str(folder / n) for n in there), strict=True):
-        if isinstance(index, FormatError):
-            errors.append(index)
-        files[name] = None if isinstance(index, FormatError) else index
-    return files
-
-
-class Fault(NamedTuple):
-    """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
-
-    path: str
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class Faults:
-    """Faults of files, and the tensors that lack slices because of them.
-
-    A fault is harmless if other files have the same slices.
-    """
-
-    missing: dict[Fault, list[str]] = field(default_factory=lambda: defaultdict(list))
-    harmless: dict[Fault, None] = field(default_factory=dict)
-
-    def add_missing(self, faults: Iterable[Fault], name: str) -> None:
-        """Record faults because of which a tensor lacks slices."""
-        for fault in dict.fromkeys(faults):
-            self.missing[fault].append(name)
-
-    def add_harmless(self, faults: Iterable[Fault]) -> None:
-        """Record faults of files whose slices other files have."""
-        self.harmless |= dict.fromkeys(faults)
-
-    def problems(self) -> Iterator[Diagnostic]:
-        """Yield a problem for every fault because of which slices are missing."""
-        for fault, names in self.missing.items():
-            lost = f"{count(len(names), 'parameter')} ({shorten(names, 3)})"
-            facts = f"no other file has these slices of {lost}"
-            yield from _describe_fault("missing", fault, facts, COPY_AGAIN)
-
-    def notes(self) -> Iterator[Diagnostic]:
-        """Yield a note on each harmless fault."""
-        for fault in self.harmless:
-            if fault not in self.missing:
-                yield from _describe_fault("faulty_replica", fault, "other files have the slices")
-
-
-def _describe_fault(code: str, fault: Fault, facts: str, hint: str = "") -> Iterator[Diagnostic]:
-    path, reason = fault
-    if reason:
-        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
-
-
 # -------------------------------------------------------------------------- the slices in the files
 
+_UNSAVED = ("gradient", "state")  # why the run saved no file with a parameter
 
-@dataclass(slots=True)
-class _Placement:
-    """The parameters of ``metadata.json``, compared with the headers of the files.
+
+class _Placed(NamedTuple):
+    """A parameter of ``metadata.json``, compared with the headers of the files.
 
     Attributes
     ----------
-    tensors
-        Parameters whose slices were all found.
-    unlocated
-        Names of parameters without a location.
-    unsaved_gradients, unsaved_states
-        Names of accumulated gradients, and of optimizer state, that were not saved.
-    copies
-        Names of parameters to the ranks of stages that do not own and did not save them.
+    tensor
+        The parameter, if all its slices were found and fit.
+    absence
+        Why no file has it: ``"unlocated"`` or one of `_UNSAVED`; "" if some file should.
     faults
-        Problems of files.
-    in_other_file
-        Names of parameters in the other file of the same rank.
+        See `describe_faults`.
     problems
-        All problems, one sentence each.
+        What else is wrong, for each missing or wrong slice.
+    without_copy
+        Ranks of stages that do not own the parameter and did not save it.
+    is_in_other_file
+        Whether a slice is in the other file of the same rank.
     """
 
-    tensors: dict[str, FullTensor] = field(default_factory=dict)
-    unlocated: list[str] = field(default_factory=list)
-    unsaved_gradients: list[str] = field(default_factory=list)
-    unsaved_states: list[str] = field(default_factory=list)
-    copies: dict[str, set[int]] = field(default_factory=dict)
-    faults: Faults = field(default_factory=Faults)
-    in_other_file: list[str] = field(default_factory=list)
-    problems: list[Diagnostic] = field(default_factory=list)
+    tensor: FullTensor | None = None
+    absence: str = ""
+    faults: Sequence[tuple[Fault, str]] = ()
+    problems: Sequence[Diagnostic] = ()
+    without_copy: Collection[int] = ()
+    is_in_other_file: bool = False
 
 
-def _place_slices(
-    parameters: Mapping[str, _Parameter], folder: str, files: FilesByName
-) -> _Placement:
-    """Find the slices of all parameters at their locations.
-
-    Parameters
-    ----------
-    parameters
-        The tensors of ``metadata.json``.
-    folder
-        The files' folder, for messages.
-    files
-        Name to header of the files that exist; None for a damaged one, whose error is reported
-        elsewhere.
-    """
-    placement = _Placement()
-    written = _WrittenFiles(folder, files, _writers(parameters))
-    lacks_optimizer = written.lacks_optimizer()
-    lacks_gradients = (
-        any(parse_name(n).is_gradient for n in parameters) and written.lacks_gradients()
-    )
-    stage_ranks = max((len(one.number_of or ()) for one in parameters.values()), default=0)
-    for name, parameter in parameters.items():
-        if not parameter.listed:
-            placement.unlocated.append(name)
-            continue
-        slices = [
-            _find_slice(parameter, number, written)
-            for number in range(math.prod(parameter.slice_counts))
-        ]
-        boxes = [box for one in slices for box in one.boxes]
-        if not boxes and lacks_optimizer and written.is_unsaved_state(parameter):
-            placement.unsaved_states.append(name)
-        elif all(one.boxes for one in slices):
-            _add_parameter(placement, parameter, boxes)
-            _note_faults(placement, parameter, slices, written, stage_ranks or MAX_RANKS)
-        elif (
-            lacks_gradients and parse_name(name).is_gradient and all(one.lacking for one in slices)
-        ):
-            placement.unsaved_gradients.append(name)
-        else:
-            _add_missing(placement, parameter, slices, written)
-            placement.problems += box_problems(parameter.meta, boxes)
-    placement.problems += placement.faults.problems()
-    return placement
+def _place(parameter: _Parameter, written: _Written) -> _Placed:
+    """Find the slices of a parameter at their locations."""
+    name = parameter.meta.name
+    if not parameter.listed:
+        return _Placed(absence="unlocated")
+    slices = [
+        [(at, written.find(name, at)) for at in parameter.stored.get(number, ())]
+        for number in parameter.grid.ranks
+    ]
+    boxes = [
+        Box(region, at.storage_rank, found)
+        for region, tried in zip(parameter.regions, slices, strict=True)
+        for at, found in tried
+        if isinstance(found, StoredTensor)
+    ]
+    faults = [[(at, found) for at, found in of if isinstance(found, Fault)] for of in slices]
+    if not boxes and written.lacks_optimizer and written.is_unsaved_state(parameter):
+        return _Placed(absence="state")
+    if all(len(of) < len(tried) for of, tried in zip(faults, slices, strict=True)):
+        return _fill(parameter, boxes, [*chain(*faults)], written)
+    is_gradient = parse_name(name).is_gradient and written.lacks_gradients
+    if is_gradient and all(any(written.has_read(at) for at, _ in of) for of in faults):
+        return _Placed(absence="gradient")
+    problems = []
+    harm: list[tuple[Fault, str]] = []
+    for number, (of, tried) in enumerate(zip(faults, slices, strict=True)):
+        is_lost = len(of) == len(tried)
+        harm += ((fault, name if is_lost else "") for _, fault in of)
+        if not tried and parameter.is_renumbered:
+            problems.append(_lost_slice(parameter, number))
+        elif not tried:
+            path = str(written.folder / _METADATA)
+            harm.append((Fault(path, "lists no file for some slices"), name))
+    problems += box_problems(parameter.meta, boxes)
+    return _Placed(faults=harm, problems=problems)
 
 
-def _note_faults(
-    placement: _Placement,
+def _fill(
     parameter: _Parameter,
-    slices: Iterable[_FoundSlice],
-    written: _WrittenFiles,
-    stage_ranks: int,
-) -> None:
-    """Record the locations of a complete parameter that do not hold it.
+    boxes: list[Box],
+    faults: Sequence[tuple[_Location, Fault]],
+    written: _Written,
+) -> _Placed:
+    """Return a parameter that is stored completely, or its problems.
 
     MindSpore leaves a parameter that stages share out of the files of stages that do not own it,
     and metadata lists it there.  So a whole stage may lack it.
     """
-    holding = {box.rank // stage_ranks for one in slices for box in one.boxes}
-    for one in slices:
-        placement.faults.add_harmless(one.faults)
-        for location in one.lacking:
-            if location.rank // stage_ranks in holding:
-                placement.faults.add_harmless([written.lacks(location)])
-            else:
-                placement.copies.setdefault(parameter.meta.name, set()).add(location.rank)
-
-
-def _add_missing(
-    placement: _Placement,
-    parameter: _Parameter,
-    slices: Iterable[_FoundSlice],
-    written: _WrittenFiles,
-) -> None:
-    """Record why slices of a parameter are missing."""
-    name = parameter.meta.name
-    for number, one in enumerate(slices):
-        faults = [*one.faults, *map(written.lacks, one.lacking)]
-        if one.boxes:
-            placement.faults.add_harmless(faults)
-        elif faults:
-            placement.faults.add_missing(faults, name)
-        elif parameter.is_renumbered:
-            placement.problems.append(_lost_slice(parameter, number))
-        else:
-            fault = Fault(f"{written.folder}/{_METADATA}", "lists no file for some slices")
-            placement.faults.add_missing([fault], name)
+    holding = {box.rank // written.stage_ranks for box in boxes}
+    without_copy = {
+        at: at.storage_rank
+        for at, _ in faults
+        if written.has_read(at) and at.storage_rank // written.stage_ranks not in holding
+    }
+    named = {location.file_name for location in parameter.locations}
+    placed = _Placed(
+        faults=[(fault, "") for at, fault in faults if at not in without_copy],
+        without_copy={*without_copy.values()},
+        is_in_other_file=any(Path(box.tensor.file.path).name not in named for box in boxes),
+    )
+    problems = list(_layout_problems(parameter, boxes))
+    filled = problems or fill_with_boxes(parameter.meta, boxes)
+    if isinstance(filled, BoxSlicing):
+        return placed._replace(tensor=FullTensor(parameter.meta, filled, Listed()))
+    return placed._replace(problems=filled)
 
 
 def _lost_slice(parameter: _Parameter, number: int) -> Diagnostic:
     """Return the problem of a slice that no rank of the layout stored."""
-    numbers = (parameter.number_of or {}).items()
-    owners = tuple(rank for rank, own in numbers if own == number)
-    storing = format_ranks(sorted({location.rank for location in parameter.locations}))
+    owners = tuple(rank for rank, own in parameter.number_of.items() if own == number)
+    storing = format_ranks(sorted({location.storage_rank for location in parameter.locations}))
     text = "ranks that hold a slice by the layout did not save it"
-    facts = f"elements {_region(parameter, number)} belong to {format_ranks(owners)}; {storing} "
+    facts = f"elements {parameter.regions[number]} belong to {format_ranks(owners)}; {storing} "
     facts += "saved the tensor, with wrong slice numbers"
     hint = "`ckpttool help missing` explains"
     tensor = parameter.meta.name
     return Diagnostic("missing", text, hint=hint, facts=facts, tensor=tensor, ranks=owners)
 
 
-def _add_parameter(placement: _Placement, parameter: _Parameter, boxes: list[Box]) -> None:
-    """Add a parameter that is stored completely, or its problems."""
-    named = {location.file for location in parameter.locations}
-    if any(box.tensor.file.path.rpartition("/")[2] not in named for box in boxes):
-        placement.in_other_file.append(parameter.meta.name)
-    wrong = list(_layout_problems(parameter, boxes))
-    filled = [] if wrong else fill_with_boxes(parameter.meta, boxes)
-    if isinstance(filled, BoxSlicing):
-        placement.tensors[parameter.meta.name] = FullTensor(parameter.meta, filled, Listed())
-    else:
-        placement.problems += wrong or filled
-
-
 def _layout_problems(parameter: _Parameter, boxes: list[Box]) -> Iterator[Diagnostic]:
     """Yield a problem for each rank that has another slice by the layout than by the storage."""
-    name, text = parameter.meta.name, f"{_METADATA} contradicts itself"
-    number_of = parameter.number_of or {}
-    regions = {number: _region(parameter, number) for number in sorted({*number_of.values()})}
+
+    def problem(rank: int, facts: str) -> Diagnostic:
+        text, name = f"{_METADATA} contradicts itself", parameter.meta.name
+        return Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+
+    own = {rank: parameter.regions[number] for rank, number in parameter.number_of.items()}
     for box in boxes:
-        own = regions[number_of[box.rank]] if box.rank in number_of else box.region
-        if own != box.region:
-            facts = f"rank {box.rank} ({box.tensor.file.path}): elements {box.region} by "
-            facts += f"storage_data, {own} by the layout"
-            yield Diagnostic(
-                "missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(box.rank,)
-            )
+        if own.get(box.rank, box.region) != box.region:
+            place = f"rank {box.rank} ({box.tensor.file.path})"
+            facts = f"{place}: elements {box.region} by storage_data, {own[box.rank]} by the layout"
+            yield problem(box.rank, facts)
     for rank in parameter.misgrouped:
-        facts = f"rank {rank}: elements {regions[number_of[rank]]} by the layout, "
-        facts += "and not in the rank_group of that slice"
-        yield Diagnostic("missing", text, hint=COPY_AGAIN, facts=facts, tensor=name, ranks=(rank,))
+        facts = f"rank {rank}: elements {own[rank]} by the layout, "
+        yield problem(rank, f"{facts}and not in the rank_group of that slice")
 
 
-class _FoundSlice(NamedTuple):
-    """What was found of a slice: its boxes, files that lack it, and files that cannot be read."""
+@dataclass(frozen=True)  # no slots, for cached_property
+class _Written:
+    """The parameters of ``metadata.json``, its files, and who wrote each file by metadata."""
 
-    boxes: list[Box]
-    lacking: list[_StorageLocation]
-    faults: list[Fault]
-
-
-def _find_slice(parameter: _Parameter, number: int, written: _WrittenFiles) -> _FoundSlice:
-    """Look for a slice at its locations."""
-    region = _region(parameter, number)
-    found = _FoundSlice([], [], [])
-    for location in parameter.stored.get(number, ()):
-        tensor = written.find(parameter.meta.name, location)
-        if tensor is not None:
-            found.boxes.append(Box(region, location.rank, tensor))
-        elif location.file not in written.files:
-            found.faults.append(Fault(written.path(location), "file not found"))
-        elif written.files[location.file] is None:
-            found.faults.append(Fault(written.path(location)))
-        else:
-            found.lacking.append(location)
-    return found
-
-
-def _region(parameter: _Parameter, number: int) -> Region:
-    """Return the region of a slice from its number in C order."""
-    index: list[int] = []
-    for n in reversed(parameter.slice_counts):
-        number, i = divmod(number, n)
-        index.insert(0, i)
-    sizes = [
-        size // n for size, n in zip(parameter.meta.shape, parameter.slice_counts, strict=True)
-    ]
-    return Region(
-        tuple(i * size for i, size in zip(index, sizes, strict=True)),
-        tuple((i + 1) * size for i, size in zip(index, sizes, strict=True)),
-    )
-
-
-class _WrittenFiles(NamedTuple):
-    """The files of a folder, and the ranks that wrote them according to metadata."""
-
-    folder: str
+    folder: Path
+    parameters: Mapping[str, _Parameter]
     files: FilesByName
-    writers: Mapping[str, set[int]]
+    writers: Mapping[str, Collection[int]]
 
-    def path(self, location: _StorageLocation) -> str:
-        """Return the path of the file of a location."""
-        return f"{self.folder}/{location.file}"
+    def has_read(self, location: _Location) -> bool:
+        """Return whether the file of a location is there and not damaged."""
+        return isinstance(self.files.get(location.file_name), FileIndex)
 
-    def lacks(self, location: _StorageLocation) -> Fault:
-        """Return the fault of a file without a tensor that metadata lists in it."""
-        return Fault(self.path(location), f"lacks tensors that {_METADATA} lists")
-
-    def find(self, name: str, location: _StorageLocation) -> StoredTensor | None:
+    def find(self, name: str, location: _Location) -> StoredTensor | Fault:
         """Return the tensor in the file of a location, or in the other file of the same rank."""
-        file = self.files.get(location.file)
-        match = MINDFORMERS_FILE.fullmatch(location.file)
-        is_damaged = file is None and location.file in self.files
-        if (file is None or name not in file.tensors) and match is not None and not is_damaged:
+        file, rank = location.file_name, location.storage_rank
+        found = find_tensor(self.folder, self.files, file, name, _METADATA)
+        match = MINDFORMERS_FILE.fullmatch(file)
+        is_damaged = isinstance(self.files.get(file), FormatError)
+        if isinstance(found, Fault) and match is not None and not is_damaged:
             start, stop = match.span("kind")
             kind = "opt" if match["kind"] == "model" else "model"
-            other = location.file[:start] + kind + location.file[stop:]
-            writers = self.writers.get(other, set())
-            if int(match["number"]) == location.rank and writers <= {location.rank}:
-                file = self.files.get(other)
-        return None if file is None else file.tensors.get(name)
+            other = self.files.get(file[:start] + kind + file[stop:])
+            writers = self.writers.get(file[:start] + kind + file[stop:], ())
+            is_own = int(match["number"]) == rank and {rank}.issuperset(writers)
+            if is_own and isinstance(other, FileIndex):
+                return other.tensors.get(name) or found
+        return found
 
+    @cached_property
+    def stage_ranks(self) -> int:
+        """The number of ranks in a stage, as far as layouts say."""
+        return max((len(one.number_of) for one in self.parameters.values()), default=0) or MAX_RANKS
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        """The names of all tensors in the files."""
+        read = (file for file in self.files.values() if isinstance(file, FileIndex))
+        return frozenset(chain.from_iterable(file.header for file in read))
+
+    @cached_property
     def lacks_optimizer(self) -> bool:
-        """Return whether all model files are there and no file of optimizer state is."""
+        """Whether all model files are there and no file of optimizer state is."""
         matches = [match for file in self.files if (match := MINDFORMERS_FILE.fullmatch(file))]
         are_models = {match["kind"] for match in matches} == {"model"}
-        return are_models and not any(_incomplete_sets(Path(self.folder), matches))
+        return are_models and not any(_incomplete_sets(self.folder, matches))
+
+    @cached_property
+    def lacks_gradients(self) -> bool:
+        """Whether no file has an accumulated gradient."""
+        return not any(parse_name(name).is_gradient for name in self.held)
 
     def is_unsaved_state(self, parameter: _Parameter) -> bool:
         """Return whether metadata lists a tensor as optimizer state only, and no file has it."""
-        named = (MINDFORMERS_FILE.fullmatch(location.file) for location in parameter.locations)
-        return all(match is not None and match["kind"] == "opt" for match in named) and not any(
-            file is not None and parameter.meta.name in file.header for file in self.files.values()
-        )
-
-    def lacks_gradients(self) -> bool:
-        """Return whether no file has an accumulated gradient."""
-        headers = (file.header for file in self.files.values() if file is not None)
-        return not any(parse_name(name).is_gradient for header in headers for name in header)
-
-
-def _writers(parameters: Mapping[str, _Parameter]) -> dict[str, set[int]]:
-    """Return the ranks that wrote each file, according to metadata."""
-    found: dict[str, set[int]] = defaultdict(set)
-    for parameter in parameters.values():
-        for location in parameter.locations:
-            found[location.file].add(location.rank)
-    return found
+        named = (MINDFORMERS_FILE.fullmatch(at.file_name) for at in parameter.locations)
+        is_state = all(match is not None and match["kind"] == "opt" for match in named)
+        return is_state and parameter.meta.name not in self.held
 
 
 def _has_parameter_numbers(parameters: Mapping[str, _Parameter]) -> bool:

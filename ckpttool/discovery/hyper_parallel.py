@@ -53,20 +53,22 @@ import pickle
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as short
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ckpttool.discovery.checkpoint2 import (
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.discovery.headers import (
     BARE_NAME,
     Fault,
-    Faults,
     FilesByName,
+    describe_faults,
+    errors_of,
+    find_tensor,
     read_existing_files,
 )
-from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.numbered_saves import NumberedSaves
 from ckpttool.formats.local import (
     identify_file,
@@ -77,6 +79,7 @@ from ckpttool.formats.local import (
     stat_file,
 )
 from ckpttool.formats.sandbox import CPU_SECONDS, Sandbox
+from ckpttool.formats.strict_json import convert_as
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
 from ckpttool.model.region import Region
@@ -108,10 +111,13 @@ MAX_CHUNKS = 5_000_000  # of all tensors together
 MAX_AXES = 32
 _VERSIONS = ("1.0", "2.0")
 
+T = TypeVar("T")
+
 _STEPS = NumberedSaves(
     "step", re.compile(r"global_step_(\d{1,18})"), "latest_checkpoint_iteration.txt"
 )
 _TENSOR_FILE = re.compile(r"_rank(\d{1,9})_\.safetensors")
+_ALL_RANKS = -1  # in place of the rank of a metadata file: it is that of all
 _PICKLE = b"\x80"  # first byte of every pickle of protocol 2 and later
 
 
@@ -133,28 +139,35 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
         A file cannot be read.
     """
     diagnostics = Diagnostics()
-    paths = _metadata_files(Path(src), diagnostics)
-    if not paths or not _is_complete(Path(src)):
+    found = _metadata_files(Path(src))
+    if not found or not _is_complete(Path(src)):
         return None
     if step is not None:
         raise PlanError(
             [Diagnostic("source", "it has one save and no steps", hint="omit --step", where=src)]
         )
-    documents = tuple(identify_file(str(path)) for path in paths)
+    if found[0][0] == _ALL_RANKS and found[1:]:
+        names = shorten(sorted(path.name for _, path in found[1:]), 3)
+        text = "metadata files of single ranks beside .metadata: ignored"
+        diagnostics.add(Diagnostic("skipped", text, facts=names, where=src))
+        found = found[:1]
+    documents = tuple(identify_file(str(path)) for _, path in found)
     tensors, objects = _read_all(documents)
     if objects:
         text = f"{count(len(objects), 'object')} that are not tensors: ignored"
         diagnostics.add(Diagnostic("skipped", text, facts=shorten(objects, 3), where=src))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
     _note_unnamed(Path(src), named, diagnostics)
-    errors: list[FormatError] = []
-    folder = _Folder(Path(src), read_existing_files(Path(src), sorted(named), errors))
-    description = replace(_place_boxes(tensors, folder, diagnostics), files=tuple(map(str, paths)))
+    files = read_existing_files(Path(src), sorted(named))
+    description = replace(
+        _place_boxes(tensors, Path(src), files, diagnostics),
+        files=tuple(str(path) for _, path in found),
+    )
     return Catalog(
         src,
-        folder.by_rank(tensors),
+        _by_rank(tensors, files),
         step=None if (number := _STEPS.number(Path(src))) is None else str(number),
-        damaged=dict(enumerate(errors)),
+        damaged=errors_of(files),
         diagnostics=tuple(diagnostics),
         documents=documents,
         description=description,
@@ -227,6 +240,7 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
     files = _tensor_files(folder)
     if not files or _is_complete(folder):
         return None
+    missing = "ranks have no metadata" if _ranks_of_metadata(folder) else "no .metadata"
     real_path = folder.absolute()
     above = folder.parent if folder.name == real_path.name else real_path.parent
     complete = {path: n for path, n in _STEPS.find_folders(above).items() if _is_complete(path)}
@@ -234,19 +248,12 @@ def find_unfinished(folder: Path) -> Diagnostic | None:
     hint = "-s STRATEGY --pattern '_rank{rank}_.safetensors', if all files are there"
     return Diagnostic(
         "unfinished",
-        f"a save that did not finish: {_missing_metadata(folder)}",
+        f"a save that did not finish: {missing}, which is written last",
         hint=f"{max(complete, key=complete.__getitem__)} as SRC" if is_step else hint,
         facts=f"{count(len(files), 'file')} of tensors, which may be missing or cut short",
         path=str(folder),
         where=str(folder),
     )
-
-
-def _missing_metadata(folder: Path) -> str:
-    """Return what is missing in a save that did not finish."""
-    if not _ranks_of_metadata(folder):
-        return "no .metadata, which is written last"
-    return "ranks have no metadata, which is written last"
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -267,48 +274,32 @@ def _is_complete(folder: Path) -> bool:
     finished.
     """
     ranks = _ranks_of_metadata(folder)
-    if not ranks:
-        return bool(_metadata_files(folder, Diagnostics()))
+    if not ranks or _ALL_RANKS in ranks:
+        return bool(ranks)
     if {_rank_of(path.name) for path in _tensor_files(folder)} - ranks:
         return False
-    above = folder.absolute().parent
-    if _STEPS.number(folder) is None or _recorded_step(above) == _STEPS.number(folder):
+    number, above = _STEPS.number(folder), folder.absolute().parent
+    # What is wrong with the record is said when a step is chosen.
+    if number is None or number == _read_named_step(above, Diagnostics()):
         return True
     beside = [path for path in _STEPS.find_folders(above) if path.name != folder.absolute().name]
-    others = [found for path in beside if (found := _ranks_of_metadata(path))]
-    return not others or any(found <= ranks for found in others)
-
-
-def _recorded_step(above: Path) -> int | None:
-    """Return the step that the trainer recorded; None without a number."""
-    try:
-        return _STEPS.read_tracker(above)
-    except FormatError:
-        return None  # said when a step is chosen
+    others = [one for one in map(_ranks_of_metadata, beside) if one and _ALL_RANKS not in one]
+    return not others or any(one <= ranks for one in others)
 
 
 def _ranks_of_metadata(folder: Path) -> set[int]:
-    """Return the ranks that have metadata of their own, none beside one file for all."""
-    matches = (HYPER_METADATA.fullmatch(p.name) for p in _metadata_files(folder, Diagnostics()))
-    return {int(match[1] or match[2]) for match in matches if match is not None}
+    """Return the ranks that have metadata of their own; with `_ALL_RANKS` it is not needed."""
+    return {rank for rank, _ in _metadata_files(folder)}
 
 
-def _metadata_files(folder: Path, diagnostics: Diagnostics) -> list[Path]:
-    """Return the metadata file, or those of the ranks, lowest first."""
-    whole = folder / ".metadata"
-    matches = {path: HYPER_METADATA.fullmatch(path.name) for path in list_folder(folder)}
-    of_ranks = {
-        path: int(match[1] or match[2])
-        for path, match in matches.items()
-        if match is not None and _is_pickle(path)
-    }
-    if not _is_pickle(whole):
-        return sorted(of_ranks, key=lambda path: (of_ranks[path], path.name))
-    if of_ranks:
-        names = shorten(sorted(path.name for path in of_ranks), 3)
-        text = "metadata files of single ranks beside .metadata: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=names, where=str(folder)))
-    return [whole]
+def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the metadata files with their ranks, `_ALL_RANKS` first, then the lowest."""
+    found = []
+    for path in list_folder(folder):
+        match = HYPER_METADATA.fullmatch(path.name)
+        if (match or path.name == ".metadata") and _is_pickle(path):
+            found.append((int(match[1] or match[2]) if match else _ALL_RANKS, path))
+    return sorted(found)
 
 
 def _is_pickle(path: Path) -> bool:
@@ -336,9 +327,10 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
             objects |= dict.fromkeys(others)
             for name, tensor in found.items():
                 known = tensors.setdefault(name, tensor)
-                if known[:3] != tensor[:3]:
-                    facts = f"{file.path}: {tensor.dtype} {format_shape(tensor.shape)}; "
-                    facts += f"others: {known.dtype} {format_shape(known.shape)}"
+                if known.meta != tensor.meta:
+                    one, other = tensor.meta, known.meta
+                    facts = f"{file.path}: {one.dtype} {format_shape(one.shape)}; "
+                    facts += f"others: {other.dtype} {format_shape(other.shape)}"
                     text = "the metadata files of ranks contradict each other"
                     problems.append(Diagnostic("source", text, facts=facts, tensor=name))
                 elif known is not tensor:
@@ -363,42 +355,24 @@ def _note_unnamed(folder: Path, named: set[str], diagnostics: Diagnostics) -> No
         diagnostics.add(Diagnostic("skipped", text, facts=shorten(others, 3), where=str(folder)))
 
 
-class _Folder(NamedTuple):
-    """The files that metadata names and that exist."""
+def _by_rank(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> dict[int, FileIndex]:
+    """Return the headers by rank, with the tensors' names in place of the keys in the file.
 
-    path: Path
-    files: FilesByName
-
-    def find(self, name: str, box: _StoredBox) -> Box | Fault:
-        """Return a box of a tensor, or why it is missing."""
-        file = self.files.get(box.file)
-        if box.file not in self.files:
-            return Fault(str(self.path / box.file), "file not found")
-        if file is None:
-            return Fault(str(self.path / box.file))
-        if box.key not in file.tensors:
-            return Fault(file.path, "lacks tensors that .metadata lists")
-        region = Region(box.start, box.stop)
-        return Box(region, _rank_of(box.file), _with_name(name, file.tensors[box.key]))
-
-    def by_rank(self, tensors: Mapping[str, _HyperTensor]) -> dict[int, FileIndex]:
-        """Return the headers by rank, with the tensors' names in place of the keys in the file.
-
-        The header has the first of a tensor's boxes in a file; `Description` has all of them.
-        """
-        own: dict[str, dict[str, str]] = defaultdict(dict)
-        for name, tensor in tensors.items():
-            for box in tensor.stored:
-                own[box.file][box.key] = name
-        found = {}
-        for file, index in sorted(self.files.items(), key=lambda item: _rank_of(item[0])):
-            if index is not None:
-                renamed: dict[str, StoredTensor] = {}
-                for key, stored in index.tensors.items():
-                    name = own[file].get(key, key)
-                    renamed.setdefault(name, _with_name(name, stored))
-                found[_rank_of(file)] = replace(index, tensors=renamed)
-        return found
+    The header has the first of a tensor's boxes in a file; `Description` has all of them.
+    """
+    own: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        for box in tensor.stored:
+            own[box.file][box.key] = name
+    found = {}
+    for file, index in sorted(files.items(), key=lambda item: _rank_of(item[0])):
+        if isinstance(index, FileIndex):
+            renamed: dict[str, StoredTensor] = {}
+            for key, stored in index.tensors.items():
+                name = own[file].get(key, key)
+                renamed.setdefault(name, _with_name(name, stored))
+            found[_rank_of(file)] = replace(index, tensors=renamed)
+    return found
 
 
 def _with_name(name: str, stored: StoredTensor) -> StoredTensor:
@@ -417,27 +391,30 @@ def _rank_of(file: str) -> int:
 
 
 def _place_boxes(
-    tensors: Mapping[str, _HyperTensor], folder: _Folder, diagnostics: Diagnostics
+    tensors: Mapping[str, _HyperTensor], folder: Path, files: FilesByName, diagnostics: Diagnostics
 ) -> Description:
     """Return the boxes of all tensors, from the files that metadata names."""
     placed: dict[str, FullTensor] = {}
     problems: list[Diagnostic] = []
-    faults = Faults()
+    faults: list[tuple[Fault, str]] = []
     for name, tensor in tensors.items():
-        found = [folder.find(name, box) for box in tensor.stored]
-        boxes = [box for box in found if isinstance(box, Box)]
-        reasons = [fault for fault in found if isinstance(fault, Fault)]
-        meta = TensorMeta(name, tensor.dtype, tensor.shape)
-        wrong = box_problems(meta, boxes)
-        filled = wrong or fill_with_boxes(meta, boxes)
+        boxes = []
+        reasons = []
+        for box in tensor.stored:
+            found = find_tensor(folder, files, box.file, box.key, ".metadata")
+            if isinstance(found, Fault):
+                reasons.append(found)
+            else:
+                boxes.append(Box(box.region, _rank_of(box.file), _with_name(name, found)))
+        wrong = box_problems(tensor.meta, boxes)
+        filled = wrong or fill_with_boxes(tensor.meta, boxes)
         if isinstance(filled, BoxSlicing):
-            placed[name] = FullTensor(meta, filled, Listed())
-            faults.add_harmless(reasons)
+            placed[name] = FullTensor(tensor.meta, filled, Listed())
         else:
             problems += wrong or ([] if reasons else filled)
-            faults.add_missing(reasons, name)
-    problems += faults.problems()
-    diagnostics.add(*faults.notes())
+        faults += ((reason, "" if name in placed else name) for reason in reasons)
+    problems += describe_faults(faults, are_harmless=False)
+    diagnostics.add(*describe_faults(faults, are_harmless=True))
     return Description((), placed, frozenset(tensors) - placed.keys(), tuple(problems))
 
 
@@ -447,18 +424,15 @@ def _place_boxes(
 class _StoredBox(NamedTuple):
     """Where a box of a tensor is stored: a file's name, and the tensor's name in it."""
 
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    region: Region
     file: str
     key: str
 
 
 class _HyperTensor(NamedTuple):
-    """One tensor of the metadata: its full shape, and the boxes that are stored."""
+    """One tensor of the metadata, and the boxes that are stored."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    meta: TensorMeta
     stored: tuple[_StoredBox, ...] = ()
 
 
@@ -543,42 +517,35 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
     """
     path, top = file.path, _load(file)
     try:
-        version = _attribute(top, "Metadata", "version", _VERSIONS[0])
-        described = _parse_dict(
-            _attribute(top, "Metadata", "state_dict_metadata"), "state_dict_metadata"
-        )
-        storage = _parse_dict(_attribute(top, "Metadata", "storage_data"), "storage_data")
+        metadata = _read(_Metadata, top)
     except ValueError as error:
         raise FormatError(path, None, str(error)) from error
-    if version not in _VERSIONS:
+    if metadata.version not in _VERSIONS:
         known = " or ".join(_VERSIONS)
-        facts = f"expected {known}, found {short(version)}"
+        facts = f"expected {known}, found {short(metadata.version)}"
         raise UnsupportedError(path, None, "an unknown version of .metadata", facts=facts)
     errors: list[FormatError] = []
     tensors: dict[str, _HyperTensor] = {}
     objects: dict[str, None] = {}
-    regions: dict[str, dict[tuple[int, ...], tuple[int, ...]]] = {}
+    regions: dict[str, dict[tuple[int, ...], Region]] = {}
     budget = MAX_CHUNKS
-    for key, entry in described.items():
+    for name, entry in metadata.state_dict_metadata.items():
+        if type(entry).__name__ == "BytesStorageMetadata":
+            objects[name] = None
+            continue
         try:
-            name = _parse_text(key, "a name in state_dict_metadata")
-            if _is_of_class(entry, "BytesStorageMetadata"):
-                objects[name] = None
-                continue
-            tensors[name] = _parse_tensor(name, entry)
-            regions[name] = _parse_chunks(tensors[name], entry, budget)
+            tensors[name], regions[name] = _read_tensor(name, entry, budget)
             budget -= len(regions[name])
         except ValueError as error:
-            errors.append(FormatError(path, None, f"{short(key)}: {error}"))
+            errors.append(FormatError(path, None, f"{short(name)}: {error}"))
     stored: dict[str, dict[_StoredBox, None]] = {name: {} for name in tensors}
-    for index, info in storage.items():
+    for index, info in metadata.storage_data.items():
         name = "storage_data"
         try:
-            name = _parse_text(
-                _attribute(index, "MetadataIndex", "fqn"), "the fqn of a MetadataIndex"
-            )
+            place = _read(_MetadataIndex, index)
+            name = place.fqn
             if name in regions:
-                stored[name][_parse_box(name, regions[name], index, info)] = None
+                stored[name][_read_box(place, regions[name], _read(_StorageInfo, info))] = None
             elif name not in objects and not errors:
                 raise ValueError("in storage_data, but not in state_dict_metadata")
         except ValueError as error:
@@ -588,94 +555,102 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
     return found, tuple(objects)
 
 
-def _parse_tensor(name: str, entry: object) -> _HyperTensor:
-    """Return one tensor, without its boxes; raise ValueError if its entry is wrong."""
-    shape = _parse_sizes(_attribute(entry, "TensorStorageMetadata", "size"), "size")
-    properties = _attribute(entry, "TensorStorageMetadata", "properties")
-    word = _parse_text(_attribute(properties, "TensorProperties", "dtype"), "dtype")
-    dtype = find_word(word)
+def _read_tensor(
+    name: str, entry: object, budget: int
+) -> tuple[_HyperTensor, dict[tuple[int, ...], Region]]:
+    """Return a tensor and its boxes by their starts, stored or not; raise ValueError."""
+    spelled = _read(_TensorStorageMetadata, entry)
+    dtype = find_word(spelled.properties.dtype)
     if dtype is None:
-        raise ValueError(f"unknown dtype {word[:40]!r}")
-    return _HyperTensor(name, dtype.name, shape)
-
-
-def _parse_chunks(
-    tensor: _HyperTensor, entry: object, budget: int
-) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Return the start of each box of a tensor, stored or not, and its stop; raise ValueError."""
-    chunks = _attribute(entry, "TensorStorageMetadata", "chunks")
-    if not isinstance(chunks, list) or len(chunks) > budget:
+        raise ValueError(f"unknown dtype {spelled.properties.dtype[:40]!r}")
+    if len(spelled.chunks) > budget:
         raise ValueError(f"chunks is not a list of at most {budget}")
-    regions: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for chunk in chunks:
-        start = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "offsets"), "offsets")
-        sizes = _parse_sizes(_attribute(chunk, "ChunkStorageMetadata", "sizes"), "sizes")
-        if not len(start) == len(sizes) == len(tensor.shape):
+    regions: dict[tuple[int, ...], Region] = {}
+    for one in spelled.chunks:
+        chunk = _read(_ChunkStorageMetadata, one)
+        start, sizes = chunk.offsets, chunk.sizes
+        if not len(start) == len(sizes) == len(spelled.size):
             raise ValueError(
-                f"a chunk of {len(sizes)} axes at {start}, expected {len(tensor.shape)}"
+                f"a chunk of {len(sizes)} axes at {start}, expected {len(spelled.size)}"
             )
-        stop = tuple(a + n for a, n in zip(start, sizes, strict=True))
-        if regions.setdefault(start, stop) != stop:
-            one, other = Region(start, regions[start]), Region(start, stop)
-            raise ValueError(f"chunks {one} and {other} begin at the same element")
-    return regions
+        region = Region(start, tuple(a + n for a, n in zip(start, sizes, strict=True)))
+        if (other := regions.setdefault(start, region)) != region:
+            raise ValueError(f"chunks {other} and {region} begin at the same element")
+    return _HyperTensor(TensorMeta(name, dtype.name, spelled.size)), regions
 
 
-def _parse_box(
-    name: str,
-    regions: Mapping[tuple[int, ...], tuple[int, ...]],
-    index: object,
-    info: object,
+def _read_box(
+    index: _MetadataIndex, regions: Mapping[tuple[int, ...], Region], info: _StorageInfo
 ) -> _StoredBox:
     """Return the location of a box; raise ValueError if it is wrong."""
-    start = _parse_sizes(_attribute(index, "MetadataIndex", "offset"), "offset")
-    if start not in regions:
-        raise ValueError(f"storage_data has a chunk at {start}, state_dict_metadata has none")
-    file = _parse_text(_attribute(info, "StorageInfo", "relative_path"), "relative_path")
+    if index.offset not in regions:
+        raise ValueError(
+            f"storage_data has a chunk at {index.offset}, state_dict_metadata has none"
+        )
+    file = info.relative_path
     if BARE_NAME.fullmatch(file) is None:
         raise ValueError(f"relative_path {file[:100]!r} is not a file name")
-    span = _attribute(info, "StorageInfo", "offset"), _attribute(info, "StorageInfo", "length")
-    if span != (0, -1):
-        raise ValueError(f"part of {file}, at byte {short(span[0])}; expected all of a tensor")
-    key = _attribute(info, "StorageInfo", "tensor_key", None)
-    return _StoredBox(
-        start, regions[start], file, name if key is None else _parse_text(key, "tensor_key")
-    )
+    if (info.offset, info.length) != (0, -1):
+        raise ValueError(f"part of {file}, at byte {short(info.offset)}; expected all of a tensor")
+    key = index.fqn if info.tensor_key is None else info.tensor_key
+    return _StoredBox(regions[index.offset], file, key)
 
 
-def _is_of_class(value: object, cls: str) -> bool:
-    """Return whether a value is an object of one of `CLASSES`, by name."""
-    return isinstance(value, _Object) and type(value).__name__ == cls
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    state_dict_metadata: dict[str, object]
+    storage_data: dict[object, object]
+    version: object = _VERSIONS[0]
 
 
-def _attribute(value: object, cls: str, name: str, *default: object) -> object:
-    """Return an attribute of an object of a class; raise ValueError without it."""
-    if not _is_of_class(value, cls):
-        raise ValueError(f"expected a {cls}, found {type(value).__name__}")
-    if name not in vars(value) and not default:
-        raise ValueError(f"a {cls} has no {name}")
-    return vars(value).get(name, *default)
+@dataclass(frozen=True, slots=True)
+class _TensorProperties:
+    dtype: str
 
 
-def _parse_dict(value: object, what: str) -> dict[object, object]:
-    """Return a dictionary; raise ValueError, with ``what`` in it, for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is not a dictionary")
-    return value
+@dataclass(frozen=True, slots=True)
+class _TensorStorageMetadata:
+    properties: _TensorProperties
+    size: tuple[int, ...]
+    chunks: list[object]
+
+    def __post_init__(self) -> None:
+        _require_sizes(self.size)
 
 
-def _parse_text(value: object, what: str) -> str:
-    """Return a string; raise ValueError for anything else."""
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is not a string")
-    return value
+@dataclass(frozen=True, slots=True)
+class _ChunkStorageMetadata:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _require_sizes(self.offsets)
+        _require_sizes(self.sizes)
 
 
-def _parse_sizes(value: object, what: str) -> tuple[int, ...]:
-    """Return sizes, at most `MAX_AXES`; raise ValueError for anything else."""
-    if not isinstance(value, tuple | list) or len(value) > MAX_AXES:
-        raise ValueError(f"{what} is not a tuple of at most {MAX_AXES} sizes")
-    sizes = tuple(n for n in value if type(n) is int and 0 <= n < 1 << 62)
-    if len(sizes) < len(value):
-        raise ValueError(f"{what} has an element that is not a size")
-    return sizes
+@dataclass(frozen=True, slots=True)
+class _MetadataIndex:
+    fqn: str
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _StorageInfo:
+    relative_path: str
+    offset: int
+    length: int
+    tensor_key: str | None = None
+
+
+def _require_sizes(sizes: tuple[int, ...]) -> None:
+    """Raise ValueError unless these are sizes, at most `MAX_AXES`."""
+    if len(sizes) > MAX_AXES or not all(0 <= n < 1 << 62 for n in sizes):
+        raise ValueError(f"{short(sizes)} is not a tuple of at most {MAX_AXES} sizes")
+
+
+def _read(kind: type[T], value: object) -> T:
+    """Return an object of the class that ``kind`` is named for; raise ValueError for any other."""
+    name = kind.__name__[1:]
+    if type(value).__name__ != name:
+        raise ValueError(f"expected a {name}, found {type(value).__name__}")
+    return convert_as(kind, value)

@@ -37,7 +37,10 @@ from ckpttool.wording import format_ranks, shorten
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
 _FAILED_CONVERSION = re.compile(r"transform_failed_rank_\d+\.txt")
-_MARKER = re.compile(r"(merge_succeed|transform_succeed_rank_\d+)\.txt")
+_EXPLAINED = re.compile(  # names that are noted by themselves, or that say nothing
+    rf"{EMERGENCY.pattern}|{_FAILED_CONVERSION.pattern}"
+    r"|(merge_succeed|transform_succeed_rank_\d+)\.txt"
+)
 _FOREIGN_SUFFIXES = (".pb", ".json", ".meta", ".mindir")
 _BACKUP = "backup.ckpt"
 _REASON_BYTES = 200  # of a text that says why a conversion failed
@@ -139,20 +142,15 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:
     """Note the skipped files and folders among the rank folders, with their kinds."""
-    emergencies = [name for name in others if EMERGENCY.fullmatch(name)]
-    markers = [
-        name for name in others if _MARKER.fullmatch(name) or _FAILED_CONVERSION.fullmatch(name)
-    ]
+    note_emergencies((root / name for name in others if EMERGENCY.fullmatch(name)), diagnostics)
     strategies = written_strategies(root / MANIFEST)
     unknown = [
         _describe(root / name)
         for name in others
-        if name not in markers
-        and name not in emergencies
-        and not name.endswith(_UNFINISHED_SUFFIXES)
-        if name not in strategies and not name.endswith((MANIFEST, RECORD))
+        if not _EXPLAINED.fullmatch(name)
+        and name not in strategies
+        and not name.endswith((*_UNFINISHED_SUFFIXES, MANIFEST, RECORD))
     ]
-    note_emergencies((root / name for name in emergencies), diagnostics)
     if unknown:
         text = "other files or folders among the ranks: ignored"
         diagnostics.add(Diagnostic("skipped", text, facts=shorten(unknown, 3), where=str(root)))

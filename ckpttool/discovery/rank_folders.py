@@ -100,8 +100,9 @@ class FoundFiles(NamedTuple):
 
 def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
     """Return the checkpoint files in the rank folders of ``root``, or in ``root`` itself."""
-    folders, others, problems = _find_folders(root)
-    if not folders:
+    found = _find_folders(root)
+    folders = {one.rank: one.path for one in found}
+    if not found:
         note_leftovers(root, (), diagnostics)
         return FoundFiles(_list_flat_files(root, diagnostics), {})
     listed: list[RankFile] = []
@@ -116,29 +117,31 @@ def list_rank_files(root: Path, diagnostics: Diagnostics) -> FoundFiles:
         listed += [RankFile(rank, path, path.name) for path in files]
         if not files:
             empty[rank] = None
-    found, notes, misplaced = _by_names(
+    kept, notes, misplaced = _by_names(
         root, _without_strategies(listed) or listed, {**folders, **homes}
     )
     note_leftovers(root, homes.values(), diagnostics)
     if not listed:
         _refuse_unfinished(root)
         raise_all(filter(None, empty.values()))
-    problems += [*_folder_problems(root, folders, homes, listed), *misplaced]
     diagnostics.add(*notes)
+    problems = [*_folder_problems(root, found, homes, listed), *misplaced]
     if problems:
         raise PlanError((*problems, *explain_missing_files(diagnostics)))
+    holders = {path.relative_to(root).parts[0] for path in folders.values()}
+    others = [path.name for path in list_folder(root) if path.name not in holders and exists(path)]
     note_skipped(root, others, diagnostics)
-    return FoundFiles(found, empty)
+    return FoundFiles(kept, empty)
 
 
 def _folder_problems(
-    root: Path, folders: Mapping[int, Path], homes: Mapping[int, Path], listed: Sequence[RankFile]
+    root: Path, found: Sequence[_RankFolder], homes: Mapping[int, Path], listed: Sequence[RankFile]
 ) -> Iterator[Diagnostic]:
     """Yield why the files of ranks cannot be told from others.
 
     Parameters
     ----------
-    root, folders
+    root, found
         The folder of all ranks, and those of the ranks.
     homes
         The folder of each rank that has its files, or is without any.
@@ -152,6 +155,19 @@ def _folder_problems(
     def names(paths: Iterable[Path]) -> str:
         return shorten((str(path.relative_to(root)) for path in paths), 3)
 
+    folders: dict[int, list[Path]] = defaultdict(list)
+    kinds: dict[str, Path] = {}
+    for word, rank, path in found:
+        folders[rank].append(path)
+        kinds.setdefault(word, path)
+    twice = {rank: paths for rank, paths in sorted(folders.items()) if len(paths) > 1}
+    if len(kinds) > 1:
+        hint = "--pattern with the form of one of them"
+        yield problem("rank folders of several kinds", hint, names(kinds.values()))
+    elif twice:
+        text = f"two folders for {format_ranks(tuple(twice))}"
+        pairs = (" and ".join(str(p.relative_to(root)) for p in two[:2]) for two in twice.values())
+        yield problem(text, "move one of the two folders away", shorten(pairs, 3), tuple(twice))
     times = Counter(one.rank for one in listed)
     indexed = [
         home
@@ -165,19 +181,19 @@ def _folder_problems(
     places: dict[str, Path] = {}
     of_others: list[Path] = []
     for rank, home in homes.items():
-        inside = [home]
+        folder, inside = folders[rank][-1], [home]
         if not times[rank]:
             of_others += _files_of_other_ranks(home, rank)
             inside = [other for other, _ in _other_homes(list_folder(home), rank)]
         for path in inside:
-            if path != folders[rank]:
-                places.setdefault(_place(path.relative_to(folders[rank]), rank), path)
+            if path != folder:
+                places.setdefault(_place(path.relative_to(folder), rank), path)
     if len(places) > 1:
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
         yield problem(text, "--pattern with the folder that is meant", names(places.values()))
     if not listed:
-        facts, hint = _find_packed(root) or _find_nested_files(root, folders.values())
-        facts = facts or names(folders[rank] for rank in homes)
+        facts, hint = _find_packed(root) or _find_nested_files(root, (one.path for one in found))
+        facts = facts or names(folders[rank][-1] for rank in homes)
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
         yield problem(text, hint, facts, tuple(homes))
@@ -200,14 +216,12 @@ def explain_missing_files(diagnostics: Diagnostics) -> Iterator[Diagnostic]:
 
 def checkpoint_files(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder that have a checkpoint's suffix, sorted."""
-    yield from _with_checkpoint_suffix(list_folder(folder))
+    yield from filter(is_checkpoint_file, list_folder(folder))
 
 
-def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files with a checkpoint's suffix; ``.tmp`` and ``-graph.meta`` are none."""
-    for path in paths:
-        if format_of_suffix(path.name) is not None and is_file(path):
-            yield path
+def is_checkpoint_file(path: Path) -> bool:
+    """Return whether a file has a checkpoint's suffix; not so ``.tmp`` and ``-graph.meta``."""
+    return format_of_suffix(path.name) is not None and is_file(path)
 
 
 # ------------------------------------------------------------------------------------- rank folders
@@ -215,9 +229,7 @@ def _with_checkpoint_suffix(paths: Iterable[Path]) -> Iterator[Path]:
 
 def has_rank_files(folder: Path) -> bool:
     """Return whether a folder has rank folders, or files with their rank in the name."""
-    return any(RANK_FOLDER.fullmatch(p.name) and is_folder(p) for p in list_folder(folder)) or any(
-        RANK_IN_NAME.search(p.name) for p in checkpoint_files(folder)
-    )
+    return bool(named_folders(list_folder(folder)) or _named_files(checkpoint_files(folder)))
 
 
 def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
@@ -242,10 +254,7 @@ def is_in_rank_folder(root: str, folder: str, homes: Collection[str]) -> bool:
 
 def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
-    names = sorted(
-        p.name for p in list_folder(root) if RANK_FOLDER.fullmatch(p.name) and is_folder(p)
-    )
-    if names:
+    if names := [one.path.name for one in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
         text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
         hint = f"--pattern '{pattern}'"
@@ -260,33 +269,21 @@ def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
     further up, and rank folders in those of other hosts (``10.0.0.1/rank_0``, ``10.0.0.2/rank_1``),
     count only if they hold a file with the same path, but for numbers.
     """
-    homes = [path for path in file.parents[:3] if RANK_FOLDER.fullmatch(path.name)]
-    for folder in homes:
-        ((word, _, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        try:
-            beside = _named_folders(list_folder(folder.parent))
-        except OSError:
-            continue  # a folder further up need not be readable
-        others = [
-            path.name
-            for other, _, path in beside
-            if other == word and path != folder
-            if folder == file.parent or any(find_paths(path, place))
-        ]
-        if others:
-            return folder.name, others
-    for folder in homes:
-        ((word, own, _),) = _named_folders([folder])
-        place = _any_save(file.relative_to(folder))
-        hosts = find_paths(folder.parent.parent, f"{_any_number(folder.parent.name)}/{word}*")
-        others = [
-            f"{path.parent.name}/{path.name}"
-            for other, rank, path in _named_folders(sorted(hosts))
-            if other == word and rank != own and any(find_paths(path, place))
-        ]
-        if others:
-            return f"{folder.parent.name}/{folder.name}", others
+    for depth in (1, 2):  # of the rank folders below the folder above: 2 in those of hosts
+        for word, own, folder in named_folders(file.parents[:3]):
+            if depth > len(folder.parents):
+                continue  # it lies at the top of the file system
+            above, place = folder.parents[depth - 1], _any_save(file.relative_to(folder))
+            hosts = f"{_any_number(folder.parent.name)}/" if depth == 2 else ""
+            beside = sorted(find_paths(above, f"{hosts}{word}*"))
+            others = [
+                str(path.relative_to(above))
+                for other, rank, path in named_folders(beside)
+                if other == word and rank != own
+                if (depth == 1 and folder == file.parent) or any(find_paths(path, place))
+            ]
+            if others:
+                return str(folder.relative_to(above)), others
     return "", []
 
 
@@ -371,8 +368,7 @@ def _marks_checkpoint(path: Path) -> bool:
     """Return whether a path shows that its folder is a checkpoint; logs have rank folders too."""
     if is_index_name(path.name) or path.name == ".metadata" or HYPER_METADATA.fullmatch(path.name):
         return True
-    match = RANK_FOLDER.fullmatch(path.name)
-    return match is not None and is_folder(path) and bool(_find_files(path, int(match[2]))[1])
+    return any(_find_files(path, rank)[1] for _, rank, _ in named_folders([path]))
 
 
 class _RankFolder(NamedTuple):
@@ -383,43 +379,18 @@ class _RankFolder(NamedTuple):
     path: Path
 
 
-def _find_folders(root: Path) -> tuple[dict[int, Path], list[str], list[Diagnostic]]:
-    """Return the rank folders by rank, the names of all else in ``root``, and the problems."""
+def _find_folders(root: Path) -> list[_RankFolder]:
+    """Return the rank folders below ``root``; a rank may have several."""
     inside = list_folder(root)
-    found = _named_folders(inside)
-    if found:
-        found = _find_in_nodes(found) or found
-    elif not any(RANK_IN_NAME.search(path.name) for path in checkpoint_files(root)):
-        found = _find_in_hosts(inside) or _find_numbered_folders(inside)
-        found = found or _find_numbered_in_hosts(root)
-    folders: dict[int, Path] = {}
-    words: dict[str, str] = {}
-    problems: list[Diagnostic] = []
-    twice: dict[int, str] = {}
-    for word, rank, path in found:
-        name = str(path.relative_to(root))
-        words.setdefault(word, name)
-        if rank in folders and len(words) == 1:
-            twice.setdefault(rank, f"{folders[rank].relative_to(root)} and {name}")
-        folders[rank] = path
-    if twice:
-        ranks, facts = tuple(twice), shorten(twice.values(), 3)
-        text = f"two folders for {format_ranks(ranks)}"
-        hint = "move one of the two folders away"
-        problems = [
-            Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
-        ]
-    if len(words) > 1:
-        hint = "--pattern with the form of one of them"
-        text = "rank folders of several kinds"
-        facts = shorten(words.values(), 3)
-        problems = [Diagnostic("source", text, hint=hint, facts=facts, where=str(root))]
-    holders = {path.relative_to(root).parts[0] for path in folders.values()}
-    others = [path.name for path in inside if path.name not in holders and exists(path)]
-    return folders, others, problems
+    if found := named_folders(inside):
+        return _find_in_nodes(found) or found
+    if _named_files(checkpoint_files(root)):
+        return []
+    found = _find_in_hosts(inside) or _find_numbered_folders(inside)
+    return found or _find_numbered_in_hosts(root)
 
 
-def _named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
+def named_folders(paths: Iterable[Path]) -> list[_RankFolder]:
     """Return the folders whose own name is that of a rank."""
     return [
         _RankFolder(match[1], int(match[2]), path)
@@ -433,7 +404,7 @@ def _find_in_nodes(found: Sequence[_RankFolder]) -> list[_RankFolder]:
     if {one.word for one in found} != {"node"}:
         return []
     try:
-        inside = [_named_folders(list_folder(one.path)) for one in found]
+        inside = [named_folders(list_folder(one.path)) for one in found]
     except OSError:
         return []  # which rank cannot be read is said when its files are listed
     inner = [one for folders in inside for one in folders]
@@ -462,7 +433,7 @@ def _find_below(folder: Path, depth: int) -> list[_RankFolder]:
         return []
     try:
         inside = list_folder(folder)
-        found = _named_folders(inside)
+        found = named_folders(inside)
         if any(_find_files(one.path, one.rank)[1] for one in found):
             return found
     except OSError:
@@ -529,14 +500,14 @@ def _find_files(folder: Path, rank: int, depth: int = 2) -> tuple[Path, list[Pat
     ``node0/device0`` and ``node0/device1`` the numbers of the folders are not ranks.
     """
     names = list_folder(folder)
-    files = list(_with_checkpoint_suffix(names))
+    files = [*filter(is_checkpoint_file, names)]
     inside = (
         [p for p in names if format_of_suffix(p.name) is None and is_folder(p)] if depth else []
     )
     if not inside or not all(map(is_strategy, files)):
         return folder, files
     named = [
-        (number, _find_files(path, number, depth - 1)) for _, number, path in _named_folders(inside)
+        (number, _find_files(path, number, depth - 1)) for _, number, path in named_folders(inside)
     ]
     nested = [one for one in named if one[1][1]]
     if not nested:
@@ -551,9 +522,8 @@ def _files_of_other_ranks(folder: Path, rank: int) -> list[Path]:
     """
     return [
         file
-        for path in list_folder(folder)
-        if (match := RANK_FOLDER.fullmatch(path.name)) is not None
-        if int(match[2]) != rank and is_folder(path)
+        for _, number, path in named_folders(list_folder(folder))
+        if number != rank
         for file in checkpoint_files(path)
     ]
 
@@ -839,15 +809,8 @@ def _is_pytorch_file(path: Path) -> bool:
 def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
-        raise PlanError(
-            [
-                Diagnostic(
-                    "source",
-                    f"--pattern {pattern} lacks {{rank}}",
-                    hint="--pattern 'rank_{rank}/*'",
-                )
-            ]
-        )
+        text = f"--pattern {pattern} lacks {{rank}}"
+        raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
     unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))
@@ -933,7 +896,7 @@ def _files_below(folder: Path, depth: int, is_any: bool = False) -> Iterator[Pat
         if is_folder(path):
             if depth and not EMERGENCY.fullmatch(path.name):
                 yield from _files_below(path, depth - 1, is_any)
-        elif (is_any or format_of_suffix(path.name) is not None) and is_file(path):
+        elif is_file(path) if is_any else is_checkpoint_file(path):
             yield path
 
 

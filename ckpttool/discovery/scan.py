@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
+from ckpttool.discovery.headers import read_files
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
     find_unfinished,
@@ -25,7 +26,6 @@ from ckpttool.discovery.leftovers import (
 )
 from ckpttool.discovery.mindformers_output import find_checkpoint, find_strategies
 from ckpttool.discovery.rank_folders import (
-    FoundFiles,
     explain_missing_files,
     find_twins,
     list_by_pattern,
@@ -64,6 +64,13 @@ from ckpttool.transaction.states import (
     find_unfinished_run,
 )
 from ckpttool.wording import count, format_ranks, shorten
+
+# Folders that need no strategy, in the order in which they are tried: each function returns the
+# catalog of a folder and a step, or None for a folder of another kind.
+SELF_DESCRIBED: tuple[Callable[[str, str | None], Catalog | None], ...] = (
+    scan_checkpoint2,
+    scan_hyper_parallel,
+)
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
 
@@ -182,7 +189,7 @@ def find(
         if command != "verify":
             raise
         return Catalog(src, {}, damaged={0: error}, is_merged=True)
-    return _checked(found, command) if isinstance(found, Catalog) else found
+    return _checked(found, options.key, command) if isinstance(found, Catalog) else found
 
 
 def read_ranks(
@@ -212,18 +219,50 @@ def read_ranks(
             strategy_files=found.strategy_files,
             names_of=_names_of(found.saved),
         )
-    catalog = _read_chosen(found, strategy, chosen, counted, diagnostics, on_progress)
-    return _checked(catalog, command)
+    root, paths = Path(found.root), chosen.files
+    in_order = {rank: str(path) for rank, path in sorted(paths.items())}
+    files, damaged = read_files(in_order, found.key, on_progress)
+    empty_ranks = found.empty_ranks
+    if counted is not None:  # only these are missed
+        empty_ranks = {rank: error for rank, error in empty_ranks.items() if rank in counted}
+    unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
+    empty = empty_ranks.keys() - unreadable.keys()
+    missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
+    if missing:
+        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
+        if chosen.absent:
+            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
+        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
+    (rank, path), *others = paths.items()
+    evidence = "" if others else _evidence_of_ranks(path, files, found.key)
+    if missing and not others:
+        evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
+    problems = tuple(_problems(root, paths.values()))
+    reported = {one.path for one in problems} - {None}
+    catalog = Catalog(
+        str(root),
+        files,
+        step=chosen.label,
+        damaged=dict(sorted({**damaged, **unreadable}.items())),
+        strategy_files=found.strategy_files,
+        diagnostics=(*problems, *(one for one in diagnostics if one.path not in reported)),
+        missing_ranks=missing,
+        one_of_several=evidence,
+        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
+        steps_of_other_runs=chosen.of_other_runs,
+    )
+    return _checked(catalog, found.key, command)
 
 
-def _checked(catalog: Catalog, command: Command) -> Catalog:
-    """Return a catalog with notes on its types.
+def _checked(catalog: Catalog, key: bytes | Secret | None, command: Command) -> Catalog:
+    """Return a catalog with notes on encryption and on types.
 
     What is an error even for ``inspect`` is raised, unless the command shows it itself.
     """
     if command not in ("inspect", "verify") and catalog.errors("inspect"):
         raise_all([*catalog.damaged.values(), PlanError(catalog.errors())])
-    return replace(catalog, diagnostics=(*catalog.diagnostics, *_foreign_types(catalog)))
+    notes = *_encryption_notes(catalog.files, has_key=key is not None), *_foreign_types(catalog)
+    return replace(catalog, diagnostics=(*catalog.diagnostics, *notes))
 
 
 def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
@@ -243,12 +282,17 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         if pattern is None:
             root = find_checkpoint(root, diagnostics)
             root, step = choose_step_folder(root, step, diagnostics)
-            described = _scan_self_described(root, step, key, diagnostics)
-            if described is not None:
-                return described
+            for scan_kind in SELF_DESCRIBED:
+                if (described := scan_kind(str(root), step)) is not None:
+                    diagnostics.add(*described.diagnostics)
+                    note_rank_folders(root, diagnostics)
+                    return replace(described, diagnostics=tuple(diagnostics))
             if (unfinished := find_unfinished(root)) is not None:
                 diagnostics.add(unfinished)
-        files, empty_ranks = _list_files(root, pattern, diagnostics)
+            files, empty_ranks = list_rank_files(root, diagnostics)
+        else:
+            files, empty_ranks = list_by_pattern(root, pattern)
+            raise_all(error for item in files for error in _refusals(item.path))
     except UnfinishedError as error:
         diagnostics.add(*error.diagnostics, *describe_record(root))
         return Catalog(str(root), {}, diagnostics=tuple(diagnostics))
@@ -257,15 +301,6 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
     saved = read_saved_files(str(root), files, diagnostics)
     strategy_files = find_strategies(root, diagnostics)
     return RankFiles(str(root), step, key, saved, empty_ranks, strategy_files, tuple(diagnostics))
-
-
-def _list_files(root: Path, pattern: str | None, diagnostics: Diagnostics) -> FoundFiles:
-    """Return the files of ranks, of every step, and the ranks without a file."""
-    if pattern is None:
-        return list_rank_files(root, diagnostics)
-    found = list_by_pattern(root, pattern)
-    raise_all(error for item in found.files for error in _refusals(item.path))
-    return found
 
 
 def _names_of(saved: SavedFiles) -> dict[tuple[int, ...], tuple[str, ...]]:
@@ -355,68 +390,6 @@ def _may_be_of_one_run(
     return any(name not in names for one in slices_of(others, key) for name, _ in one)
 
 
-def _read_chosen(
-    found: RankFiles,
-    strategy: Strategy | None,
-    chosen: Chosen,
-    counted: Collection[int] | None,
-    diagnostics: Diagnostics,
-    on_progress: OnScan,
-) -> Catalog:
-    """Return the catalog of the files of one save; only the ranks that count are missed."""
-    root, paths = Path(found.root), chosen.files
-    empty_ranks = {
-        rank: error
-        for rank, error in found.empty_ranks.items()
-        if counted is None or rank in counted
-    }
-    indexes = read_indexes((str(paths[rank]) for rank in sorted(paths)), found.key, on_progress)
-    found_in = dict(zip(sorted(paths), indexes, strict=True))
-    files = {n: index for n, index in found_in.items() if isinstance(index, FileIndex)}
-    damaged = {n: error for n, error in found_in.items() if isinstance(error, FormatError)}
-    unreadable = {rank: error for rank, error in empty_ranks.items() if error is not None}
-    empty = empty_ranks.keys() - unreadable.keys()
-    missing = tuple(sorted({*_gaps({*paths, *unreadable}), *empty, *chosen.absent}))
-    if missing:
-        text = f"{format_ranks(missing)}: no checkpoint file found in {root}"
-        if chosen.absent:
-            text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
-        diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
-    diagnostics.add(*_encryption_notes(files, found.key))
-    problems = tuple(_problems(root, paths.values()))
-    reported = {one.path for one in problems}
-    return Catalog(
-        str(root),
-        files,
-        step=chosen.label,
-        damaged=dict(sorted({**damaged, **unreadable}.items())),
-        strategy_files=found.strategy_files,
-        diagnostics=(
-            *problems,
-            *(one for one in diagnostics if one.path is None or one.path not in reported),
-        ),
-        missing_ranks=missing,
-        one_of_several=_single_rank_evidence(paths, missing, files, found.key),
-        find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
-        steps_of_other_runs=chosen.of_other_runs,
-    )
-
-
-def _single_rank_evidence(
-    chosen: Mapping[int, Path],
-    missing: Sequence[int],
-    files: Mapping[int, FileIndex],
-    key: Secret | None,
-) -> str:
-    """Return the evidence that a folder's only file is of one rank of several, or ""."""
-    if len(chosen) != 1:
-        return ""
-    ((rank, path),) = chosen.items()
-    if missing:
-        return f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
-    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
-
-
 def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
     """Return a merged checkpoint in several files; None if ``src`` is neither folder nor index."""
     found = scan_indexed(src, key)
@@ -429,23 +402,8 @@ def _scan_merged(root: Path, src: str, key: Secret | None) -> Catalog | None:
         diagnostics=(
             *_problems(root if is_folder(root) else root.parent),
             *found.diagnostics,
-            *_encryption_notes(found.files, key),
         ),
     )
-
-
-def _scan_self_described(
-    root: Path, step: str | None, key: Secret | None, diagnostics: Diagnostics
-) -> Catalog | None:
-    """Return a self-described checkpoint; None if ``root`` is another one."""
-    described = scan_checkpoint2(str(root), step)
-    if described is None:
-        described = scan_hyper_parallel(str(root), step)
-    if described is None:
-        return None
-    diagnostics.add(*described.diagnostics, *_encryption_notes(described.files, key))
-    note_rank_folders(root, diagnostics)
-    return replace(described, diagnostics=tuple(diagnostics))
 
 
 def _find_complete_step(found: RankFiles, strategy: Strategy | None, names: Sequence[str]) -> str:
@@ -487,15 +445,18 @@ def _scan_file(path: Path, key: Secret | None, step: str | None) -> Catalog:
     except ForeignError as error:
         kind = identify_foreign(str(path))
         raise error if kind is None else kind.error(str(path), is_src=True) from error
-    diagnostics.add(*_encryption_notes(files, key))
-    evidence = _rank_evidence(path) or _twin_evidence(files[0], key)
     return Catalog(
         str(path),
         files,
         diagnostics=tuple(diagnostics),
-        one_of_several=evidence,
+        one_of_several=_evidence_of_ranks(path, files, key),
         is_merged=True,
     )
+
+
+def _evidence_of_ranks(path: Path, files: Mapping[int, FileIndex], key: Secret | None) -> str:
+    """Return the evidence that the only file, perhaps damaged, is of one of several ranks."""
+    return _rank_evidence(path) or "".join(_twin_evidence(file, key) for file in files.values())
 
 
 def _rank_evidence(path: Path) -> str:
@@ -579,10 +540,10 @@ def _foreign_types(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic("unsupported_type", text, facts=facts, where=catalog.root)
 
 
-def _encryption_notes(files: Mapping[int, FileIndex], key: Secret | None) -> Iterator[Diagnostic]:
+def _encryption_notes(files: Mapping[int, FileIndex], *, has_key: bool) -> Iterator[Diagnostic]:
     """Yield notes on an unused key, on plain files, and on checksums of encrypted files."""
     encrypted = {rank: file for rank, file in files.items() if file.cipher is not None}
-    if key is not None and files and not encrypted:
+    if has_key and files and not encrypted:
         yield Diagnostic("encryption", "no file is encrypted: the key is not needed")
     plain = [rank for rank, file in files.items() if file.cipher is None and file.nbytes]
     if encrypted and plain:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.discovery.rank_folders import RANK_FOLDER
-from ckpttool.formats import format_of_suffix, read_index, read_indexes
+from ckpttool.discovery.headers import read_files
+from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
+from ckpttool.formats import format_of_suffix, read_index
 from ckpttool.formats.local import is_file, is_folder, list_folder
 from ckpttool.formats.weight_index import (
     COMMON_STEM,
@@ -26,7 +27,7 @@ from ckpttool.formats.weight_index import (
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.tensors import FileIndex, StoredTensor
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
 
@@ -63,8 +64,8 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
         return None
     inside = list_folder(root)
     indexes = [read_index_file(str(p)) for p in inside if is_index_name(p.name) and is_file(p)]
-    files = [path for path in inside if format_of_suffix(path.name) is not None and is_file(path)]
-    ranks = [path.name for path in inside if RANK_FOLDER.fullmatch(path.name) and is_folder(path)]
+    files = [*filter(is_checkpoint_file, inside)]
+    ranks = [one.path.name for one in named_folders(inside)]
     if not indexes:
         if [path.name for path in files] == [SINGLE_FILE] and not ranks:
             return Catalog(src, {0: read_index(str(files[0]), key)}, is_merged=True)
@@ -74,7 +75,7 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             facts = f"{names}; expected {MAP_NAME} or model.safetensors.index.json"
             hint = "copy the index again, or write the parts again"
             lost = Diagnostic("missing", text, hint=hint, facts=facts, where=src)
-            read, damaged = _read_headers([str(path) for path in files], key)
+            read, damaged = read_files({n: str(path) for n, path in enumerate(files)}, key)
             return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
         return None
     named = shorten(Path(index.path).name for index in indexes)
@@ -110,16 +111,11 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     named: dict[str, list[str]] = defaultdict(list)
     for name, file in index.files.items():
         named[file].append(name)
-    findings = [
-        Diagnostic(
-            "damaged",
-            f"{file!r} is not below the folder of the index",
-            path=index.path,
-            where=index.path,
-        )
-        for file in named
-        if not is_inside(file)
-    ]
+    findings = []
+    for file in named:
+        if not is_inside(file):
+            text = f"{file!r} is not below the folder of the index"
+            findings.append(Diagnostic("damaged", text, path=index.path, where=index.path))
     for suffix in sorted({Path(file).suffix for file in named}):
         if is_file(root / (COMMON_STEM + suffix)):
             named.setdefault(COMMON_STEM + suffix, [])
@@ -128,8 +124,8 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
     for file in (file for file in inside if file not in there):
         facts = f"{index.path} lists {_format_tensors(named[file])} in it"
         findings.append(_of_file(root / file, "missing", "the file is missing", facts))
-    files, damaged = _read_headers([str(root / file) for file in there], key)
-    by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
+    files, damaged = read_files({n: str(root / at) for n, at in enumerate(there)}, key)
+    by_name = {there[n]: file for n, file in files.items()}
     copies = _copies(index, by_name)
     findings += _contradictions(index, named, by_name, copies)
     files = {
@@ -138,33 +134,23 @@ def _read_catalog(src: str, root: Path, indexes: list[WeightIndex], key: Secret 
         )
         for number, file in files.items()
     }
-    by_name = {Path(file.path).relative_to(root).as_posix(): file for file in files.values()}
-    rest = next((file for at, file in by_name.items() if Path(at).stem == COMMON_STEM), None)
     is_partial = bool(damaged or findings)
+    findings += _index_notes(root, indexes, named, files.values(), is_partial)
     return Catalog(
         src,
         files,
         is_merged=True,
         damaged=damaged,
         documents=tuple(index.file for index in indexes),
-        common_tensors=(
-            {} if rest is None else {name: name in index.files for name in rest.tensors}
-        ),
+        common_tensors={
+            name: name in index.files
+            for number, file in files.items()
+            if Path(there[number]).stem == COMMON_STEM
+            for name in file.tensors
+        },
         copies=copies,
-        diagnostics=(
-            *findings,
-            *_index_notes(root, indexes, named, files.values(), is_partial),
-        ),
+        diagnostics=tuple(findings),
     )
-
-
-def _read_headers(
-    paths: list[str], key: Secret | None
-) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
-    """Return the headers of files by their number, and the errors of the others."""
-    found = dict(enumerate(read_indexes(paths, key)))
-    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
-    return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
 
 
 def _sort_key(file: str) -> tuple[bool, list[tuple[int, str]]]:

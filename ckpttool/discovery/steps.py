@@ -22,7 +22,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from shlex import quote
@@ -360,22 +360,14 @@ def _pick_named(found: SavedFiles, save: Save, name: str) -> list[SavedFile]:
             named[rank][1] if rank in named else files[max(place, -len(files))]
             for rank, files in folders.items()
         ]
-    picked: dict[int, SavedFile] = {}
-    keeps_runs = False  # whether the save is of the recorded run of any rank
-    for rank, files in folders.items():
-        record = found.records.get(rank)
-        if record is None:
-            picked[rank] = files[0]
-        elif of_run := [file for file in files if file.run == record.run]:
-            picked[rank], keeps_runs = of_run[0], True
-        elif record.save != save:  # else it is lost, and these are of other runs
-            picked[rank] = files[0]
+    of_runs = _pick_recorded_runs(found, save)
+    if any(file.rank in found.records for file in of_runs):
+        return of_runs
+    # Where a record names another file of this save, that one is lost, and these are of other runs.
     return [
-        file
-        for file in picked.values()
-        if not keeps_runs
-        or (record := found.records.get(file.rank)) is None
-        or file.run == record.run
+        files[0]
+        for rank, files in folders.items()
+        if (record := found.records.get(rank)) is None or record.save != save
     ]
 
 
@@ -464,15 +456,14 @@ def _candidates(found: SavedFiles) -> list[_Candidate]:
         files = _pick_named(found, save, name)
         if len(files) == len(found.ranks) or found.covers({file.rank for file in files}):
             run = times.get((save.prefix, save.suffix), 0), max(one.counter for one in files)
-            candidates.append(_Candidate(run, save.order, name, files))
-    return sorted(candidates, key=lambda one: (one.run, one.order), reverse=True)
+            candidates.append(_Candidate(run, name, files))
+    return sorted(candidates, key=lambda one: (one.run, one.files[0].save.order), reverse=True)
 
 
 class _Candidate(NamedTuple):
-    """A save that may be chosen: its place in the order of runs and steps, its name and files."""
+    """A save that may be chosen: the place of its run in their order, its name and files."""
 
     run: tuple[int, int]
-    order: Step
     name: str
     files: list[SavedFile]
 
@@ -495,7 +486,7 @@ def _proposals(found: SavedFiles) -> Iterator[tuple[str, list[SavedFile]]]:
     if len(last) > 1:
         return
     is_any = False
-    for run, _, name, files in candidates:
+    for run, name, files in candidates:
         is_earlier = run != candidates[0].run and not all(map(found.is_recorded, files))
         if _contradiction(found, files) or (is_earlier and not is_any):
             continue
@@ -541,13 +532,8 @@ def _time_of(file: SavedFile) -> int:
 
 def _name_by_rank(files: Sequence[SavedFile]) -> str:
     """Return what ``--step`` takes for some files: ``RANKS:NAME/RANKS:NAME``."""
-    runs: list[list[SavedFile]] = []
-    for file in files:
-        last = runs[-1][-1] if runs else None
-        if last is not None and (last.name, last.rank + 1) == (file.name, file.rank):
-            runs[-1].append(file)
-        else:
-            runs.append([file])
+    at_ranks = groupby(enumerate(files), lambda one: (one[1].name, one[1].rank - one[0]))
+    runs = [[file for _, file in equal] for _, equal in at_ranks]
     return "/".join(
         f"{equal[0].rank}{f'-{equal[-1].rank}' if equal[1:] else ''}:{equal[0].path.name}"
         for equal in runs

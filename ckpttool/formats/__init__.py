@@ -16,18 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ckpttool.concurrency import Threads, wait_result
-from ckpttool.formats.base import Format, Header
+from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
 from ckpttool.formats.local import identify_file, open_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
-from ckpttool.model.tensors import (
-    FileIndex,
-    SharedHeader,
-    StoredFile,
-    TensorMeta,
-    refuse_shared_extents,
-)
+from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
 from ckpttool.secret import Secret
 
@@ -48,8 +42,6 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 # More threads wait for each other: for cached files, eight take 8.0 s and three 5.5 s (measured).
 READERS = 3
 FILES_AHEAD = 8
-
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def get_format(name: str) -> Format:
@@ -93,7 +85,7 @@ def format_of_content(path: str) -> str | None:
         head = file.read(16)
         size = file.seek(0, 2)
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != _HDF5_SIGNATURE:
+        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
             at = max(512, 2 * at)
     if at < size:
         return "hdf5"
@@ -195,15 +187,10 @@ def _read_cached(path: str, cache: HeaderCache, key: Secret | None, sandbox: San
 
     name = _find_format(path)
     file = identify_file(path)
-
-    def read(file: StoredFile) -> FileIndex:
-        format = sandbox if name == "hdf5" else get_format(name)
-        index = Ckpt(cache).read_index(file, key) if name == "ckpt" else format.read_index(file)
-        if not isinstance(index.tensors, SharedHeader):  # a shared header was checked before
-            refuse_shared_extents(index)
-        return index
-
-    return read(file) if name == "ckpt" else cache.read_index(file, name, read)
+    if name == "ckpt":
+        return Ckpt(cache).read_index(file, key)
+    reader = sandbox if name == "hdf5" else get_format(name)
+    return cache.read_index(file, name, reader.read_index)
 
 
 def _find_format(path: str) -> str:

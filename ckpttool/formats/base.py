@@ -23,12 +23,17 @@ from ckpttool.problems import Diagnostic
 # file, which damage can make huge.
 MAX_TEXT_BYTES = 64 << 20
 
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # tells the format of a file without loading libhdf5
+
 PROVENANCE = "ckpttool."  # begins the name of each attribute that says how a file was made
 
 UNNAMED = StoredFile("")  # of tensors in the header of a new file
 
 # Bytes, an extent of the file, or a number of zero bytes.
 ChecksumInput: TypeAlias = bytes | Extent | int
+
+# Bytes of a header, and what is behind them: the name of a tensor, and bytes of its content.
+HeaderPart: TypeAlias = tuple[bytes, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,9 @@ def lay_out(
     format: str,
     tensors: Sequence[TensorMeta],
     attrs: Mapping[str, str],
-    parts: Iterable[tuple[bytes, str, int]],
+    parts: Iterable[HeaderPart],
 ) -> Header:
-    """Return the header of a new file.
-
-    Each part is bytes of the header and, behind them, the content of a tensor: its name and the
-    number of bytes.
-    """
+    """Return the header of a new file."""
     extents: dict[str, list[Extent]] = {meta.name: [] for meta in tensors}
     starts, gaps, at = array("q"), [], 0
     for gap, name, nbytes in parts:
@@ -146,7 +147,7 @@ class Format(Protocol):
         Raises
         ------
         FormatError
-            The file does not follow the format.
+            The file does not follow the format, or tensors share bytes.
         UnsupportedError
             The file uses a feature that is not read.
         PlanError

@@ -74,21 +74,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
-from typing import NamedTuple
 
-from ckpttool.formats.base import MAX_TEXT_BYTES, ChecksumInput, Format, Header, lay_out
+from ckpttool.formats.base import (
+    MAX_TEXT_BYTES,
+    ChecksumInput,
+    Format,
+    Header,
+    HeaderPart,
+    lay_out,
+)
 from ckpttool.formats.encryption import DecryptedFile, explain_error, mode_of, read_ciphertext
 from ckpttool.formats.header_cache import HeaderCache
 from ckpttool.formats.wire import (
     LENGTH,
     Field,
     WireReader,
+    decode_varint,
     encode_bytes,
     encode_key,
     encode_number,
     encode_varint,
 )
-from ckpttool.model.dtypes import DTYPES, TEXT, DType, find_dtype
+from ckpttool.model.dtypes import DTYPES, TEXT, find_dtype
 from ckpttool.model.names import map_component_names, parse_name
 from ckpttool.model.tensors import (
     MAX_AXES,
@@ -112,8 +119,7 @@ _USUAL_BYTES = 512
 _VARINT = rb"[\x80-\xff]{0,8}[\x00-\x7f]"  # of 63 bits; with 64 it may be a negative number
 _DIM = re.compile(rb"\x08(%b)" % _VARINT)
 _USUAL_HEADER = re.compile(
-    rb"\x0a(%b)\x0a(%b)([^\x00-\x1f]+)\x12(%b)((?:\x08%b)*)\x12([\x01-\x20])(\w+)\x1a(%b)"
-    % ((_VARINT,) * 5)
+    rb"\x0a%b\x0a%b([^\x00-\x1f]+)\x12%b((?:\x08%b)*)\x12[\x01-\x20](\w+)\x1a%b" % ((_VARINT,) * 5)
 )
 _CACHED_HEADERS = 1 << 14  # ranks have nearly equal headers; more take more memory than they save
 
@@ -147,8 +153,7 @@ class Ckpt(Format):
         with WireReader(file) as reader:
             nbytes = reader.size
             end, attrs = _find_trailer(reader)
-            is_encrypted = mode_of(reader.read(0, min(4, end))) is not None
-            tensors, stop = ({}, 0) if is_encrypted else self._read_tensors(reader, end)
+            tensors, stop = self._read_tensors(reader, end)
         if stop < end:
             cipher = read_ciphertext(file, stop, end, key)
             file = replace(file, cipher=cipher)
@@ -169,19 +174,13 @@ class Ckpt(Format):
         return tensors, stop
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
-        """Return the bytes of all records without their contents, and of a trailer."""
-        trailer = _TRAILER_BYTES if "crc_num" in attrs else 0
-        return trailer + sum(len(step.header) for step in _steps(tensors))
+        """Return the bytes of all records and a trailer, without the contents of tensors."""
+        return sum(len(header) for header, _, _ in _parts(tensors, attrs))
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the headers of all records, strings included, and the place of a trailer."""
-        parts = [
-            (step.header + step.text, step.name, 0 if step.text else step.nbytes)
-            for step in _steps(tensors)
-        ]
-        if "crc_num" not in attrs:
-            return lay_out(self.name, tensors, {}, parts)
-        return lay_out(self.name, tensors, {"crc_num": "0"}, [*parts, (_trailer(0), "", 0)])
+        written = {"crc_num": "0"} if "crc_num" in attrs else {}
+        return lay_out(self.name, tensors, written, _parts(tensors, attrs))
 
     def checksum_inputs(self, index: FileIndex, as_saved: bool = False) -> Iterator[ChecksumInput]:
         """Yield all bytes before the trailer.
@@ -238,7 +237,7 @@ def _read_tensors(
     """
     tensors: dict[str, StoredTensor] = {}
     starts: dict[str, int] = {}
-    current: _Record | None = None
+    current = _Record("", [])
     start = stop = 0
     while stop < end:
         start = stop
@@ -246,33 +245,31 @@ def _read_tensors(
         if usual is not None:
             record, stop = usual
         else:
-            item = next(reader.fields(start, end))
-            if item.number != 1 and mode_of(reader.read(start, min(start + 4, end))) is not None:
+            if mode_of(reader.read(start, min(start + 4, end))) is not None:
                 break
+            item = next(reader.fields(start, end))
             stop = item.stop
             if item.number != 1:
                 continue
             record = _read_record(reader, item, start)
-        if current is not None and _continues(record, current):
+        if _continues(record, current):
             current.join(reader.path, record)
             continue
-        if current is not None:
-            tensors |= _finish_all(reader, current, file)
+        tensors |= _finish_all(reader, current, file)
         for name in dict.fromkeys((record.tag, *(tensor.name for tensor in record.tensors))):
             if name in starts:
                 facts = f"first at byte {starts[name]}; nothing shows which one is valid"
                 raise FormatError(reader.path, start, f"{name}: stored twice", facts=facts)
             starts[name] = start
         current = record
-    if current is not None:
-        tensors |= _finish_all(reader, current, file)
+    tensors |= _finish_all(reader, current, file)
     return tensors, stop
 
 
 def _continues(record: _Record, before: _Record) -> bool:
     """Return whether two consecutive records hold one parameter; strings are never split."""
-    is_text = record.tensors[0].dtype == TEXT
-    return record.tag == before.tag and record.is_map == before.is_map and not is_text
+    are_alike = record.tag == before.tag and len(record.tensors) == len(before.tensors)
+    return are_alike and record.tensors[0].dtype != TEXT
 
 
 def _finish_all(reader: WireReader, record: _Record, file: StoredFile) -> dict[str, StoredTensor]:
@@ -290,7 +287,7 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
         return StoredTensor(TensorMeta(tensor.name, TEXT, (), text), file, ())
     dtype = find_dtype(tensor.dtype)
     if dtype is None:
-        raise _unknown_type(reader, tensor)
+        raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
     shape = tuple(tensor.dims)
     if nbytes == dtype.itemsize and shape == (0,):
         shape = ()  # as MindSpore 1.x and 2.0 write a scalar
@@ -300,11 +297,11 @@ def _finish(reader: WireReader, tensor: _RecordTensor, file: StoredFile) -> Stor
     if nbytes != needed:
         if needed and nbytes and nbytes % needed == 0 and len(tensor.extents) == nbytes // needed:
             facts = f"{nbytes // needed} times in a row; nothing shows which one is valid"
-            reason = f"{tensor.name}: stored more than once"
+            reason = "stored more than once"
         else:
             facts = f"dims {list(shape)} of {dtype.name} need {needed} bytes, found {nbytes}"
-            reason = f"{tensor.name}: its shape does not fit its bytes"
-        raise FormatError(reader.path, tensor.start, reason, facts=facts)
+            reason = "its shape does not fit its bytes"
+        raise tensor.wrong(reader.path, reason, facts)
     extents = tuple(extent for extent in tensor.extents if extent.nbytes)
     return StoredTensor(TensorMeta(tensor.name, dtype.name, shape), file, extents)
 
@@ -314,9 +311,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
     if tensor.dims not in ([0], []) or nbytes < 4 or nbytes % 4:
         facts = "expected dims [0] and four bytes for each character, found "
         facts += f"dims {tensor.dims} and {nbytes} bytes"
-        raise FormatError(
-            reader.path, tensor.start, f"{tensor.name}: not a valid string", facts=facts
-        )
+        raise tensor.wrong(reader.path, "not a valid string", facts)
     if nbytes > MAX_TEXT_BYTES:
         facts = f"{nbytes} bytes; at most {MAX_TEXT_BYTES} are read"
         reason = f"{tensor.name}: the string is too long"
@@ -327,8 +322,7 @@ def _read_text(reader: WireReader, tensor: _RecordTensor, nbytes: int) -> str:
     try:
         return data.decode("utf-32-le")
     except UnicodeDecodeError as error:
-        reason = f"{tensor.name}: the string is not UTF-32"
-        raise FormatError(reader.path, tensor.start, reason) from error
+        raise tensor.wrong(reader.path, "the string is not UTF-32") from error
 
 
 def _is_map_record(reader: WireReader, record: Field) -> bool:
@@ -352,13 +346,16 @@ class _RecordTensor:
     extents: tuple[Extent, ...] = ()
     meta: TensorMeta | None = None  # None if the header was unusual, or there are several records
 
+    def wrong(self, path: str, reason: str, facts: str = "") -> FormatError:
+        """Return the error for what is wrong with the tensor."""
+        return FormatError(path, self.start, f"{self.name}: {reason}", facts=facts)
+
 
 @dataclass(slots=True)
 class _Record:
     """Consecutive records with one tag: one tensor, or the three tensors of a map parameter."""
 
     tag: str
-    start: int
     tensors: list[_RecordTensor]
 
     @property
@@ -371,8 +368,7 @@ class _Record:
         for mine, its in zip(self.tensors, other.tensors, strict=True):
             if (mine.dtype, mine.dims[self.is_map :]) != (its.dtype, its.dims[self.is_map :]):
                 facts = f"{mine.dtype} {mine.dims}, then {its.dtype} {its.dims}"
-                reason = f"{mine.name}: consecutive records differ in type or shape"
-                raise FormatError(path, other.start, reason, facts=facts)
+                raise its.wrong(path, "consecutive records differ in type or shape", facts)
             mine.extents += its.extents
             mine.meta = None
             if self.is_map:
@@ -395,11 +391,11 @@ def _read_record(reader: WireReader, record: Field, start: int) -> _Record:
         missing = "tag" if name is None else "tensor"
         raise FormatError(reader.path, start, f"a record has no {missing}")
     if body.number == 2:
-        return _Record(name, start, [_read_tensor(reader, body, start, name)])
+        return _Record(name, [_read_tensor(reader, body, start, name)])
     components = zip(map_component_names(name), _map_fields(reader, body, start, name), strict=True)
     tensors = [_read_tensor(reader, one, start, intern(label)) for label, one in components]
     _check_map(reader, name, start, tensors)
-    return _Record(name, start, tensors)
+    return _Record(name, tensors)
 
 
 def _read_tensor(reader: WireReader, body: Field, start: int, name: str) -> _RecordTensor:
@@ -441,30 +437,19 @@ def _map_fields(reader: WireReader, body: Field, start: int, tag: str) -> list[F
 def _check_map(reader: WireReader, tag: str, start: int, tensors: list[_RecordTensor]) -> None:
     """Raise FormatError if tensors of a map parameter lack bytes or differ in length."""
     for tensor in tensors:
-        dtype = _find_map_dtype(tensor.dtype)
+        dtype = _DTYPES_OF_NUMPY.get(tensor.dtype) or find_dtype(tensor.dtype)
         if dtype is None:
-            raise _unknown_type(reader, tensor)
+            raise tensor.wrong(reader.path, f"unknown tensor_type {tensor.dtype!r}")
         tensor.dtype = dtype.name
         nbytes = sum(extent.nbytes for extent in tensor.extents)
         needed = math.prod(tensor.dims) * dtype.itemsize
         if not tensor.dims or nbytes != needed:
             facts = f"dims {tensor.dims} need {needed} bytes, found {nbytes}"
-            reason = f"{tensor.name}: its shape does not fit its bytes"
-            raise FormatError(reader.path, start, reason, facts=facts)
+            raise tensor.wrong(reader.path, "its shape does not fit its bytes", facts)
     if len({tensor.dims[0] for tensor in tensors}) > 1:
         counts = ", ".join(str(tensor.dims[0]) for tensor in tensors)
         reason = f"{tag}: keys, values and statuses differ in number"
         raise FormatError(reader.path, start, reason, facts=counts)
-
-
-def _unknown_type(reader: WireReader, tensor: _RecordTensor) -> FormatError:
-    reason = f"{tensor.name}: unknown tensor_type {tensor.dtype!r}"
-    return FormatError(reader.path, tensor.start, reason)
-
-
-def _find_map_dtype(name: str) -> DType | None:
-    """Return the type that a map parameter's ``tensor_type`` names; None for an unknown name."""
-    return _DTYPES_OF_NUMPY.get(name) or find_dtype(name)
 
 
 # -------------------------------------------------------- reading: one record with the usual header
@@ -487,33 +472,23 @@ def _read_usual(reader: WireReader, start: int, end: int) -> tuple[_Record, int]
         return None
     extents = _one_extent(first, meta.nbytes) if meta.nbytes else ()
     tensor = _RecordTensor(meta.name, start, meta.dtype, [*meta.shape], extents, meta)
-    return _Record(meta.name, start, [tensor]), stop
+    return _Record(meta.name, [tensor]), stop
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)
 def _parse_usual_header(header: bytes) -> TensorMeta | None:
-    """Return the tensor of a usual header; None if it is not of exactly one tensor."""
+    """Return the tensor of a usual header; None if it is not as it would be written."""
     match = _USUAL_HEADER.fullmatch(header)
     assert match is not None, "_read_usual passes a header that matched"
-    record, tag, body, kind, content = (_varint(match[i]) for i in (1, 2, 4, 6, 8))
-    dtype = find_dtype(match[7].decode())
+    dtype, shape = find_dtype(match[3].decode()), _shape(match[2])
     try:
-        name = intern(match[3].decode())
+        name = intern(match[1].decode())
     except UnicodeDecodeError:
         return None
-    lengths = (
-        len(header) - match.end(1) + content,
-        len(match[3]),
-        len(header) - match.end(4) + content,
-        len(match[7]),
-    )
-    if dtype is None or dtype.name != match[7].decode() or (record, tag, body, kind) != lengths:
-        return None
-    shape = _shape(match[5])
-    if len(shape) > MAX_AXES:
+    if dtype is None or len(shape) > MAX_AXES:
         return None
     meta = TensorMeta(name, dtype.name, shape)
-    return meta if meta.nbytes == content else None
+    return meta if _record_header(meta, meta.nbytes) == header else None
 
 
 @lru_cache(maxsize=_CACHED_HEADERS)  # many ranks have tensors at the same offsets
@@ -525,24 +500,10 @@ def _one_extent(offset: int, nbytes: int) -> tuple[Extent, ...]:
 @lru_cache(maxsize=_CACHED_HEADERS)  # most tensors have the same few shapes
 def _shape(dims: bytes) -> tuple[int, ...]:
     """Return the numbers in the encoded fields ``dims``."""
-    return tuple(_varint(size) for size in _DIM.findall(dims))
-
-
-def _varint(data: bytes) -> int:
-    """Return the number that a varint encodes."""
-    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+    return tuple(decode_varint(size) for size in _DIM.findall(dims))
 
 
 # ------------------------------------------------------------------------------------------ writing
-
-
-class _Step(NamedTuple):
-    """Bytes of a written file: a header, and ``nbytes`` of the content of a tensor behind it."""
-
-    header: bytes
-    name: str
-    nbytes: int
-    text: bytes = b""  # the content, if the tensor is a string
 
 
 def find_maps(tensors: Sequence[TensorMeta]) -> Mapping[str, Mapping[str, TensorMeta]]:
@@ -575,29 +536,31 @@ def map_problems(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
             yield Diagnostic("destination", text, facts=shapes, tensor=tag)
 
 
-def _steps(tensors: Sequence[TensorMeta]) -> Iterator[_Step]:
-    """Yield the records of a file, from its first byte to its last."""
+def _parts(tensors: Sequence[TensorMeta], attrs: Mapping[str, str]) -> Iterator[HeaderPart]:
+    """Yield the records of a file and its trailer, from its first byte to its last."""
     maps = find_maps(tensors)
     for meta in tensors:
         tag = parse_name(meta.name).map
         if tag is None:
-            yield from _tensor_steps(meta)
+            yield from _tensor_parts(meta)
         elif meta.name == next(iter(maps[tag])):
-            yield from _map_steps(tag, maps[tag])
+            yield from _map_parts(tag, maps[tag])
+    if "crc_num" in attrs:
+        yield _trailer(0), "", 0
 
 
-def _tensor_steps(meta: TensorMeta) -> Iterator[_Step]:
+def _tensor_parts(meta: TensorMeta) -> Iterator[HeaderPart]:
     """Yield the records of a tensor; one if it has no elements or is a string."""
     if meta.text is not None:
         data = meta.text.encode("utf-32-le") or bytes(4)
-        yield _Step(_record_header(meta, len(data)), meta.name, len(data), data)
+        yield _record_header(meta, len(data)) + data, meta.name, 0
         return
     for start in range(0, meta.nbytes or 1, MAX_RECORD_BYTES):
         nbytes = min(MAX_RECORD_BYTES, meta.nbytes - start)
-        yield _Step(_record_header(meta, nbytes), meta.name, nbytes)
+        yield _record_header(meta, nbytes), meta.name, nbytes
 
 
-def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step]:
+def _map_parts(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[HeaderPart]:
     """Yield the records of a map parameter; one if it has no entries.
 
     `map_problems` has found ``components`` complete.
@@ -618,7 +581,7 @@ def _map_steps(tag: str, components: Mapping[str, TensorMeta]) -> Iterator[_Step
         name = encode_bytes(1, tag.encode()) + encode_key(3, LENGTH) + encode_varint(body)
         lead = encode_key(1, LENGTH) + encode_varint(len(name) + body) + name
         for meta, head, size in zip(metas, inner, sizes, strict=True):
-            yield _Step(lead + head, meta.name, size)
+            yield lead + head, meta.name, size
             lead = b""
 
 

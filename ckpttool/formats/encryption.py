@@ -48,12 +48,16 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``) and ``core/utils/cryp
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.local import open_source
+from ckpttool.formats.wire import decode_varint
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
 from ckpttool.problems import (
     COPY_AGAIN,
@@ -79,6 +83,7 @@ _KEY_BYTES = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)
 MAX_BLOCKS = 1 << 16  # 4 TiB in MindSpore's blocks; stops files that are only block headers
 PIECE_BYTES = 1 << 20  # decrypted at a time; less or more is slower (measured)
 UNIT = 16  # block size of AES and SM4, in bytes
+_RECORD = re.compile(rb"\x0a([\x80-\xff]{0,9}[\x00-\x7f])[\x0a\x12]")  # its length, then a field
 _NONCE_BYTES = 12
 _FIRST_COUNTER = 2  # GCM uses 1 for the tag
 _WITH_TAG = struct.Struct("<4s16sII16sI")  # the header of a block
@@ -120,8 +125,7 @@ def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) 
     path = file.path
     with open_source(file) as opened:
         fd = opened.fileno()
-        headers = _find_blocks(fd, path, start, end)
-        mode = MODES[headers[0].magic]
+        mode, blocks = _find_blocks(fd, path, start, end)
         if key is None:
             reason = f"encrypted with {mode}, and there is no key"
             raise UnsupportedError(path, start, reason, "--dec-key-file FILE")
@@ -129,40 +133,31 @@ def read_ciphertext(file: StoredFile, start: int, end: int, key: Secret | None) 
             sizes = ", ".join(map(str, _KEY_BYTES[mode]))
             facts = f"expected {sizes} bytes, found {len(key)}"
             raise AuthenticityError(path, start, f"not a key of {mode}", _RIGHT_KEY, facts)
-        return _decipher(fd, path, headers, mode, key)
+        return _decipher(fd, path, start, mode, key, blocks)
 
 
-class _BlockHeader(NamedTuple):
-    """The header of a block, and the position of its ciphertext."""
+def _find_blocks(fd: int, path: str, start: int, end: int) -> tuple[str, list[Block]]:
+    """Return the mode, and each block from byte ``start``, where a magic number is, to ``end``.
 
-    start: int
-    magic: bytes
-    tag: bytes
-    iv: bytes
-    offset: int
-    nbytes: int
-
-
-def _find_blocks(fd: int, path: str, start: int, end: int) -> list[_BlockHeader]:
-    """Return the blocks from byte ``start``, where a magic number is, to byte ``end``."""
-    headers: list[_BlockHeader] = []
+    The plaintext of each begins at 0 and includes the padding.
+    """
+    first_mode, blocks = "", list[Block]()
     at = start
     while at < end:
-        header = _parse_block_header(path, at, end, os.pread(fd, _WITH_TAG.size, at))
-        magic = headers[0].magic if headers else header.magic
-        if header.magic != magic:
-            reason = f"a block of {MODES[header.magic]} follows blocks of {MODES[magic]}"
-            raise FormatError(path, at, reason)
-        if len(headers) == MAX_BLOCKS:
+        mode, block = _parse_block(path, at, end, os.pread(fd, _WITH_TAG.size, at))
+        first_mode = first_mode or mode
+        if mode != first_mode:
+            raise FormatError(path, at, f"a block of {mode} follows blocks of {first_mode}")
+        if len(blocks) == MAX_BLOCKS:
             facts = f"at most {MAX_BLOCKS} are read; MindSpore's have 64 MiB each"
             raise UnsupportedError(path, at, "too many encrypted blocks", facts=facts)
-        headers.append(header)
-        at = header.offset + header.nbytes
-    return headers
+        blocks.append(block)
+        at = block.offset + block.nbytes
+    return first_mode, blocks
 
 
-def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHeader:
-    """Return the header that ``head`` begins with, of the block at byte ``at`` of the file."""
+def _parse_block(path: str, at: int, end: int, head: bytes) -> tuple[str, Block]:
+    """Return mode and block from the header ``head`` at byte ``at`` of the file."""
 
     def wrong(reason: str, facts: str) -> FormatError:
         return FormatError(path, at, reason, facts=facts)
@@ -174,7 +169,7 @@ def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHead
     rest_bytes = end - at - form.size
     if rest_bytes < 0:
         raise wrong(_CUT_SHORT, f"its header needs {form.size} bytes, {end - at} are left")
-    magic, tag, rest, iv_bytes, iv, nbytes = form.unpack(head[: form.size])
+    _, tag, rest, iv_bytes, iv, nbytes = form.unpack(head[: form.size])
     if iv_bytes != UNIT:
         raise wrong("an encrypted block has a wrong IV", f"{iv_bytes} bytes, expected {UNIT}")
     if rest != nbytes + 24:
@@ -185,40 +180,37 @@ def _parse_block_header(path: str, at: int, end: int, head: bytes) -> _BlockHead
     if not nbytes or (mode != "AES-GCM" and nbytes % UNIT):
         facts = f"{nbytes} bytes, which {mode} never makes"
         raise wrong("an encrypted block has a wrong length", facts)
-    return _BlockHeader(at, magic, tag, iv, at + form.size, nbytes)
+    return mode, Block(at + form.size, nbytes, 0, nbytes, iv, tag)
 
 
 def _decipher(
-    fd: int, path: str, headers: Sequence[_BlockHeader], mode: str, key: Secret
+    fd: int, path: str, start: int, mode: str, key: Secret, found: Sequence[Block]
 ) -> Ciphertext:
-    """Return the mode, the key and the blocks of a file; check the key and the paddings."""
-    blocks: list[Block] = []
-    paddings = [_padding_nbytes(fd, path, mode, key, header) for header in headers]
-    for header, padding in zip(headers, paddings, strict=True):
-        start = blocks[-1].stop if blocks else 0
-        stop = start + header.nbytes - (padding or 0)
-        blocks.append(Block(header.offset, header.nbytes, start, stop, header.iv, header.tag))
+    """Return how a file is encrypted, from its blocks; check the key and the paddings."""
+    paddings = [_padding_nbytes(fd, path, Ciphertext(mode, key, (block,))) for block in found]
+    sizes = (block.nbytes - (n or 0) for block, n in zip(found, paddings, strict=True))
+    ends = pairwise(accumulate(sizes, initial=0))
+    blocks = (replace(one, start=a, stop=b) for one, (a, b) in zip(found, ends, strict=True))
     cipher = Ciphertext(mode, key, tuple(blocks))
     head = bytearray(min(UNIT, cipher.nbytes))
     read_plain(fd, path, cipher, 0, memoryview(head))
     if not _begins_a_record(head, cipher.nbytes):
         reason = f"the wrong key ({mode}), or the file is damaged"
-        raise AuthenticityError(path, headers[0].start, reason, _RIGHT_KEY)
+        raise AuthenticityError(path, start, reason, _RIGHT_KEY)
     if None in paddings:
         number = paddings.index(None)
-        facts = f"encrypted block {number + 1} of {len(headers)} does not end in a padding"
-        raise FormatError(path, headers[number].start, "an encrypted block is damaged", facts=facts)
+        at = found[number].offset - _WITHOUT_TAG.size
+        facts = f"encrypted block {number + 1} of {len(found)} does not end in a padding"
+        raise FormatError(path, at, "an encrypted block is damaged", facts=facts)
     return cipher
 
 
-def _padding_nbytes(fd: int, path: str, mode: str, key: Secret, header: _BlockHeader) -> int | None:
-    """Return the bytes of padding behind a block's plaintext; None if they are wrong."""
-    if mode == "AES-GCM":
+def _padding_nbytes(fd: int, path: str, cipher: Ciphertext) -> int | None:
+    """Return the bytes of padding behind the plaintext of a block; None if they are wrong."""
+    if cipher.has_tags:
         return 0
-    block = Block(header.offset, header.nbytes, 0, header.nbytes, header.iv, header.tag)
     end = bytearray(UNIT)
-    cipher = Ciphertext(mode, key, (block,))
-    read_plain(fd, path, cipher, header.nbytes - UNIT, memoryview(end))
+    read_plain(fd, path, cipher, cipher.nbytes - UNIT, memoryview(end))
     padding = end[-1]
     is_right = 0 < padding <= UNIT and end.endswith(bytes([padding]) * padding)
     return padding if is_right else None
@@ -226,14 +218,8 @@ def _padding_nbytes(fd: int, path: str, mode: str, key: Secret, header: _BlockHe
 
 def _begins_a_record(head: bytes | bytearray, nbytes: int) -> bool:
     """Return whether ``nbytes`` of plaintext may be records; 1 of 30,000 random strings may."""
-    length = 0
-    for at, byte in enumerate(head[1:11]):
-        length |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            behind = at + 2
-            inner = head[behind : behind + 1]
-            return head[0] == 0x0A and length <= nbytes - behind and inner in (b"\x0a", b"\x12")
-    return False
+    found = _RECORD.match(head)
+    return found is not None and decode_varint(found[1]) <= nbytes - found.end(1)
 
 
 # --------------------------------------------------------------------------------------- decrypting

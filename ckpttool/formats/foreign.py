@@ -175,10 +175,9 @@ def identify_foreign(path: str) -> ForeignKind | None:
     """Return the kind of a file that is not a readable checkpoint; None if not identified."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
-        rest = file.read(_MAX_JSON_BYTES) if head.lstrip()[:1] == b"{" else b""
-    kind = _kind_of_bytes(head)
-    if not kind and head.lstrip()[:1] == b"{":
-        kind = _json_kind(head + rest)
+        is_json = head.lstrip()[:1] == b"{"
+        rest = file.read(_MAX_JSON_BYTES) if is_json else b""
+    kind = _kind_of_bytes(head) or (_json_kind(head + rest) if is_json else "")
     with suppress(FormatError):
         kind = kind or _message_kind(path)
     return FOREIGN_KINDS.get(kind or _text_kind(head))
@@ -216,12 +215,9 @@ def _text_kind(head: bytes) -> str:
 
 def is_split_info(document: object) -> bool:
     """Return whether a JSON document is split information of mindone, which is a strategy."""
-    return (
-        bool(document)
-        and isinstance(document, dict)
-        and all(
-            isinstance(entry, dict) and entry.keys() >= _SPLIT_KEYS for entry in document.values()
-        )
+    entries = document.values() if isinstance(document, dict) else ()
+    return bool(entries) and all(
+        isinstance(entry, dict) and entry.keys() >= _SPLIT_KEYS for entry in entries
     )
 
 
@@ -379,29 +375,16 @@ class ForeignFile:
     contents: GroupInfo | RankTable | None = None
 
 
-def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
-    """Yield the devices of a rank table in either form."""
-    if "server_list" in table:
-        for server in _entries(table, "server_list"):
-            for device in _entries(server, "device"):
-                yield _table_device(device, server, device)
-        return
-    for group in _entries(table, "group_list"):
-        for instance in _entries(group, "instance_list"):
-            for device in _entries(instance, "devices"):
-                yield _table_device(instance, instance, device)
-
-
-def _table_device(
-    rank: Mapping[str, object], server: Mapping[str, object], device: Mapping[str, object]
-) -> Device:
-    """Return the device of a rank from the entries that hold its rank, its server and itself."""
-    return Device(
-        _number(rank, "rank_id" if "rank_id" in rank else "pod_name"),
-        str(server.get("server_id", "")),
-        _number(device, "device_id"),
-        str(device.get("device_ip") or "") or None,
-    )
+def _table_devices(table: dict[str, object]) -> Iterator[Device]:
+    """Yield the devices of a rank table in either form; an outer entry has what an inner lacks."""
+    of_servers, of_groups = ("server_list", "device"), ("group_list", "instance_list", "devices")
+    entries = [table]
+    for key in of_servers if "server_list" in table else of_groups:
+        entries = [{**outer, **inner} for outer in entries for inner in _entries(outer, key)]
+    for entry in entries:
+        rank = _number(entry, "rank_id" if "rank_id" in entry else "pod_name")
+        server, ip = str(entry.get("server_id", "")), str(entry.get("device_ip") or "") or None
+        yield Device(rank, server, _number(entry, "device_id"), ip)
 
 
 def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:

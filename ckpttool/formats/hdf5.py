@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from shlex import quote
@@ -50,6 +50,7 @@ import numpy as np
 from h5py import h5, h5a, h5d, h5f, h5g, h5l, h5o, h5p, h5s, h5t
 
 from ckpttool.formats.base import (
+    HDF5_SIGNATURE,
     MAX_TEXT_BYTES,
     PROVENANCE,
     UNNAMED,
@@ -66,7 +67,6 @@ from ckpttool.model.tensors import (
     StoredFile,
     StoredTensor,
     TensorMeta,
-    refuse_shared_bytes,
 )
 from ckpttool.problems import Diagnostic, FormatError, UnsupportedError
 
@@ -80,8 +80,6 @@ _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
 _CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
 _CACHE_BYTES = 40 << 20  # largest size of that cache
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SIGNATURE_BYTES = 8
 _FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
 _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
 _DTYPE_ATTRIBUTE = "dtype"
@@ -110,12 +108,46 @@ class Hdf5(Format):
         self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}
     ) -> Iterator[Diagnostic]:
         """Yield a diagnostic for names, strings and shapes that HDF5 cannot hold."""
-        yield from _refusals(tensors)
+        names = {meta.name for meta in tensors}
+        for meta in tensors:
+            parts = meta.name.split("/")
+            groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
+            clash = next((group for group in groups if group in names), None)
+            if clash is not None:
+                yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
+            elif "\0" in meta.name or not all(map(_is_component, parts)):
+                yield refusal(meta, "HDF5 cannot keep this name exactly")
+            if meta.text is not None and "\0" in meta.text:
+                yield refusal(meta, "an HDF5 string cannot hold NUL")
+            if len(meta.shape) > MAX_AXES:
+                yield refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
         yield from super().refusals(tensors, attrs)
 
     def read_index(self, file: StoredFile) -> FileIndex:
         """Return the header of the file; only strings are read from the contents."""
-        return _read_file(file, self._on_object)
+        path, tensors = file.path, {}
+        with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
+            root = h5g.open(opened.id, b"/")
+            stamp = demand_same(file, opened.id.get_vfd_handle())
+            base = opened.userblock_size
+            contents = []
+            places = {base: (base, base + len(HDF5_SIGNATURE), "the head of the file")}
+            attrs = _read_provenance(root)
+            for name, dataset in _walk_file(path, root):
+                self._on_object()
+                tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
+                header = base + h5o.get_info(dataset).addr
+                if header in places:  # another link to it
+                    continue
+                places[header] = (header, header + 1, f"the header of {name}")
+                nbytes = tensor.meta.nbytes
+                if tensor.meta.text is not None:
+                    nbytes = dataset.get_type().get_size()
+                offset = dataset.get_offset()
+                if offset is not None and nbytes:
+                    contents.append((offset, offset + nbytes, name))
+        _refuse_shared_bytes(path, [*places.values(), *contents])
+        return FileIndex((file,), self.name, stamp.nbytes, tensors, attrs)
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the least size of the file with the `index`, in bytes; libhdf5 need not run."""
@@ -159,23 +191,6 @@ class Hdf5(Format):
     def memory_bytes(self, tensors: int) -> int:
         """Return the bytes of libhdf5's cache."""
         return min(tensors * _CACHED_BYTES, _CACHE_BYTES)
-
-
-def _refusals(tensors: Sequence[TensorMeta]) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each reason why HDF5 cannot hold a tensor."""
-    names = {meta.name for meta in tensors}
-    for meta in tensors:
-        parts = meta.name.split("/")
-        groups = ("/".join(parts[:i]) for i in range(1, len(parts)))
-        clash = next((group for group in groups if group in names), None)
-        if clash is not None:
-            yield refusal(meta, f"HDF5 cannot hold it beside a tensor {clash}")
-        elif "\0" in meta.name or not all(map(_is_component, parts)):
-            yield refusal(meta, "HDF5 cannot keep this name exactly")
-        if meta.text is not None and "\0" in meta.text:
-            yield refusal(meta, "an HDF5 string cannot hold NUL")
-        if len(meta.shape) > MAX_AXES:
-            yield refusal(meta, f"{len(meta.shape)} axes; HDF5 has at most {MAX_AXES}")
 
 
 def _is_component(part: str) -> bool:
@@ -282,62 +297,35 @@ def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedErro
     """Return the error of a type that cannot be read."""
     if isinstance(kind, h5t.TypeAtomicID) and kind.get_order() == h5t.ORDER_BE:
         hint = "write the dataset again in little-endian order"
-        return UnsupportedError(path, None, f"{name}: stored big-endian", hint)
+        return _unread(path, name, "stored big-endian", hint)
     word = {
         h5t.INTEGER: "integer",
         h5t.FLOAT: "float",
         h5t.COMPOUND: "compound",
         h5t.ENUM: "enumeration",
     }.get(kind.get_class(), "other type")
-    reason = f"{name}: MindSpore has no such element type"
     facts = f"HDF5 {word} of {kind.get_size()} bytes"
-    return UnsupportedError(path, None, reason, _WRITE_AGAIN, facts)
+    return _unread(path, name, "MindSpore has no such element type", _WRITE_AGAIN, facts)
 
 
 # ------------------------------------------------------------------------------------------ reading
 
 
-def _read_file(file: StoredFile, on_object: Callable[[], None]) -> FileIndex:
-    """Return the header of a file.
+def _refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
+    """Raise FormatError if two parts of a file overlap.
 
     Parameters
     ----------
-    file
-        The file; it has to have its stamp, if it has one.
-    on_object
-        Called before each dataset is read, as a sign of progress.
-
-    Raises
-    ------
-    FormatError
-        The file is damaged, or shorter than its header says, or a dataset overlaps another one or
-        a header.
-    UnsupportedError
-        A dataset cannot be read as one extent of the file.
+    path
+        The file.
+    places
+        Start, stop and name of each part, in any order.
     """
-    path, tensors = file.path, {}
-    with _as_format_error(path), h5py.File(path, "r", locking=False) as opened:
-        root = h5g.open(opened.id, b"/")
-        stamp = demand_same(file, opened.id.get_vfd_handle())
-        base = opened.userblock_size
-        contents = []
-        places = {base: (base, base + _SIGNATURE_BYTES, "the head of the file")}
-        attrs = _read_provenance(root)
-        for name, dataset in _walk_file(path, root):
-            on_object()
-            tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
-            header = base + h5o.get_info(dataset).addr
-            if header in places:  # another link to it
-                continue
-            places[header] = (header, header + 1, f"the header of {name}")
-            nbytes = tensor.meta.nbytes
-            if tensor.meta.text is not None:
-                nbytes = dataset.get_type().get_size()
-            offset = dataset.get_offset()
-            if offset is not None and nbytes:
-                contents.append((offset, offset + nbytes, name))
-    refuse_shared_bytes(path, [*places.values(), *contents])
-    return FileIndex((file,), Hdf5.name, stamp.nbytes, tensors, attrs)
+    end, last = 0, ""
+    for start, stop, what in sorted(places):
+        if start < end:
+            raise FormatError(path, start, "two tensors overlap", facts=f"{last} and {what}")
+        end, last = stop, what
 
 
 def _walk_file(path: str, root: h5g.GroupID) -> Iterator[tuple[str, h5d.DatasetID]]:
@@ -360,8 +348,7 @@ def _walk_group(
     """Yield name and object of each dataset and group in one group."""
     address = h5o.get_info(group).addr
     if address in seen:
-        reason = f"{prefix}: the same group has two names"
-        raise UnsupportedError(path, None, reason, _WRITE_AGAIN)
+        raise _unread(path, prefix, "the same group has two names", _WRITE_AGAIN)
     seen.add(address)
     for link, kind in _links(group):
         try:
@@ -369,8 +356,8 @@ def _walk_group(
         except UnicodeDecodeError as error:
             raise FormatError(path, None, f"{link!r}: the name is not UTF-8") from error
         if kind != h5l.TYPE_HARD:
-            reason = f"{name}: a soft or external link"
-            raise UnsupportedError(path, None, reason, "h5repack --merge FILE NEW.h5")
+            hint = "h5repack --merge FILE NEW.h5"
+            raise _unread(path, name, "a soft or external link", hint)
         item = h5o.open(group, link)
         if isinstance(item, h5d.DatasetID | h5g.GroupID):
             yield name, item
@@ -474,24 +461,19 @@ def _create_groups(file: h5g.GroupID, name: str, groups: set[str]) -> None:
 
 def _create_dataset(file: h5g.GroupID, meta: TensorMeta) -> h5d.DatasetID:
     """Create the dataset of a tensor; write it if it is a string."""
-    links = _utf8_links()
     options = h5p.create(h5p.DATASET_CREATE)
     options.set_layout(h5d.CONTIGUOUS)
     options.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     options.set_fill_time(h5d.FILL_TIME_NEVER)
     options.set_obj_track_times(False)
-    if meta.text is not None:
-        data = np.array(meta.text.encode(), dtype=f"S{max(1, meta.nbytes)}")
-        kind = _fixed_string(max(1, meta.nbytes))
-        dataset = h5d.create(
-            file, meta.name.encode(), kind, h5s.create(h5s.SCALAR), options, lcpl=links
-        )
-        dataset.write(h5s.ALL, h5s.ALL, data, kind)
-        return dataset
     space = h5s.create_simple(meta.shape) if meta.shape else h5s.create(h5s.SCALAR)
-    hdf5 = DTYPES[meta.dtype].hdf5
-    dataset = h5d.create(file, meta.name.encode(), _TYPES[hdf5], space, options, lcpl=links)
-    if hdf5 == "bytes":
+    nbytes = max(1, meta.nbytes)  # of a string
+    kind = _fixed_string(nbytes) if meta.text is not None else _TYPES[DTYPES[meta.dtype].hdf5]
+    dataset = h5d.create(file, meta.name.encode(), kind, space, options, lcpl=_utf8_links())
+    if meta.text is not None:
+        data = np.array(meta.text.encode(), dtype=f"S{nbytes}")
+        dataset.write(h5s.ALL, h5s.ALL, data, kind)
+    elif DTYPES[meta.dtype].hdf5 == "bytes":
         _write_attribute(dataset, _DTYPE_ATTRIBUTE, meta.dtype)
     return dataset
 
@@ -532,8 +514,8 @@ def _is_open_for_write(path: str) -> bool:
     """Return whether the superblock is marked: by a writer, or by one that readers may follow."""
     with open_file(path) as file:
         head = file.read(_FLAGS_AT + 1)
-    is_new = head[:_SIGNATURE_BYTES] == _SIGNATURE and head[_SIGNATURE_BYTES:][:1] == b"\x03"
-    return is_new and len(head) > _FLAGS_AT and bool(head[_FLAGS_AT] & _WRITE_FLAGS)
+    is_new = head.startswith(HDF5_SIGNATURE + b"\x03")
+    return is_new and any(byte & _WRITE_FLAGS for byte in head[_FLAGS_AT:])
 
 
 def _find_errno(error: Exception) -> int | None:

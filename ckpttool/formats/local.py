@@ -121,6 +121,19 @@ class ReadFile(io.FileIO):
             data: bytes | None = super().read(size)
             return _require_read(data, self._path)
 
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        try:  # not `named`, which takes longer than the call; a header takes many calls
+            return os.pread(self.fileno(), nbytes, offset)
+        except OSError as error:
+            error.filename = os.fspath(self._path)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the file."""
+        return os.fstat(self.fileno()).st_size
+
     def readall(self) -> bytes:
         """Return the rest of the file."""
         with named(self._path):

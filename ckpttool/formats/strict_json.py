@@ -90,8 +90,30 @@ def parse_as(kind: type[T], data: bytes, halves: str = "strict") -> T:
         # takes a fifth of the time of `parse_json`; a manifest may list millions of tensors.
         if msgspec.json.encode(value) == msgspec.json.format(data, indent=-1):
             return value
+    return convert_as(kind, parse_json(data, halves))
+
+
+def convert_as(kind: type[T], value: object) -> T:
+    """Return a value of a document, or an object with attributes, as a dataclass.
+
+    Names that the dataclass does not have are left out.
+
+    Raises
+    ------
+    ValueError
+        An entry is of another type, or the dataclass refuses it; the error has its place.
+
+    Examples
+    --------
+    >>> convert_as(tuple[int, ...], [1, None])
+    Traceback (most recent call last):
+    ...
+    ValueError: [1]: expected int, got null
+    """
+    import msgspec
+
     try:
-        return msgspec.convert(parse_json(data, halves), kind)
+        return msgspec.convert(value, kind, from_attributes=True)
     except msgspec.ValidationError as error:
         what, _, place = str(error).replace("`", "").partition(" - at $")
         what = what[0].lower() + what[1:]

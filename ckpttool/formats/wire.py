@@ -15,10 +15,8 @@ The protocol buffers documentation, "Encoding".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from operator import eq
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from ckpttool.formats.local import open_source
@@ -48,15 +46,12 @@ class Field(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """Bytes that are addressed by offset: of a file, or of its plaintext.
+    """Bytes that are addressed by offset: of a file, or of its plaintext."""
 
-    Attributes
-    ----------
-    size
-        Number of the bytes.
-    """
-
-    size: int
+    @property
+    def size(self) -> int:
+        """Number of the bytes."""
+        ...
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -65,27 +60,6 @@ class ByteSource(Protocol):
     def close(self) -> None:
         """Close the file."""
         ...
-
-
-class PlainFile:
-    """The bytes of a file as they are; see `open_source`."""
-
-    def __init__(self, file: StoredFile) -> None:
-        self._file = open_source(file)
-        self._path, self._fd = file.path, self._file.fileno()
-        self.size = os.fstat(self._fd).st_size
-
-    def pread(self, nbytes: int, offset: int) -> bytes:
-        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
-        try:  # not `named`, which takes longer than the call; a header takes many calls
-            return os.pread(self._fd, nbytes, offset)
-        except OSError as error:
-            error.filename = self._path
-            raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 class WireReader:
@@ -108,7 +82,7 @@ class WireReader:
 
     def __init__(self, file: StoredFile, source: ByteSource | None = None) -> None:
         self.file, self.path = file, file.path
-        self._source = source or PlainFile(file)
+        self._source = source or open_source(file)
         self.size = self._source.size
         self._window = b""
         self._window_start = 0
@@ -116,12 +90,7 @@ class WireReader:
     def __enter__(self) -> WireReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._source.close()
 
     def read(self, start: int, stop: int) -> bytes:
@@ -256,6 +225,17 @@ def encode_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def decode_varint(data: bytes) -> int:
+    """Return the unsigned number that a complete varint stands for.
+
+    Examples
+    --------
+    >>> decode_varint(bytes.fromhex("ac02"))
+    300
+    """
+    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
 
 
 def encode_key(number: int, wire_type: int) -> bytes:

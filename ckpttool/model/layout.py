@@ -50,6 +50,8 @@ from ckpttool.model.region import Region, count_overlaps, grid_overlaps
 MAX_RANKS = 1 << 20  # ten times the largest clusters; layouts are tables over all ranks
 MAX_LAYOUT_AXES = 64  # of a tensor or a device matrix in a file; as NumPy 2
 _FEW_OVERLAPS = 16  # cached for a region; more are not
+_DEVICE_AXES = {(1, 1)}  # numbers on two neighbouring axes of an expanded tensor that may be joined
+_WITH_NONE = {(1, 1), (1, 0), (0, 1), (0, 0)}  # the same, if "None" may stand beside device axes
 _MAX_WAYS = 10_000  # ways to fold; ten device axes have 252, a damaged file has 10**17
 
 
@@ -275,12 +277,8 @@ class Layout:
         >>> Layout((2, 2), ((1,), ())).cuts_like(Layout((2, 1, 2), ((2,), (1,))))
         True
         """
-        return (self.ranks, self.rows, self.fields, self._grid) == (
-            other.ranks,
-            other.rows,
-            other.fields,
-            other._grid,
-        )
+        mine, its = ((one.ranks, one.rows, one.fields, one._grid) for one in (self, other))
+        return mine == its
 
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all slices, in C order."""
@@ -405,16 +403,9 @@ class Layout:
         each axis.  The result is None if it is neither.
         """
         split, even = self.split_shape, replace(self, split_shape=())
-        shapes = (
-            {()}
-            | {shape}
-            | {
-                one.slice_shape(self.first_rank, shape)
-                for one in (even, replace(even, optimizer_shard=1))
-                if not one.why_not(shape)
-            }
-        )
-        if split in shapes:
+        unsplit = replace(even, optimizer_shard=1)
+        possible = (one for one in (even, unsplit) if not one.why_not(shape))
+        if split in {(), shape, *(one.slice_shape(self.first_rank, shape) for one in possible)}:
             return even
         if self._may_be_rows and sum(split) == shape[0]:
             return replace(even, rows=split)
@@ -527,9 +518,10 @@ def fold_layout(
     shape = layout.full_shape
     if shape is None or len(shape) != len(layout.tensor_map) or not 0 < ndim < len(shape):
         return ()
-    usual, joins = _seams(layout, shape), len(shape) - ndim
+    joins = len(shape) - ndim
     ways: dict[object, Layout] = {}
-    for seams in (usual, sorted(usual + _seams_at_none(layout, shape))):
+    for counts in (_DEVICE_AXES, _WITH_NONE):
+        seams = _seams(layout, shape, counts)
         if ways or math.comb(len(seams), joins) > _MAX_WAYS:
             break
         for joined in combinations(seams, joins):
@@ -542,38 +534,27 @@ def fold_layout(
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(
-        f"{way.full_shape} with tensor map {[list(axes) for axes in way.tensor_map]}"
-        for way in ways[:3]
+        f"{way.full_shape} with tensor map {_listed(way.tensor_map)}" for way in ways[:3]
     )
     shown += f" or {len(ways) - 3} more" if len(ways) > 3 else ""
     return f"expanded shape {layout.full_shape} may stand for {shown}"
 
 
-def _seams(layout: Layout, shape: tuple[int, ...]) -> list[int]:
-    """Return the axes that folding may join to the axis before them."""
+def _seams(
+    layout: Layout, shape: tuple[int, ...], counts: Collection[tuple[int, int]]
+) -> list[int]:
+    """Return the axes that folding may join to the axis before them.
+
+    ``counts`` are the possible numbers of device axes on the axis before and on the axis itself.
+    """
     sizes = tuple(reversed(layout.device_matrix))
     return [
         i
-        for i in range(_first_seam(layout), len(shape))
-        if len(layout.tensor_map[i - 1]) == len(layout.tensor_map[i]) == 1
-        and shape[i - 1] == sizes[layout.tensor_map[i - 1][0]]
+        for i, (before, axes) in enumerate(pairwise(layout.tensor_map), 1)
+        if (len(before), len(axes)) in counts
+        and shape[i - 1] == math.prod(sizes[axis] for axis in before)
+        and (layout.is_even or i > 1)  # axis 0 of an embedding table is not folded
     ]
-
-
-def _seams_at_none(layout: Layout, shape: tuple[int, ...]) -> list[int]:
-    """Return further such axes, for tensor maps with "None" beside device axes in one entry."""
-    sizes = tuple(reversed(layout.device_matrix))
-    return [
-        i
-        for i in range(_first_seam(layout), len(shape))
-        if sum(map(len, layout.tensor_map[i - 1 : i + 1])) < 2
-        and shape[i - 1] == math.prod(sizes[axis] for axis in layout.tensor_map[i - 1])
-    ]
-
-
-def _first_seam(layout: Layout) -> int:
-    """Return the first axis that may be joined; axis 0 of an embedding table is not folded."""
-    return 1 if layout.is_even else 2
 
 
 def _join_axes(layout: Layout, shape: tuple[int, ...], joined: tuple[int, ...]) -> Layout:

@@ -134,10 +134,7 @@ class Provenance:
 
     def head_with_stamps(self) -> Mapping[str, object]:
         """Return the entries of the record of a run; a resumed run compares itself with them."""
-        inputs = [
-            {"path": file.path, "nbytes": file.nbytes, "stamp": file.stamp, "is_read": file.is_read}
-            for file in self.inputs
-        ]
+        inputs = [asdict(file) for file in self.inputs]
         return {**self.head(), "inputs": inputs, "crc": self.crc, "command": self.command}
 
 

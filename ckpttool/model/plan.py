@@ -78,9 +78,9 @@ class OutputTensor:
     terms: tuple[Term, ...]
 
     @classmethod
-    def full(cls, source: FullTensor) -> OutputTensor:
-        """Return a copy of the full tensor of a source."""
-        return cls(source.meta, Region.whole(source.meta.shape), (Term(source),))
+    def full(cls, tensor: FullTensor) -> OutputTensor:
+        """Return a copy of a full tensor."""
+        return cls(tensor.meta, Region.whole(tensor.meta.shape), (Term(tensor),))
 
     @classmethod
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
@@ -247,9 +247,9 @@ class Transfer:
     layouts: tuple[Layout, ...]
 
     @classmethod
-    def copy_of(cls, source: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
-        """Return the transfer of a parameter that keeps its name, type and elements."""
-        return cls(source.meta.name, source.meta.dtype, (Term(source),), layouts)
+    def copy_of(cls, tensor: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
+        """Return the transfer of a tensor that keeps its name, type and elements."""
+        return cls(tensor.name, tensor.meta.dtype, (Term(tensor),), layouts)
 
     @property
     def source(self) -> FullTensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
+from itertools import chain
 
 from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
@@ -94,23 +95,17 @@ class Strategy:
         >>> strategy.is_covered_by({2, 3}), strategy.is_covered_by({0, 2})
         (True, False)
         """
+        rules = self.rules.rules if self.rules else ()
+        of_rules = (rule.layouts(len(rule.layout.tensor_map)) for rule in rules)
+        layouts = {*chain(*self.layouts.values(), *of_rules)}
+
+        def is_covered(of_stage: range) -> bool:
+            held = tuple(sorted({*of_stage}.intersection(ranks)))
+            of_layouts = (one for one in layouts if one.first_rank == of_stage[0])
+            return bool(held) and not any(one.gaps(held) for one in of_layouts)
+
         stages = range(self.stages) if stage is None else [stage]
-        first_ranks = {self.ranks_of(one)[0] for one in stages}
-        layouts = {layout for of_name in self.layouts.values() for layout in of_name}
-        layouts |= {
-            layout
-            for rule in (self.rules.rules if self.rules else ())
-            for layout in rule.layouts(len(rule.layout.tensor_map))
-        }
-        held = {
-            first: tuple(sorted(set(ranks) & {*range(first, first + self.stage_ranks)}))
-            for first in first_ranks
-        }
-        return all(held.values()) and not any(
-            layout.gaps(held[layout.first_rank])
-            for layout in layouts
-            if layout.first_rank in first_ranks
-        )
+        return all(is_covered(self.ranks_of(one)) for one in stages)
 
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
@@ -211,8 +206,8 @@ class Strategy:
         contradicted: dict[Rule, list[str]] = defaultdict(list)
         for name, rule in matched.items():
             meta = metas[name]
-            if rule.lacks_axis(meta):
-                problems.append(rule.axis_problem(meta))
+            if (problem := rule.axis_problem(meta)) is not None:
+                problems.append(problem)
                 continue
             written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
@@ -292,15 +287,11 @@ def _shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
     )
 
 
-def _fold_like(listed: tuple[Layout, ...], written: Iterable[Layout]) -> tuple[Layout, ...]:
+def _fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
     """Return the listed layouts, expanded ones folded like ``written`` where possible."""
-    by_stage = {layout.first_rank: layout for layout in written}
-    ndim = max((len(layout.tensor_map) for layout in by_stage.values()), default=0)
-
-    def fits(folded: Layout) -> bool:
-        return folded.first_rank in by_stage and folded.cuts_like(by_stage[folded.first_rank])
-
-    return tuple(next(iter(fold_layout(layout, ndim, fits)), layout) for layout in listed)
+    ndim = max((len(layout.tensor_map) for layout in written), default=0)
+    ways = [fold_layout(one, ndim, lambda way: _shard_equally([way], written)) for one in listed]
+    return tuple(next(iter(found), one) for one, found in zip(listed, ways, strict=True))
 
 
 def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> int:
@@ -359,13 +350,11 @@ class Rule:
         """
         return name == self.pattern or self._regex.match(name) is not None
 
-    def lacks_axis(self, meta: TensorMeta) -> bool:
-        """Return whether the slice ``meta`` has too few axes for the rule."""
+    def axis_problem(self, meta: TensorMeta) -> Diagnostic | None:
+        """Return the problem of a slice with too few axes for the rule; None for other slices."""
         has_all = len(self.layout.tensor_map) <= len(meta.shape)
-        return self.allows_more_axes and not has_all and meta.text is None
-
-    def axis_problem(self, meta: TensorMeta) -> Diagnostic:
-        """Return the problem of a slice that matches the pattern and has too few axes."""
+        if has_all or meta.text is not None or not self.allows_more_axes:
+            return None
         above = " above this pattern" if meta.name != self.pattern else ""
         return Diagnostic(
             "strategy",

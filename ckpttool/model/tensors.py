@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from ckpttool.model.dtypes import ALL_DTYPES, TEXT
-from ckpttool.problems import FormatError
 from ckpttool.secret import Secret
 
 # Axes of a tensor.  Arrays of it have one more, the bytes of an element; NumPy 2 allows 64.
@@ -71,6 +70,10 @@ class TensorMeta:
         object.__setattr__(self, "itemsize", itemsize)  # computed once, as they are needed often
         object.__setattr__(self, "nbytes", nbytes)
 
+    def __reduce__(self) -> tuple[type[TensorMeta], tuple[object, ...]]:
+        # Of classes with many objects: a dataclass with slots takes twice the time by itself.
+        return TensorMeta, (self.name, self.dtype, self.shape, self.text, self.whole_shape)
+
     def of_shape(self, shape: tuple[int, ...]) -> TensorMeta:
         """Return a copy with another shape; the same object if the shape is equal."""
         return self if shape == self.shape else replace(self, shape=shape)
@@ -92,6 +95,9 @@ class Extent:
 
     offset: int
     nbytes: int
+
+    def __reduce__(self) -> tuple[type[Extent], tuple[int, int]]:
+        return Extent, (self.offset, self.nbytes)
 
 
 FileId: TypeAlias = tuple[int, int]  # device and inode
@@ -162,6 +168,9 @@ class StoredTensor:
             held += extent.nbytes
         if self.meta.text is None and held != self.meta.nbytes:
             raise ValueError(f"{self.meta.name}: extents of {held} bytes for {self.meta.nbytes}")
+
+    def __reduce__(self) -> tuple[type[StoredTensor], tuple[object, ...]]:
+        return StoredTensor, (self.meta, self.file, self.extents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,39 +258,6 @@ class FileIndex:
     def cipher(self) -> Ciphertext | None:
         """How the first file is encrypted; None if it is not."""
         return self.file.cipher
-
-
-def refuse_shared_bytes(path: str, places: Iterable[tuple[int, int, str]]) -> None:
-    """Raise `FormatError` if two parts of a file overlap.
-
-    Parameters
-    ----------
-    path
-        The file.
-    places
-        Start, stop and name of each part, in any order.
-    """
-    end, last = 0, ""
-    for start, stop, what in sorted(places):
-        if start < end:
-            raise FormatError(path, start, "two tensors overlap", facts=f"{last} and {what}")
-        end, last = stop, what
-
-
-def refuse_shared_extents(index: FileIndex) -> None:
-    """Raise `FormatError` if tensors of a file share bytes, whatever its format.
-
-    Two tensors of equal extents are allowed: a format may have links, and its reader checks them.
-    """
-    known: dict[tuple[str, bool], dict[tuple[int, int], str]] = {}
-    for name, tensor in index.tensors.items():
-        # Extents of encrypted tensors are offsets in the plaintext.
-        places = known.setdefault((tensor.file.path, tensor.file.cipher is not None), {})
-        for extent in tensor.extents:
-            if extent.nbytes:
-                places.setdefault((extent.offset, extent.offset + extent.nbytes), name)
-    for (path, _), places in known.items():
-        refuse_shared_bytes(path, ((*place, name) for place, name in places.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint
@@ -16,8 +16,6 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.summary import (
-    Entry,
-    EqualRanks,
     Ranks,
     Summary,
     entries_of_files,
@@ -27,34 +25,6 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, StrategyError
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What inspect found of a checkpoint: all that its description is made of.
-
-    Attributes
-    ----------
-    catalog
-        The files, as the scan found them.
-    readable
-        The same without the files that turned out to be damaged.
-    found
-        Everything that is wrong or noted.
-    sharding
-        How the tensors are spread over the files; None if nothing says it.
-    resolved
-        The full tensors; None if the tensors are those of the files.
-    devices
-        Rank to device, from a rank table.
-    """
-
-    catalog: Catalog
-    readable: Catalog
-    found: Diagnostics
-    sharding: Strategy | None
-    resolved: Checkpoint | None = None
-    devices: Mapping[int, Device] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +46,35 @@ class Inspection:
     Attributes
     ----------
     catalog
-        The files.
+        The files, as the scan found them.
+    checkpoint
+        The full tensors, if something says how the files of ranks are joined.
     summary
-        The tensors.
+        The tensors: the full ones, or those that the files store.
     completeness
         Whether all of them are there.
     found
         What is wrong or noted.
-    sharding
-        How full tensors are spread over the files of ranks, as contents correct it; None if nothing
-        says it, or if each file holds full tensors.
     devices
         Rank to device, from a rank table.
     """
 
     catalog: Catalog
+    checkpoint: Checkpoint
     summary: Summary
     completeness: Completeness
     found: Diagnostics
-    sharding: Strategy | None
-    devices: Mapping[int, Device]
-
-    def with_samples(self, equal_ranks: Mapping[str, EqualRanks]) -> Inspection:
-        """Return the answer with the ranks that hold equal samples of tensors without a layout."""
-        different = {name for name, one in equal_ranks.items() if one.kind == "different"}
-        done = self.completeness
-        if self.sharding is not None and different - RANK_SPECIFIC_NAMES:
-            codes = (*done.complete_codes, "unlisted")
-            done = replace(done, complete=done.complete and None, complete_codes=codes)
-        summary = replace(self.summary, equal_ranks=equal_ranks)
-        return replace(self, summary=summary, completeness=done)
+    devices: Mapping[int, Device] = field(default_factory=dict)
 
     @property
     def is_merged(self) -> bool:
         """Whether the files hold full tensors, and no strategy says otherwise."""
-        return self.catalog.is_merged and self.sharding is None
+        return self.catalog.is_merged and not self.checkpoint.are_joined
+
+    @property
+    def has_full_tensors(self) -> bool:
+        """Whether the full tensors are known: they are stored, or joined."""
+        return self.catalog.is_merged or self.checkpoint.are_joined
 
     @property
     def expected_ranks(self) -> frozenset[int]:
@@ -162,32 +126,19 @@ def describe_strategy(strategy: Strategy, found: Diagnostics) -> StrategyInspect
     return StrategyInspection(strategy, Summary(entries, states, parallelism), found)
 
 
-def describe_checkpoint(facts: Facts) -> Inspection:
-    """Return the answer of inspect for a checkpoint, as its headers tell it."""
-    summary, resolved = _summarize(facts), facts.resolved
-    return Inspection(
-        facts.catalog,
-        summary,
-        assess(facts, summary.entries),
-        facts.found,
-        None if resolved is None else resolved.strategy,
-        facts.devices,
-    )
-
-
-def _summarize(facts: Facts) -> Summary:
+def summarize(checkpoint: Checkpoint) -> Summary:
     """Return the tensors: the full ones, or those that the files store."""
-    catalog, resolved = facts.readable, facts.resolved
-    if resolved is None:
+    catalog, layouts = checkpoint.catalog, checkpoint.strategy.layouts
+    if not checkpoint.are_joined:
         states = drop_unlike_shapes(catalog.match_states(), catalog.metas)
         return Summary(tuple(entries_of_files(catalog)), states)
-    entries, layouts = tuple(entries_of_tensors(resolved)), resolved.strategy.layouts
-    metas = {one.name: one.meta for one in resolved.tensors}
-    states = drop_unlike_shapes(match_states(resolved.listed, metas), metas)
+    entries = tuple(entries_of_tensors(checkpoint))
+    metas = {one.name: one.meta for one in checkpoint.tensors}
+    states = drop_unlike_shapes(match_states(checkpoint.listed, metas), metas)
     expected = catalog.holders or layouts  # of files that cannot be read
     incomplete = {name: layouts[name] for name in layouts if name in expected and name not in metas}
     with_layouts = (*entries, *entries_of_layouts(incomplete))
-    return Summary(entries, states, find_parallelism(with_layouts, states, resolved.strategy))
+    return Summary(entries, states, find_parallelism(with_layouts, states, checkpoint.strategy))
 
 
 _DOUBTS = (
@@ -198,13 +149,13 @@ _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot b
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
 
 
-def assess(facts: Facts, entries: Sequence[Entry]) -> Completeness:
+def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Completeness:
     """Return whether all slices of a checkpoint are there, from what was found.
 
-    ``entries`` are the tensors whose slices are all there.  Empty files that should hold some are
-    damaged.
+    It is not known if tensors that a strategy omits differ between ranks.
     """
-    catalog, found, sharding = facts.readable, facts.found, facts.sharding
+    catalog = checkpoint.catalog
+    is_known = checkpoint.are_joined or (catalog.is_merged and not checkpoint.strategy.layouts)
     unread = [error.code for error in found.failures if isinstance(error, StrategyError)]
     codes = dict.fromkeys([*(one.code for one in found), *unread])
     doubts = [code for code in codes if code in _DOUBTS]
@@ -212,23 +163,26 @@ def assess(facts: Facts, entries: Sequence[Entry]) -> Completeness:
     wrong += [code for code in codes if code in _UNFINISHED]
     replaced = {rank for one in found if one.code == "damaged_replica" for rank in one.ranks}
     failures = [one for one in found.failures if one not in catalog.damaged.values()]
-    if catalog.damaged.keys() - replaced or (failures and sharding is not None):
+    if catalog.damaged.keys() - replaced or (failures and is_known):
         wrong.append("damaged")
-    of_ranks = sharding or Strategy.without_layouts()
     # A strategy that does not fit tells nothing of ranks.
-    missing_ranks = () if "strategy" in codes else tuple(ranks_without_file(catalog, of_ranks))
+    is_misfit = "strategy" in codes
+    missing_ranks = () if is_misfit else tuple(ranks_without_file(catalog, checkpoint.strategy))
     unreadable = tuple(catalog.damaged)
-    if sharding is None:
+    if not is_known:
         reasons = tuple(dict.fromkeys((*doubts, *wrong)))
         return Completeness(None, reasons, missing_ranks, unreadable)
+    different = {one.name for one in summary.equal_ranks.values() if one.kind == "different"}
+    if different - RANK_SPECIFIC_NAMES:
+        doubts.append("unlisted")
     problems = chain(found.errors, *(error.diagnostics for error in found.failures))
     lost = (one.tensor for one in problems if one.code in _INCOMPLETE and one.tensor is not None)
     expected = dict.fromkeys(chain(catalog.holders, lost))  # perhaps no file holds any slice
-    named = {entry.name for entry in entries}
+    named = {entry.name for entry in summary.entries}
     missing = tuple(name for name in expected if name not in named)
-    placements = {entry.placement for entry in entries if entry.placement.is_listed}
+    placements = {entry.placement for entry in summary.entries if entry.placement.is_listed}
     counts = {len(ranks) for placement in placements for ranks in placement.local_owners}
-    if counts and "deduplicated" in codes:
+    if counts and checkpoint.is_deduplicated:
         counts = {1}
     return Completeness(
         False if wrong or missing else None if doubts else True,

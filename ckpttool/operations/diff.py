@@ -224,13 +224,6 @@ class _Pair:
     b: FullTensor | None
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of one side, if values are compared; else 0."""
-        if self.a is None or self.a.meta.text is not None or self.kind is not None:
-            return 0
-        return self.a.meta.nbytes
-
-    @property
     def kind(self) -> Kind | None:
         """The kind of difference between the headers, or None."""
         if self.b is None:
@@ -244,10 +237,17 @@ class _Pair:
             return "shape"
         return "text" if a.text != b.text else None
 
-    def difference(self, kind: Kind, values: TensorDelta | None = None) -> TensorDifference:
-        """Return a difference of this pair."""
-        a, b = (None if side is None else side.meta for side in (self.a, self.b))
-        return TensorDifference(self.name, kind, a, b, self.rank, values)
+    @property
+    def compared(self) -> tuple[OutputTensor, ...]:
+        """Both sides, if their values have to be compared."""
+        sides = tuple(OutputTensor.full(one) for one in (self.a, self.b) if one is not None)
+        is_text = any(one.meta.text is not None for one in sides)
+        return () if is_text or self.kind is not None else sides
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one side, if values are compared; else 0."""
+        return self.compared[0].meta.nbytes if self.compared else 0
 
 
 def _pairs(a: Sequence[FullTensor], b: Sequence[FullTensor]) -> Iterator[_Pair]:
@@ -278,18 +278,11 @@ def _differences(
     on_progress: Callable[[int], None],
 ) -> Iterator[TensorDifference]:
     """Yield the differences, in the order of the pairs."""
-
-    def tensors() -> Iterator[tuple[int, tuple[OutputTensor, ...]]]:
-        for i, pair in enumerate(pairs):
-            if pair.nbytes and pair.a is not None and pair.b is not None:
-                yield i, (OutputTensor.full(pair.a), OutputTensor.full(pair.b))
-
-    values: dict[int, TensorDelta] = {}
-    for i, stats in compare_tensors(tensors(), executor, CompareOptions(tolerance), on_progress):
-        if stats.differences[0].count:
-            values[i] = stats.differences[0]
+    compared = ((i, pair.compared) for i, pair in enumerate(pairs) if pair.nbytes)
+    found = compare_tensors(compared, executor, CompareOptions(tolerance), on_progress)
+    deltas = {i: stats.differences[0] for i, stats in found if stats.differences[0].count}
     for i, pair in enumerate(pairs):
-        if pair.kind is not None:
-            yield pair.difference(pair.kind)
-        elif i in values:
-            yield pair.difference("values", values[i])
+        kind = pair.kind or ("values" if i in deltas else None)
+        if kind is not None:
+            a, b = (None if one is None else one.meta for one in (pair.a, pair.b))
+            yield TensorDifference(pair.name, kind, a, b, pair.rank, deltas.get(i))

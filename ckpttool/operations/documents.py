@@ -163,7 +163,7 @@ def _stored(file: FileIndex) -> list[Json]:
 
 def _of_ranks(found: Inspection) -> Json:
     """Describe the files of ranks, and the full tensors, or those that ranks store."""
-    catalog, sharding, description = found.catalog, found.sharding, found.catalog.description
+    catalog, description = found.catalog, found.catalog.description
     return {
         "path": catalog.root,
         "step": catalog.step,
@@ -171,8 +171,8 @@ def _of_ranks(found: Inspection) -> Json:
         **_given(values=None if description is None else description.values),
         "tensors": [
             {**_take(one, "name dtype shape nbytes"), "ranks": one.placement.owners[0]}
-            if one.source is None or sharding is None
-            else _full_tensor(one.source, sharding)
+            if one.source is None
+            else _full_tensor(one.source, found.checkpoint.strategy)
             for one in found.summary.entries
         ],
     }

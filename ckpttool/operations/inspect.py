@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.presence import limit_to_written_ranks
 from ckpttool.checks.presence import find_nothing
@@ -27,10 +28,13 @@ from ckpttool.formats.foreign import (
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations import documents
-from ckpttool.operations.describe import Facts, Inspection, describe_checkpoint
+from ckpttool.operations.describe import Inspection, assess, summarize
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.operations.documents import Json
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -44,7 +48,7 @@ def describe(
     crc: bool = False,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
-) -> documents.Json:
+) -> Json:
     """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
 
     Parameters
@@ -70,6 +74,8 @@ def describe(
     --------
     See "Python" in the guides (docs/guides/from-python.md).
     """
+    from ckpttool.operations import documents
+
     answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
     return documents.inspect(answer)
 
@@ -104,66 +110,69 @@ def examine(
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
-    catalog, of_part = limit_to_written_ranks(catalog, strategy)
+    catalog = limit_to_written_ranks(catalog, strategy)
     table = Diagnostics("inspect")
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
-    found.add(*of_part, *catalog.errors())
-    facts = replace(_resolve(catalog, strategy, executor, found), devices=devices)
-    answer = describe_checkpoint(facts)
-    if catalog.is_merged and strategy is None:
-        return answer
-    equal_ranks = _sample_equal_ranks(facts, answer.summary, every_tensor, executor)
-    return answer.with_samples(equal_ranks)
+    found.add(*catalog.errors())
+    checkpoint = _resolve(catalog, strategy, executor, found)
+    summary = summarize(checkpoint)
+    equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
+    summary = replace(summary, equal_ranks=equal_ranks)
+    done = assess(checkpoint, summary, found)
+    return Inspection(catalog, checkpoint, summary, done, found, devices)
 
 
 def _resolve(
     catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
-) -> Facts:
-    """Return the facts of a checkpoint; of its full tensors, if something says how to join them."""
+) -> Checkpoint:
+    """Return the full tensors of a checkpoint, not joined if nothing says how to join them."""
     from ckpttool.checkpoint.checkpoint import ResolveOptions
-    from ckpttool.checkpoint.fit import fit_to_slices
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    strategy, misfits = (None, []) if strategy is None else fit_to_slices(catalog, strategy)
     by_file = strategy is None and catalog.description is None
-    checkpoint = resolve(
+    resolve_with = partial(
+        resolve,
         catalog,
-        strategy,
-        ResolveOptions(unlisted="first"),
-        executor,
+        options=ResolveOptions(unlisted="first"),
+        executor=executor,
         contents="samples",
         is_refused=partial(is_refused, command="inspect"),
         by_file=by_file,
     )
-    is_one_file = by_file and catalog.is_merged  # what an empty one should hold is not known
-    readable = catalog if is_one_file else checkpoint.catalog
-    damaged = (error for rank, error in readable.damaged.items() if rank not in catalog.damaged)
-    found.failures[:0] = damaged
-    found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
+    checkpoint = resolve_with(strategy)
+    misfits = checkpoint.misfits
+    if misfits:  # the tensors that it fits are joined all the same
+        checkpoint = resolve_with(checkpoint.strategy)
     found.add(*run_checks(checkpoint, "inspect"))
     is_wrong = any(one.code == "strategy" for one in found)
     found.add(*misfits)
-    if by_file:
-        sharding = checkpoint.strategy if catalog.is_merged else None
-        return Facts(catalog, readable, found, sharding)
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
-        return Facts(catalog, readable, found, None)
-    return Facts(catalog, readable, found, checkpoint.strategy, checkpoint)
+        checkpoint = replace(checkpoint, are_joined=False)
+    found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
+    if by_file and catalog.is_merged:  # what an empty file should hold is not known
+        return replace(checkpoint, catalog=catalog)
+    damaged = checkpoint.catalog.damaged.items()
+    found.failures[:0] = (error for rank, error in damaged if rank not in catalog.damaged)
+    return checkpoint
 
 
 def _sample_equal_ranks(
-    facts: Facts, summary: Summary, every_tensor: bool, executor: Executor
+    checkpoint: Checkpoint,
+    summary: Summary,
+    every_tensor: bool,
+    executor: Executor,
+    found: Diagnostics,
 ) -> Mapping[str, EqualRanks]:
     """Return which ranks hold the same of tensors without a layout, as some pages tell.
 
     Of too many tensors only the first of each row is sampled, and without layouts none of too many
     ranks, unless every tensor is requested.  So it takes no longer than reading the headers.
     """
-    catalog, ranks = facts.catalog, len(facts.catalog.files)
+    catalog, ranks = checkpoint.catalog, len(checkpoint.catalog.files)
     limit = MAX_SAMPLES if ranks <= MAX_SAMPLED_RANKS else 0
-    if facts.resolved is not None:
+    if checkpoint.are_joined:
         limit = max(MAX_SAMPLES, MAX_FILE_SAMPLES * ranks)
     names = names_to_sample(summary.entries)
     if ranks * len(names) > limit and not every_tensor:
@@ -171,14 +180,13 @@ def _sample_equal_ranks(
     if not names or (ranks * len(names) > limit and not every_tensor):
         return {}
     from ckpttool.checkpoint.contents import sample_ranks
-    from ckpttool.checkpoint.evidence import Evidence, answer
+    from ckpttool.checkpoint.evidence import answer
     from ckpttool.storage.sampling import SAMPLE_BYTES
 
-    evidence = Evidence() if facts.resolved is None else facts.resolved.evidence
     try:
-        sampled = answer(sample_ranks(catalog, names), executor, evidence)
+        sampled = answer(sample_ranks(catalog, names), executor, checkpoint.evidence)
     except CkptToolError as error:
-        facts.found.failures.append(error)
+        found.failures.append(error)
         return {}
     return {
         name: EqualRanks(name, groups, is_constant, catalog.metas[name].nbytes > SAMPLE_BYTES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 
 from ckpttool.checkpoint import resolve as steps
@@ -91,8 +90,8 @@ def _compare_replicas(
     nbytes = sum(file.nbytes for file in checkpoint.catalog.files.values())
     try:
         with open_progress(nbytes, "comparing replicas") as on_progress:
-            compared = replica_problems(checkpoint.tensors, executor, on_progress)
-            return replace(checkpoint, compared=tuple(compared))
+            differing = replica_problems(checkpoint.tensors, executor, on_progress)
+            return checkpoint.knowing(read={"contents": differing})
     except CkptToolError as error:
         found.failures.append(error)
         return checkpoint

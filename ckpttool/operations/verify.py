@@ -8,8 +8,14 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
-from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import (
+    RANK_SPECIFIC_NAMES,
+    Checkpoint,
+    Reading,
+    ResolveOptions,
+)
 from ckpttool.checkpoint.contents import find_differing_ends, find_running_statistics
 from ckpttool.checkpoint.evidence import answer
 from ckpttool.checkpoint.interpret import decided_by_contents, full_tensor
@@ -17,7 +23,6 @@ from ckpttool.checkpoint.presence import limit_to_written_ranks
 from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checkpoint.samples import stage_pairs
 from ckpttool.checks import is_refused, run_checks
-from ckpttool.checks.headers import check_damage
 from ckpttool.checks.manifest import check_set
 from ckpttool.checks.presence import find_nothing
 from ckpttool.checks.replicas import (
@@ -150,8 +155,9 @@ def verify(
         found.add(*catalog.diagnostics)
         for path in find_manifests(catalog):
             found.add(*check_set(catalog, path, executor, reads_all))
+        found.add(*find_nothing(catalog))
         return _report(catalog, found, *depth)
-    catalog, notes = limit_to_written_ranks(catalog, strategy)
+    catalog = limit_to_written_ranks(catalog, strategy)
     with require_unmodified_sources(catalog):
         with open_progress(0, "sampling"):
             checkpoint = resolve(
@@ -166,35 +172,15 @@ def verify(
         if checkpoint.misfits:
             raise PlanError(checkpoint.misfits)
         raise_all(error for error in [checkpoint.unread] if error is not None)
-        found.add(*catalog.errors(), *check_damage(checkpoint))
-        # Without every byte, samples tell only what a conversion refuses, and what it reads
-        # otherwise than the strategy says.
-        harmless = {code for code, grave in severities("convert").items() if grave != "error"}
-        without = set() if deep else harmless - {"inferred"}
-        checked = _files_to_check(checkpoint.catalog, deep, crc)
-        nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, reads_all)
-        with _counted(open_progress, nbytes) as on_progress:
-            found.add(*_check_integrity(checkpoint, checked, executor, deep or crc, on_progress))
-            manifests, fingerprints = find_manifests(catalog), set[bytes]()
-            if deep:
-                hashed = fingerprints if manifests else None
-                compared = _check_contents(checkpoint, executor, on_progress, hashed)
-                checkpoint = replace(checkpoint, compared=tuple(compared))
-            found.add(*run_checks(checkpoint, "verify", without))
-            found.add(*(() if deep else _sample_unlisted(checkpoint, executor)))
-            for path in manifests:
-                hashes = checkpoint.catalog, path, executor, reads_all, on_progress, fingerprints
-                found.add(*check_set(*hashes))
-            if options.manifest == "all" and not manifests:
-                text, hint = (
-                    "no manifest lists these files",
-                    "the same command without --check-manifest",
-                )
-                found.add(Diagnostic("manifest", text, hint=hint, where=catalog.root))
-    found.add(*notes)
-    catalog = checkpoint.catalog
-    is_whole = checkpoint.are_joined or (catalog.is_merged and not catalog.one_of_several)
-    is_sampled = any(one.has_layout for one in checkpoint.tensors)
+        read = _read(checkpoint, executor, open_progress, deep, crc)
+        checkpoint = checkpoint.knowing(read=read)
+    # Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
+    # than the strategy says.
+    harmless = {code for code, grave in severities("convert").items() if grave != "error"}
+    found.add(*run_checks(checkpoint, "verify", set() if deep else harmless - {"inferred"}))
+    catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
+    is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
+    is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
     return _report(catalog, found, *depth, is_whole, is_sampled)
 
 
@@ -207,7 +193,6 @@ def _report(
     is_sampled: bool = False,
 ) -> Verification:
     """Sum up what was found."""
-    found.add(*find_nothing(catalog))
     return Verification(
         catalog.root,
         found.severity_of,
@@ -223,6 +208,38 @@ def _report(
         deep,
         compared,
     )
+
+
+def _read(
+    checkpoint: Checkpoint, executor: Executor, open_progress: OpenProgress, deep: bool, crc: bool
+) -> dict[Reading, list[Diagnostic]]:
+    """Read what was requested, and return what it shows; see `Checkpoint`."""
+    catalog, is_listed = checkpoint.catalog, checkpoint.options.manifest == "all"
+    manifests = find_manifests(catalog)
+    checked = _files_to_check(catalog, deep, crc)
+    nbytes = _bytes_to_read(checkpoint, checked if deep or crc else {}, deep, deep or is_listed)
+    read: dict[Reading, list[Diagnostic]] = {}
+    with _counted(open_progress, nbytes) as on_progress:
+        errors, notes = check_files(
+            replace(catalog, files=checked), executor, deep or crc, on_progress
+        )
+        read["checksums"] = [*notes, *chain.from_iterable(one.diagnostics for one in errors)]
+        hashed = set[bytes]()  # what need not be read again for the manifest
+        if deep:
+            fingerprints = hashed if manifests else None
+            contents = _check_contents(checkpoint, executor, on_progress, fingerprints)
+            read["contents"] = [*contents]
+        elif checkpoint.are_joined:
+            read["unlisted"] = [*_sample_unlisted(checkpoint, executor)]
+        read["manifest"] = [
+            one
+            for path in manifests
+            for one in check_set(catalog, path, executor, deep or is_listed, on_progress, hashed)
+        ]
+    if is_listed and not manifests:
+        text, hint = "no manifest lists these files", "the same command without --check-manifest"
+        read["manifest"] = [Diagnostic("manifest", text, hint=hint, where=catalog.root)]
+    return read
 
 
 @contextmanager
@@ -261,23 +278,6 @@ def _bytes_to_read(
         pairs = stage_pairs(checkpoint.tensors)
         total += sum(one.meta.nbytes + other.meta.nbytes for one, other in pairs)
     return total
-
-
-def _check_integrity(
-    checkpoint: Checkpoint,
-    files: Mapping[int, FileIndex],
-    executor: Executor,
-    crc: bool,
-    on_progress: OnProgress,
-) -> Iterator[Diagnostic]:
-    """Verify the checksums and authentication tags of files."""
-    ranks = {file.path: rank for rank, file in files.items()}
-    checked = replace(checkpoint.catalog, files=files)
-    errors, notes = check_files(checked, executor, crc, on_progress)
-    yield from notes
-    for error in errors:
-        (one,) = error.diagnostics
-        yield replace(one, code="checksum", ranks=(ranks[error.path],))
 
 
 def _sample_unlisted(checkpoint: Checkpoint, executor: Executor) -> Iterator[Diagnostic]:

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from shlex import quote
 
@@ -45,7 +44,8 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     format = get_format(plan.target.format)
     refused: dict[Diagnostic, None] = {}
     dtypes: set[str] = set()
-    need: dict[Path, int] = defaultdict(int)
+    need: dict[int, int] = defaultdict(int)  # by device
+    folders: dict[int, Path] = {}
     sizes: dict[int, int] = {}
     replaced = 0
     attrs = plan.attrs
@@ -56,25 +56,22 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         nbytes = 0 if refusals else format.file_bytes(metas, attrs)
         sizes |= dict.fromkeys(ranks, nbytes)
     for rank, path in plan.target.paths.items():
-        folder = Path(path).absolute()
-        while not folder.exists():
-            folder = folder.parent
-        if str(Path(path)) not in kept:
-            replaced += is_there(path)
-            need[folder if folder.is_dir() else folder.parent] += sizes[rank] - _partial_bytes(path)
+        if str(Path(path)) in kept:
+            continue
+        folder = next(one for one in Path(path).absolute().parents if one.is_dir())
+        device = folder.stat().st_dev
+        folders.setdefault(device, folder)
+        need[device] += sizes[rank] - _partial_bytes(path)
+        replaced += is_there(path)
     found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
     found.add(*format.notes(dtypes, attrs))
-    by_device: dict[int, tuple[Path, int]] = {}
-    for folder, nbytes in need.items():
-        first, total = by_device.get(folder.stat().st_dev, (folder, 0))
-        by_device[folder.stat().st_dev] = (first, total + nbytes)
-    for folder, nbytes in by_device.values():
-        disk = os.statvfs(folder)
+    for device, nbytes in need.items():
+        disk = os.statvfs(folders[device])
         free = disk.f_bavail * disk.f_frsize
         if nbytes > free:
             text = f"too little space: {format_bytes(nbytes)} needed, {format_bytes(free)} free"
             facts = "replaced outputs stay until the new ones are complete" if replaced else ""
-            hint, where = "free some space, or -o on another disk", str(folder)
+            hint, where = "free some space, or -o on another disk", str(folders[device])
             found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
     return found
 
@@ -124,7 +121,7 @@ def _partial_bytes(path: str) -> int:
 
 
 def _destination_problems(
-    source: Catalog,
+    catalog: Catalog,
     target: Target,
     blocked: Mapping[str, Diagnostic],
     options: OutputOptions,
@@ -135,8 +132,8 @@ def _destination_problems(
 
     Parameters
     ----------
-    source
-        The source.
+    catalog
+        What is read.
     target
         The outputs.
     blocked
@@ -158,9 +155,7 @@ def _destination_problems(
             message, facts = f"{len(existing)} outputs exist already", shorten(existing, 3)
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
-    yield from _mixing_problems(source, target)
-    if target.is_merged:
-        return
+    yield from _mixing_problems(catalog, target)
     for stale in () if options.overwrite or blocked else _find_stale_files(target):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
@@ -194,22 +189,22 @@ def _blocked(
     return found | dict.fromkeys(replaced, shared)
 
 
-def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
+def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
     """Yield the problems of outputs that the next scan of the source would read."""
-    root, files = os.path.realpath(source.root), source.files.values()
+    root, files = os.path.realpath(catalog.root), catalog.files.values()
     has_folder = target.paths and (target.is_numbered or not target.is_merged)
     if has_folder and os.path.realpath(target.output_folder) == root:
-        yield Diagnostic("destination", f"{source.root} is the source folder", hint=ELSEWHERE)
+        yield Diagnostic("destination", f"{catalog.root} is the source folder", hint=ELSEWHERE)
         return
     is_above = has_folder and Path(os.path.realpath(target.output_folder)) == Path(root).parent
     if is_above and Path(root).name in CHECKPOINT_FOLDERS and is_run_output(Path(root).parent):
-        text, facts = "outputs in this folder hide the source", f"it is in {source.root}"
+        text, facts = "outputs in this folder hide the source", f"it is in {catalog.root}"
         where = target.output_folder
         yield Diagnostic("destination", text, hint=ELSEWHERE, facts=facts, where=where)
-    if not source.needs_strategy:
+    if not catalog.needs_strategy:
         return  # only the named files are read
     homes = {os.path.realpath(Path(path).parent) for file in files for path in file.paths}
-    homes |= {os.path.realpath(Path(error.path).parent) for error in source.damaged.values()}
+    homes |= {os.path.realpath(Path(error.path).parent) for error in catalog.damaged.values()}
     forms = {NUMBER.sub("", Path(path).name) for file in files for path in file.paths}
     mixed: list[str] = []
     outputs = map(Path, target.paths.values())
@@ -221,8 +216,8 @@ def _mixing_problems(source: Catalog, target: Target) -> Iterator[Diagnostic]:
             mixed.append(str(path))
     if mixed:
         verb = "is" if len(mixed) == 1 else "are"
-        text = f"{shorten(mixed, 3)} {verb} inside the source folder {source.root}"
-        yield Diagnostic("destination", text, hint=f"-o with a path outside of {source.root}")
+        text = f"{shorten(mixed, 3)} {verb} inside the source folder {catalog.root}"
+        yield Diagnostic("destination", text, hint=f"-o with a path outside of {catalog.root}")
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
@@ -286,15 +281,14 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
 
 def _find_stale_files(target: Target) -> Iterator[Diagnostic]:
     """Yield the warning about files of ranks or formats that the target does not have."""
-    if not target.is_merged:
-        for first in islice(target.paths.items(), 1):
-            yield from stale_files(*first, range(target.ranks))
+    if target.paths and not target.is_merged:
+        yield from stale_files(*next(iter(target.paths.items())), range(target.ranks))
 
 
 def preflight(
     target: Target,
     plan: Plan | None,
-    source: Catalog,
+    catalog: Catalog,
     inputs: Sequence[str],
     documents: Sequence[str],
     options: OutputOptions,
@@ -312,8 +306,8 @@ def preflight(
         The outputs.
     plan
         Their plan; None if problems of the source prevent one.
-    source
-        The source.
+    catalog
+        What is read.
     inputs
         All files that are read; none of them is replaced, by whatever name.
     documents
@@ -356,6 +350,6 @@ def preflight(
     existing = [path for path in there if str(Path(path)) not in replaceable]
     if not existing and not blocked:
         existing = [path for path in manifest if path not in replaceable]
-    problems = _destination_problems(source, target, blocked, options, existing, found)
+    problems = _destination_problems(catalog, target, blocked, options, existing, found)
     diagnostics.add(*problems)
     return found, diagnostics

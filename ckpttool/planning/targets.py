@@ -52,12 +52,12 @@ from ckpttool.wording import count, format_bytes, format_ranks, shorten
 def plan(
     checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> Plan | None:
-    """Plan the transfer of sources to a target, without reading files.
+    """Plan the transfer of a checkpoint to a target, without reading files.
 
     Parameters
     ----------
     checkpoint
-        The source.
+        What is read.
     target, options
         The outputs; of the options only ``not_in_target`` acts here.
     diagnostics
@@ -66,7 +66,7 @@ def plan(
     Returns
     -------
     Plan or None
-        None if the sources have problems, or do not fit the target.
+        None if the checkpoint is incomplete, or does not fit the target.
     """
     catalog = checkpoint.catalog
     target, problems = _resolve_names(target, checkpoint, options)
@@ -96,7 +96,7 @@ def plan(
 def _resolve_names(
     target: Target, checkpoint: Checkpoint, options: OutputOptions
 ) -> tuple[Target, Sequence[Diagnostic]]:
-    """Resolve the rules of a target strategy with the names of the source; see `Strategy`."""
+    """Resolve the rules of a target strategy with the names of the checkpoint; see `Strategy`."""
     if target.strategy is None:
         return target, ()
     full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
@@ -110,45 +110,40 @@ def _resolve_names(
 def _find_transfers(
     checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
 ) -> tuple[list[Transfer], NotListed]:
-    """Return a transfer for each source to write, and the tensors that the target does not list."""
+    """Return a transfer for each tensor to write, and those that the target does not list."""
     transfers: list[Transfer] = []
-    sources = checkpoint.tensors
+    unwritten = set[str]()
+    tensors = checkpoint.tensors
     chooser = _LayoutChooser(checkpoint, target, options)
-    for source in sources:
-        name, shape = source.meta.name, source.meta.shape
-        layouts = chooser.layouts(source)
-        if layouts:
-            layouts = tuple(_fold(layout, shape) for layout in layouts)
-            reasons = {
-                _why_not(layout, shape) or why_not_sliced(source.meta, layout) for layout in layouts
-            }
-            if reasons := reasons - {None}:
-                diagnostics.add(_mismatch_problem(name, sorted(map(str, reasons)), target))
-                continue
-        elif layouts is not None:
-            layouts = _full_layouts(source, target.ranks)
-        if layouts:
-            transfers.append(Transfer.copy_of(source, layouts))
+    for tensor in tensors:
+        shape = tensor.meta.shape
+        layouts = tuple(_fold(layout, shape) for layout in chooser.layouts(tensor))
+        reasons = {_why_not(one, shape) or why_not_sliced(tensor.meta, one) for one in layouts}
+        if reasons := reasons - {None}:
+            diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
+        elif layouts:
+            transfers.append(Transfer.copy_of(tensor, layouts))
+        elif tensor.name not in chooser.not_listed.dropped:
+            unwritten.add(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
-            _compare_names(sources, target.strategy, diagnostics)
+            _compare_names(tensors, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    cycled = {source.meta.name for source in sources if source.only_for is not None}
-    cycled -= chooser.not_listed.dropped.keys()
-    unwritten = sorted(cycled - {transfer.source.meta.name for transfer in transfers})
-    if unwritten:
-        text = f"left out, as no target rank takes the value of their ranks: {_name(unwritten)}"
+    written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
+    if unwritten := unwritten - written:
+        names = _name(sorted(unwritten))
+        text = f"left out, as no target rank takes the value of their ranks: {names}"
         diagnostics.add(Diagnostic("dropped", text))
     return transfers, chooser.not_listed
 
 
 class _LayoutChooser:
-    """Chooses the layouts of sources in a target.
+    """Chooses the layouts of full tensors in a target.
 
     Names and full shapes decide on tensors that the target strategy does not list, and whether they
-    are states.  A merged source and a sharded one have the same result, unless only the sharded one
-    shows what is no state (`_stays_in_full`).
+    are states.  A merged checkpoint and a sharded one have the same result, unless only the sharded
+    one shows what is no state (`_stays_in_full`).
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Target, options: OutputOptions) -> None:
@@ -158,8 +153,9 @@ class _LayoutChooser:
         self.metas = {one.name: one.meta for one in checkpoint.tensors}
         self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
         self.owners: ParameterOfState = {}
-        listed = () if target.strategy is None else target.strategy.layouts
+        listed: Collection[str] = ()
         if target.strategy is not None:
+            listed = target.strategy.layouts
             self.owners = drop_unlike_shapes(match_states(listed, self.metas), self.metas)
         self.with_listed_states = {
             parameter
@@ -170,54 +166,62 @@ class _LayoutChooser:
         self.gradients = GradientShards()
         self.not_listed = NotListed()
 
-    def layouts(self, source: FullTensor) -> tuple[Layout, ...] | None:
-        """Return the layouts of a source in the target; () for a full tensor, None to drop it."""
-        strategy, name = self.target.strategy, source.meta.name
-        if strategy is None or source.meta.text is not None:
-            return ()
-        if name in strategy.layouts:
-            return () if source.only_for is not None else self._listed(source, strategy)
-        if strategy.replicates_rest:
-            return ()
-        is_state = source.only_for is None and has_expected_full_shape(
+    def layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
+        """Return the layouts of a tensor in the target; none if no rank takes it."""
+        strategy, name = self.target.strategy, tensor.name
+        if strategy is None or tensor.meta.text is not None:
+            return self._full(tensor)
+        if name in strategy.layouts and tensor.only_for is None:
+            return self._listed(tensor, strategy)
+        if strategy.replicates_rest or name in strategy.layouts:
+            return self._full(tensor)
+        is_state = tensor.only_for is None and has_expected_full_shape(
             name, self.owners, self.metas
         )
-        is_followed = is_state and not self._stays_in_full(source)
+        is_followed = is_state and not self._stays_in_full(tensor)
         layouts = state_layouts(strategy, name, self.owners) if is_followed else ()
         if layouts and self.options.not_in_target == "follow":
-            self.not_listed.followed[name] = source.meta
+            self.not_listed.followed[name] = tensor.meta
             return layouts
-        if source.meta.is_single and parse_name(name).map is None:
-            return ()
+        if tensor.meta.is_single and parse_name(name).map is None:
+            return self._full(tensor)
         if self.options.not_in_target == "drop":
-            self.not_listed.dropped[name] = source.meta
-            return None
-        self.not_listed.full[name] = source.meta
-        return ()
+            self.not_listed.dropped[name] = tensor.meta
+            return ()
+        self.not_listed.full[name] = tensor.meta
+        return self._full(tensor)
 
-    def _stays_in_full(self, source: FullTensor) -> bool:
+    def _full(self, tensor: FullTensor) -> tuple[Layout, ...]:
+        """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
+        ndim, ranks = len(tensor.meta.shape), self.target.ranks
+        if tensor.only_for is None:
+            return (Layout.unsharded(ndim, ranks),)
+        first, step = tensor.only_for
+        return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
+
+    def _stays_in_full(self, tensor: FullTensor) -> bool:
         """Return whether a tensor that has the name of a state is written in full.
 
         It is no state if every rank of the source holds it in full and its parameter is sharded
         there.  If the source cannot tell, the target can: one that lists other states of the
         parameter would list this one too.  Accumulated gradients always follow their parameter.
         """
-        name, parameter = source.meta.name, self.owners[source.meta.name]
+        name, parameter = tensor.name, self.owners[tensor.name]
         if parse_name(name).is_gradient:
             return False
         if parameter in self.sharded:
-            return not source.has_layout
+            return not tensor.has_layout
         return parameter in self.with_listed_states
 
-    def _listed(self, source: FullTensor, strategy: Strategy) -> tuple[Layout, ...]:
-        """Return the layouts that the strategy lists for a source, corrected for its state."""
-        name = source.meta.name
+    def _listed(self, tensor: FullTensor, strategy: Strategy) -> tuple[Layout, ...]:
+        """Return the layouts that the strategy lists for a tensor, corrected for its state."""
+        name = tensor.name
         layouts = target_layouts(strategy, name, self.owners)
         if [layout.slice_counts for layout in strategy.layouts[name]] != [
             one.slice_counts for one in layouts
         ]:
             self.corrected.append(name)
-        return self.gradients.drop_unproven_shard(source, self.src_strategy, layouts)
+        return self.gradients.drop_unproven_shard(tensor, self.src_strategy, layouts)
 
     @property
     def _followed(self) -> list[str]:
@@ -271,20 +275,11 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
-def _full_layouts(source: FullTensor, ranks: int) -> tuple[Layout, ...]:
-    """Return layouts of a full tensor on every target rank, or on the ranks of its cycle."""
-    ndim = len(source.meta.shape)
-    if source.only_for is None:
-        return (Layout.unsharded(ndim, ranks),)
-    first, step = source.only_for
-    return tuple(Layout.unsharded(ndim, 1, rank) for rank in range(first, ranks, step))
-
-
 def _compare_names(
-    sources: Sequence[FullTensor], strategy: Strategy, diagnostics: Diagnostics
+    tensors: Sequence[FullTensor], strategy: Strategy, diagnostics: Diagnostics
 ) -> None:
     """Add a note on names that only the target lists, and a problem if no name is in common."""
-    names = {source.meta.name for source in sources}
+    names = {tensor.name for tensor in tensors}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
@@ -376,9 +371,13 @@ class StrategySidecar:
 
         `ckpttool.planning.preflight` checks for an existing file.
         """
-        if (problem := name_problem(self.path)) is not None:
-            what, hint = problem
-            yield Diagnostic("destination", what, hint=hint, where=self.path, path=self.path)
+
+        def problem(text: str, hint: str, facts: str = "") -> Diagnostic:
+            place = self.path
+            return Diagnostic("destination", text, hint=hint, facts=facts, where=place, path=place)
+
+        if (unwritable := name_problem(self.path)) is not None:
+            yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()
         ranks = [*plan.target.paths.values()]
@@ -386,37 +385,26 @@ class StrategySidecar:
             if not catalog.is_merged:
                 ranks += [path for file in catalog.files.values() for path in file.paths]
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
-            yield Diagnostic(
-                "destination",
+            yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
-                hint=f"--write-strategy {folder / name}",
-                where=self.path,
-                path=self.path,
+                f"--write-strategy {folder / name}",
             )
         place = parent / name
         for output in map(Path, plan.target.paths.values()):
             if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
-                yield Diagnostic(
-                    "destination",
+                yield problem(
                     "one of two files would have to be a folder",
-                    hint=f"--write-strategy {folder / 'strategy.ckpt'}",
-                    facts=f"the other is the output {output}",
-                    where=self.path,
-                    path=self.path,
+                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    f"the other is the output {output}",
                 )
                 break
         if os.path.relpath(place, folder.resolve()).startswith((MANIFEST, RECORD)):
-            text = "ckpttool itself uses this name"
-            hint = "--write-strategy with another name"
-            yield Diagnostic("destination", text, hint=hint, where=self.path, path=self.path)
+            yield problem("ckpttool itself uses this name", "--write-strategy with another name")
         inside = os.path.relpath(self.path, folder)  # the record of the run has this path
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
-            yield Diagnostic(
-                "destination",
+            yield problem(
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                hint=f"--write-strategy {folder / name}",
-                where=self.path,
-                path=self.path,
+                f"--write-strategy {folder / name}",
             )
 
 
@@ -515,37 +503,33 @@ def number_files(plan: Plan, limit: int, path: Callable[[int | None, int], str])
         Returns the path for a number, from 0, and the count of numbered files.  The number is None
         for the common file.
     """
-    are_common = _are_common(plan)
-    numbers: list[int] = []
-    number = 0
+    numbers: list[int | None] = []
+    total = 0
     format = get_format(plan.target.format)
     every, none = format.header_bytes((), plan.attrs), format.header_bytes(())
     most = format.max_header_bytes
-    header, contents = every, 0
-    for transfer, is_common in zip(plan.transfers, are_common, strict=True):
-        if not is_common:
-            meta = transfer.meta
-            entry = format.header_bytes((meta,)) - none
-            is_large = most is not None and header + entry > most
-            if header > every and (is_large or header + entry + contents + meta.nbytes > limit):
-                number, header, contents = number + 1, every, 0
-            header, contents = header + entry, contents + meta.nbytes
-        numbers.append(number)
-    total = 0 if all(are_common) else number + 1
-    transfers = tuple(
-        replace(transfer, layouts=(_layout_in_file(transfer, total if is_common else number),))
-        for transfer, is_common, number in zip(plan.transfers, are_common, numbers, strict=True)
-    )
+    header = contents = 0
+    for transfer, is_common in zip(plan.transfers, _are_common(plan), strict=True):
+        if is_common:
+            numbers.append(None)
+            continue
+        nbytes, entry = transfer.meta.nbytes, format.header_bytes((transfer.meta,)) - none
+        is_large = most is not None and header + entry > most
+        if not total or (
+            header > every and (is_large or header + entry + contents + nbytes > limit)
+        ):
+            total, header, contents = total + 1, every, 0
+        header, contents = header + entry, contents + nbytes
+        numbers.append(total - 1)
+    transfers = []
+    for transfer, number in zip(plan.transfers, numbers, strict=True):
+        ndim, at = len(transfer.meta.shape), total if number is None else number
+        transfers.append(replace(transfer, layouts=(Layout.unsharded(ndim, 1, at),)))
     paths = {number: path(number, total) for number in range(total)}
-    if any(are_common):
+    if None in numbers:
         paths[total] = path(None, total)
     target = replace(plan.target, paths=paths, ranks=len(paths))
-    return replace(plan, target=target, transfers=transfers)
-
-
-def _layout_in_file(transfer: Transfer, number: int) -> Layout:
-    """Return the layout of a full tensor in the file with a number."""
-    return Layout.unsharded(len(transfer.meta.shape), 1, number)
+    return replace(plan, target=target, transfers=tuple(transfers))
 
 
 def _are_common(plan: Plan) -> Sequence[bool]:
@@ -554,13 +538,13 @@ def _are_common(plan: Plan) -> Sequence[bool]:
     With a source strategy these are the tensors without a layout.  Without one they are the common
     tensors of the source, and tensors that are never sharded: single elements and map parameters.
     """
-    sources = [transfer.source for transfer in plan.transfers]
-    if any(source.is_listed for source in sources):
-        return [not source.has_layout for source in sources]
+    tensors = [transfer.source for transfer in plan.transfers]
+    if any(tensor.is_listed for tensor in tensors):
+        return [not tensor.has_layout for tensor in tensors]
     common = {name for catalog in plan.inputs for name in catalog.common_tensors}
     return [
-        source.meta.name in common
-        or math.prod(source.meta.shape) == 1
-        or parse_name(source.meta.name).map is not None
-        for source in sources
+        tensor.name in common
+        or math.prod(tensor.meta.shape) == 1
+        or parse_name(tensor.name).map is not None
+        for tensor in tensors
     ]

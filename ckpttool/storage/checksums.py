@@ -31,7 +31,7 @@ from ckpttool.model.tensors import (
     StoredTensor,
     TensorMeta,
 )
-from ckpttool.problems import Diagnostic, FormatError
+from ckpttool.problems import ChecksumError, Diagnostic, FormatError
 from ckpttool.wording import format_ranks, shorten
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
-def verify_checksum(index: FileIndex) -> FormatError | None:
+def verify_checksum(index: FileIndex) -> ChecksumError | None:
     """Return the error if a file's contents do not match its checksum, else None."""
     stored = index.attrs["crc_num"]
     number = int(stored) if re.fullmatch(r"[0-9]{1,18}", stored) else None
@@ -238,7 +238,7 @@ def verify_checksum(index: FileIndex) -> FormatError | None:
     hint = "copy the file again; `ckpttool help checksum` explains"
     if re.fullmatch(r"part\d+\.safetensors", Path(index.path).name):
         hint = "`ckpttool help checksum`: unified_safetensors copies the checksum of a rank's file"
-    return FormatError(index.path, None, reason, hint)
+    return ChecksumError(index.path, None, reason, hint)
 
 
 T = TypeVar("T")
@@ -251,7 +251,7 @@ def check_files(
     executor: Executor,
     crc: bool,
     on_progress: Callable[[int], None] = lambda nbytes: None,
-) -> tuple[list[FormatError], list[Diagnostic]]:
+) -> tuple[list[ChecksumError], list[Diagnostic]]:
     """Check the tags and checksums of the files of a catalog; return errors and notes.
 
     Parameters
@@ -288,7 +288,10 @@ def check_files(
         if (numbers := [*chain(*found)])
     }
     wrong = {rank: error for rank, (error,) in await_all(checksums) if error is not None}
-    errors = [*forged.values(), *wrong.values()]
+    errors: list[ChecksumError] = []
+    for rank, error in (*forged.items(), *wrong.items()):
+        error.rank = None if catalog.is_merged else rank
+        errors.append(error)
 
     def note(code: str, text: str, ranks: Collection[int], hint: str = "") -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))

@@ -226,45 +226,49 @@ def _parse_rule(pattern: str, node: Node, sizes: tuple[int, int] | None) -> Rule
     return Rule(pattern, layout, cut.axis is not None, cut.stages or everywhere, place)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Cut:
-    """The values of a cut; None for absent keys."""
+    """The values of a cut; None for absent keys.
 
-    axis: int | None = None
-    axis_parts: int | None = None  # ``parts``, if there is an ``axis``
-    parts: tuple[int, ...] | None = None
-    device_matrix: tuple[int, ...] | None = None
-    tensor_map: tuple[tuple[int, ...], ...] | None = None
-    optimizer_shard: int | None = None
-    rows: tuple[int, ...] | None = None
-    stages: tuple[int, ...] | None = None
+    ``ways`` has the keys that say where it cuts.  ``axis_parts`` is ``parts`` beside ``axis``.
+    """
+
+    ways: tuple[str, ...]
+    axis: int | None
+    axis_parts: int | None
+    parts: tuple[int, ...] | None
+    device_matrix: tuple[int, ...] | None
+    tensor_map: tuple[tuple[int, ...], ...] | None
+    optimizer_shard: int | None
+    rows: tuple[int, ...] | None
+    stages: tuple[int, ...] | None
 
 
 def _parse_cut(entries: Mapping[str, Node], stages: int | None) -> _Cut:
     """Return the values of a cut; raise an error with every mistake."""
-    cut = _Cut()
-    mistakes = [*_unknown_keys(entries, _CUT_KEYS)]
-    for key, node in entries.items():
-        try:
-            if key == "axis":
-                cut.axis = _parse_axis(node, key)
-            elif key == "parts" and "axis" in entries:
-                cut.axis_parts = _parse_number(node, key)
-            elif key == "parts":
-                cut.parts = _parse_numbers(node, key)
-            elif key == "device_matrix":
-                cut.device_matrix = _parse_numbers(node, key)
-            elif key == "tensor_map":
-                cut.tensor_map = _parse_tensor_map(node, key)
-            elif key == "optimizer_shard":
-                cut.optimizer_shard = _parse_number(node, key)
-            elif key == "rows":
-                cut.rows = _parse_numbers(node, key)
-            elif key == "stages":
-                cut.stages = _parse_stages(node, key, stages)
-        except StrategyError as error:
-            mistakes.append(error)
-    raise_all(mistakes)
+    mistakes: dict[str, Sequence[StrategyError]] = {}
+
+    def read(key: str, parse: Callable[..., T], *arguments: object) -> T | None:
+        if key not in entries:
+            return None
+        value, mistakes[key] = _attempt(parse, entries[key], key, *arguments)
+        return value
+
+    ways = {*entries} & {"axis", "parts", "device_matrix", "tensor_map"}
+    has_axis = "axis" in entries
+    cut = _Cut(
+        tuple(sorted(ways - {"parts"} if has_axis else ways)),
+        read("axis", _parse_axis),
+        read("parts", _parse_number) if has_axis else None,
+        None if has_axis else read("parts", _parse_numbers),
+        read("device_matrix", _parse_numbers),
+        read("tensor_map", _parse_tensor_map),
+        read("optimizer_shard", _parse_number),
+        read("rows", _parse_numbers),
+        read("stages", _parse_stages, stages),
+    )
+    wrong = (one for key in entries for one in mistakes.get(key, ()))
+    raise_all([*_unknown_keys(entries, _CUT_KEYS), *wrong])
     return cut
 
 
@@ -300,29 +304,19 @@ def _make_grid(cut: _Cut, ranks: int) -> tuple[tuple[int, ...], tuple[tuple[int,
 
     Raise ValueError if the cut is impossible.
     """
-    has_axis = cut.axis is not None or cut.axis_parts is not None
-    ways = {
-        "axis": has_axis,
-        "device_matrix": cut.device_matrix is not None,
-        "parts": cut.parts is not None,
-        "tensor_map": cut.tensor_map is not None,
-    }
-    named = [way for way, is_there in ways.items() if is_there]
-    if cut.device_matrix is not None and cut.tensor_map is not None and len(named) == 2:
+    if cut.device_matrix is not None and cut.tensor_map is not None and len(cut.ways) == 2:
         if ranks and math.prod(cut.device_matrix) != ranks:
             shown = list(cut.device_matrix)
             raise ValueError(f"device_matrix is {shown}, expected {ranks} ranks, as a stage has")
         return cut.device_matrix, cut.tensor_map
-    if cut.parts is not None and len(named) == 1:
+    if cut.parts is not None and len(cut.ways) == 1:
         parts = cut.parts
-    elif cut.axis is not None and len(named) == 1:
-        axis_parts = (
-            cut.axis_parts if cut.axis_parts is not None else len(cut.rows or ()) or ranks or 1
-        )
-        parts = (1,) * cut.axis + (axis_parts,)
+    elif cut.axis is not None and len(cut.ways) == 1:
+        along = len(cut.rows or ()) or ranks or 1 if cut.axis_parts is None else cut.axis_parts
+        parts = (*(1,) * cut.axis, along)
     else:
         raise ValueError(
-            f"{' and '.join(named) or 'no cut'}, expected axis (and parts), or parts, or "
+            f"{' and '.join(cut.ways) or 'no cut'}, expected axis (and parts), or parts, or "
             "device_matrix and tensor_map"
         )
     slices = math.prod(parts)

@@ -65,6 +65,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from sys import intern
+from typing import TypeVar
 
 from ckpttool.formats import format_of_content
 from ckpttool.formats.foreign import identify_foreign
@@ -76,7 +77,7 @@ from ckpttool.formats.local import (
     stat_file,
     url_problem,
 )
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import convert_as, parse_json
 from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
@@ -102,6 +103,7 @@ MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is s
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
 _CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
+T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
 
 
@@ -332,59 +334,57 @@ def _foreign_error(path: str, error: FormatError | None = None) -> StrategyError
 
 @dataclass(slots=True)
 class _LayoutEntry:
-    """The layout of one parameter as a file encodes it."""
+    """The layout of one parameter in the JSON form; nested lists are several messages."""
 
-    device_matrix: list[int] = field(default_factory=list)
-    tensor_maps: list[list[int]] = field(default_factory=list)
-    split_shape: list[int] = field(default_factory=list)
-    split_starts: list[int] = field(default_factory=list)
-    field_count: int = 0
-    shard_size: int = 0
-    full_shape: list[int] | None = None
+    tensor_map: list[int | list[int]]
+    dev_matrix: list[int] = field(default_factory=list)
+    param_split_shape: list[int] = field(default_factory=list)
+    indices_offset: list[int] = field(default_factory=list)
+    tensor_shape: list[int] | None = None
+    opt_weight_shard_size: int = 0
+    field: int = 0
 
 
 def _make_layout(entry: _LayoutEntry) -> Layout:
     """Return the layout that an entry encodes; raise ValueError if it is impossible."""
-    maps = entry.tensor_maps
-    axes = max(len(entry.device_matrix), len(maps), *(len(axes) for axes in maps), 0)
-    if axes > MAX_LAYOUT_AXES or math.prod(entry.device_matrix) > MAX_RANKS:
+    maps = [[axes] if isinstance(axes, int) else axes for axes in entry.tensor_map]
+    matrix, shard = tuple(entry.dev_matrix), entry.opt_weight_shard_size
+    axes = max(len(matrix), len(maps), *(len(axes) for axes in maps), 0)
+    if axes > MAX_LAYOUT_AXES or math.prod(matrix) > MAX_RANKS:
         raise ValueError(
-            f"a layout of {axes} axes or {math.prod(entry.device_matrix[:MAX_LAYOUT_AXES])} ranks, "
+            f"a layout of {axes} axes or {math.prod(matrix[:MAX_LAYOUT_AXES])} ranks, "
             f"expected at most {MAX_LAYOUT_AXES} and {MAX_RANKS}"
         )
-    if len(maps) == 1:
-        tensor_map = tuple(_without_none([axis]) for axis in maps[0])
-    else:
-        while maps and not maps[-1]:
-            maps = maps[:-1]
-        tensor_map = tuple(_without_none(axes) for axes in maps)
-    full_shape = None if entry.full_shape is None else tuple(entry.full_shape)
-    whole = Layout(tuple(entry.device_matrix), tensor_map)
-    shard = whole.replicas if entry.shard_size == -1 else max(1, entry.shard_size)
-    if entry.shard_size < -1:
-        raise ValueError(f"opt_weight_shard_size {entry.shard_size}, expected -1 or more")
-    if not tensor_map:
-        shard = 1 if entry.shard_size == -1 else shard  # a scalar cannot be sharded
-    split = tuple(entry.split_shape) if any(entry.split_shape) else ()
-    rows = split if len(entry.split_starts) == len(split) else ()
+    while maps and not maps[-1]:
+        maps.pop()
+    tensor_map = tuple(tuple(axis for axis in axes if axis != -1) for axes in maps)
+    whole = Layout(matrix, tensor_map)
+    if shard < -1:
+        raise ValueError(f"opt_weight_shard_size {shard}, expected -1 or more")
+    if shard == -1:
+        shard = whole.replicas if tensor_map else 1  # a scalar cannot be sharded
+    split = tuple(entry.param_split_shape) if any(entry.param_split_shape) else ()
+    rows = split if len(entry.indices_offset) == len(split) else ()
     starts = [sum(rows[:i]) for i in range(len(rows))]
-    if rows and entry.split_starts != starts:
+    if rows and entry.indices_offset != starts:
         raise ValueError(
-            f"a manual split of {list(rows)} rows with indices_offset {entry.split_starts}, "
+            f"a manual split of {list(rows)} rows with indices_offset {entry.indices_offset}, "
             f"expected {starts}"
         )
-    if entry.field_count < 0:
-        raise ValueError(f"field {entry.field_count}, expected 0 or more")
-    fields = max(1, entry.field_count)
+    if entry.field < 0:
+        raise ValueError(f"field {entry.field}, expected 0 or more")
     shape = () if rows else split
     if min(shape, default=0) < 0:
         raise ValueError(f"param_split_shape {list(shape)}, expected 0 or more")
-    return Layout(whole.device_matrix, tensor_map, shard, 0, full_shape, rows, fields, shape)
-
-
-def _without_none(axes: list[int]) -> tuple[int, ...]:
-    """Return the device axes that shard a tensor axis, without -1 ("None")."""
-    return tuple(axis for axis in axes if axis != -1)
+    full_shape = None if entry.tensor_shape is None else tuple(entry.tensor_shape)
+    return replace(
+        whole,
+        optimizer_shard=max(1, shard),
+        full_shape=full_shape,
+        rows=rows,
+        fields=max(1, entry.field),
+        split_shape=shape,
+    )
 
 
 # ----------------------------------------------------------------------------------------- protobuf
@@ -454,20 +454,20 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
             n for f in _message_fields(reader, message) if f.number == 1 for n in reader.numbers(f)
         ]
 
-    entry = _LayoutEntry()
+    maps: list[int | list[int]] = []
+    entry = _LayoutEntry(maps)
+    lists = {1: entry.dev_matrix, 3: entry.param_split_shape, 4: entry.indices_offset}
     for subfield in (one for message in messages for one in _message_fields(reader, message)):
-        if subfield.number == 1:
-            entry.device_matrix = dims(subfield)
-        elif subfield.number == 2:
-            entry.tensor_maps.append(dims(subfield))
-        elif subfield.number == 3:
-            entry.split_shape = dims(subfield)
-        elif subfield.number == 4:
-            entry.split_starts = dims(subfield)
+        if subfield.number == 2:
+            maps.append(dims(subfield))
+        elif subfield.number in lists:
+            lists[subfield.number][:] = dims(subfield)
         elif subfield.number == 5:
-            entry.field_count = reader.number(subfield)
+            entry.field = reader.number(subfield)
         elif subfield.number == 7:
-            entry.shard_size = reader.number(subfield)
+            entry.opt_weight_shard_size = reader.number(subfield)
+    if len(maps) == 1 and isinstance(maps[0], list):
+        entry.tensor_map = [*maps[0]]
     return entry
 
 
@@ -501,73 +501,35 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
         text = "strategies of operators (set_op_strategy_config), not layouts of parameters"
         raise StrategyError(path, text, _RUN_FILE)
-    items = _json_object(path, "parallel_layout_item", document.get("parallel_layout_item", {}))
-    operators = _json_object(
-        path, "parallel_strategy_item", document.get("parallel_strategy_item", {})
-    )
-    stages = {
-        _json_number(path, name, _json_object(path, name, item), "stage")
-        for name, item in operators.items()
+    found = _convert(path, _Document, document)
+    entries = {
+        name: _convert(path, _LayoutEntry, item, f"{name}: ")
+        for name, item in found.parallel_layout_item.items()
     }
-    return {name: _parse_json_entry(path, name, item) for name, item in items.items()}, stages
-
-
-def _parse_json_entry(path: str, name: str, item: object) -> _LayoutEntry:
-    """Return the layout of the parameter ``name``."""
-    entry = _json_object(path, name, item)
-
-    def numbers(key: str) -> list[int]:
-        value = _json_numbers(entry.get(key, []))
-        if value is None:
-            raise StrategyError(path, f"{name}: {key} {entry[key]!r} is not a list of numbers")
-        return value
-
-    return _LayoutEntry(
-        numbers("dev_matrix"),
-        _parse_json_tensor_maps(path, name, entry.get("tensor_map")),
-        numbers("param_split_shape"),
-        numbers("indices_offset"),
-        _json_number(path, name, entry, "field"),
-        _json_number(path, name, entry, "opt_weight_shard_size"),
-        numbers("tensor_shape") if "tensor_shape" in entry else None,
+    operators = (
+        _convert(path, _Operator, item, f"{name}: ")
+        for name, item in found.parallel_strategy_item.items()
     )
+    return entries, {one.stage for one in operators}
 
 
-def _parse_json_tensor_maps(path: str, name: str, tensor_map: object) -> list[list[int]]:
-    """Return the tensor maps in the form of protobuf; MindSpore itself refuses nested lists."""
-    plain = _json_numbers(tensor_map)
-    if plain is not None:
-        return [plain]
-    nested = (
-        [_json_numbers(axes if isinstance(axes, list) else [axes]) for axes in tensor_map]
-        if isinstance(tensor_map, list)
-        else [None]
-    )
-    if None in nested:
-        raise StrategyError(path, f"{name}: tensor_map {tensor_map!r} is not a list of device axes")
-    return [axes for axes in nested if axes is not None] + [[]]
+@dataclass(frozen=True, slots=True)
+class _Document:
+    parallel_layout_item: dict[str, object] = field(default_factory=dict)
+    parallel_strategy_item: dict[str, object] = field(default_factory=dict)
 
 
-def _json_object(path: str, name: str, value: object) -> dict[str, object]:
-    """Return a JSON object; ``name`` names it in the error."""
-    if not isinstance(value, dict):
-        raise StrategyError(path, f"{name}: {value!r} is not a JSON object")
-    return value
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    stage: int = 0
 
 
-def _json_number(path: str, name: str, entry: Mapping[str, object], key: str) -> int:
-    """Return the number of a key; 0 if the key is absent."""
-    value = entry.get(key, 0)
-    if type(value) is not int:
-        raise StrategyError(path, f"{name}: {key} {value!r} is not a number")
-    return value
-
-
-def _json_numbers(value: object) -> list[int] | None:
-    """Return a list of numbers; None if the value is anything else."""
-    if not isinstance(value, list) or any(type(n) is not int for n in value):
-        return None
-    return value
+def _convert(path: str, kind: type[T], value: object, place: str = "") -> T:
+    """Return a part of a document as a dataclass; ``place`` begins the text of an error."""
+    try:
+        return convert_as(kind, value)
+    except ValueError as error:
+        raise StrategyError(path, f"{place}{error}") from error
 
 
 # ------------------------------------------------------------------------------------ several files
@@ -624,13 +586,6 @@ def _ignored_note(problem: Diagnostic) -> Diagnostic:
     return replace(problem, code="strategy_file", message=text, hint="", options=())
 
 
-def _of_one_run(first: _StrategyFile, other: _StrategyFile) -> str:
-    """Return the hint to take the files of one of two runs; one file has all of a single stage."""
-    if len(first.stages) == len(other.stages) == 1:
-        return f"-s {quote(first.path)}, or -s {quote(other.path)}, with all files of that run"
-    return "the strategy files of one run"
-
-
 def _check_same_stage(
     first: _StrategyFile,
     other: _StrategyFile,
@@ -638,38 +593,27 @@ def _check_same_stage(
     known: dict[str, Layout],
     layouts: Mapping[str, Layout],
 ) -> None:
-    """Raise StrategyError if two files give one stage different layouts; see `_check_layouts`."""
-    only = sorted(set(known) ^ set(layouts))
-    if only:
-        text = f"stage {stage} has other parameters in {first.path}"
-        facts = f"in one file only: {shorten(only, 3)}"
-        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
-    _check_layouts(first, other, stage, known, layouts)
-
-
-def _check_layouts(
-    first: _StrategyFile,
-    other: _StrategyFile,
-    stage: int,
-    known: dict[str, Layout],
-    layouts: Mapping[str, Layout],
-) -> None:
-    """Raise StrategyError if two files give parameters different layouts.
+    """Raise StrategyError if two files give one stage different layouts.
 
     ``known`` are the layouts of the first file.  They get the full shapes of ``layouts``, which
     are those of the other file.
     """
-    differing = []
-    for name, layout in layouts.items():
-        before = known[name]
-        if layout == before:
-            known[name] = layout if before.full_shape is None else before
-        elif not (_is_expanded(layout, before) or _is_expanded(before, layout)):
-            differing.append(name)
+    what, differing = "parameters", sorted(known.keys() ^ layouts.keys())
+    facts = "in one file only"
+    if not differing:
+        for name, layout in layouts.items():
+            before = known[name]
+            if layout == before:
+                known[name] = layout if before.full_shape is None else before
+            elif not (_is_expanded(layout, before) or _is_expanded(before, layout)):
+                differing.append(name)
+        what, facts = "layouts", count(len(differing), "parameter")
     if differing:
-        text = f"stage {stage} has other layouts in {first.path}"
-        facts = f"{count(len(differing), 'parameter')}: {shorten(differing, 3)}"
-        raise StrategyError(other.path, text, _of_one_run(first, other), facts)
+        hint = "the strategy files of one run"
+        if len(first.stages) == len(other.stages) == 1:
+            hint = f"-s {quote(first.path)}, or -s {quote(other.path)}, with all files of that run"
+        text = f"stage {stage} has other {what} in {first.path}"
+        raise StrategyError(other.path, text, hint, f"{facts}: {shorten(differing, 3)}")
 
 
 def _is_expanded(layout: Layout, folded: Layout) -> bool:

@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckpttool.formats.foreign import is_split_info
 from ckpttool.formats.local import read_file
-from ckpttool.formats.strict_json import parse_json
+from ckpttool.formats.strict_json import convert_as, parse_json
 from ckpttool.model.layout import MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import StrategyError, raise_all
@@ -54,14 +55,15 @@ def read_split_info(paths: Sequence[str]) -> Strategy:
     StrategyError
         A file is impossible, or two files disagree.  Several mistakes are a `CombinedError`.
     """
-    first, *others = [_read(path) for path in paths]
+    infos = {path: _read(path) for path in paths}
+    first = infos[paths[0]]
     errors = []
-    for other in others:
-        differing = {name for name, _ in first.splits.items() ^ other.splits.items()}
-        if differing or other.group_size != first.group_size:
-            text = f"not of the run of {first.path}: other parameters, splits or group size"
-            hint = "the files of one run"
-            errors.append(StrategyError(other.path, text, hint, shorten(sorted(differing), 3)))
+    for path, info in infos.items():
+        differing = {name for name, _ in first.splits.items() ^ info.splits.items()}
+        if differing or info.group_size != first.group_size:
+            text = f"not of the run of {paths[0]}: other parameters, splits or group size"
+            facts = shorten(sorted(differing), 3)
+            errors.append(StrategyError(path, text, "the files of one run", facts))
     raise_all(errors)
     ranks = first.group_size
     ways = {True: (Layout((ranks,), ((0,),)),), False: (Layout((ranks,), ()),)}
@@ -69,34 +71,36 @@ def read_split_info(paths: Sequence[str]) -> Strategy:
     return Strategy(layouts, 1, ranks, tuple(paths), is_of_group=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _SplitInfo:
+class _SplitInfo(NamedTuple):
     """The content of one file: name to whether it is split."""
 
-    path: str
     group_size: int
     splits: Mapping[str, bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    split: bool
+    group_size: int
+    rank_id: int
+
+
 def _read(path: str) -> _SplitInfo:
     """Return the content of a file of split information."""
+    entries: dict[str, _Entry] = {}
     document = parse_json(read_file(path))
     assert isinstance(document, dict), "checked by the caller"
-    entries: dict[str, tuple[bool, int, int]] = {}
     for name, one in document.items():
-        is_split, size, rank = one["split"], one["group_size"], one["rank_id"]
-        if type(is_split) is not bool or type(size) is not int or type(rank) is not int:
-            text = f"split {is_split!r}, group_size {size!r}, rank_id {rank!r}"
-            raise StrategyError(
-                f"{path}: {name}", f"{text}, expected true or false and two numbers"
-            )
-        entries[name] = is_split, size, rank
-    groups = {(size, rank) for _, size, rank in entries.values()}
-    (size, rank), *more = sorted(groups)
+        try:
+            entries[name] = convert_as(_Entry, one)
+        except ValueError as error:
+            raise StrategyError(f"{path}: {name}", str(error)) from error
+    (size, rank), *more = sorted({(one.group_size, one.rank_id) for one in entries.values()})
+    text = ""
     if more:
         text = f"rank {rank} of {size} and rank {more[0][1]} of {more[0][0]}, expected one rank"
-        raise StrategyError(path, text, "the file as mindone wrote it")
-    if not 0 <= rank < size <= MAX_RANKS:
+    elif not 0 <= rank < size <= MAX_RANKS:
         text = f"rank_id {rank} in a group of {size}, expected 0 to {size - 1}"
+    if text:
         raise StrategyError(path, text, "the file as mindone wrote it")
-    return _SplitInfo(path, size, {name: is_split for name, (is_split, *_) in entries.items()})
+    return _SplitInfo(size, {name: one.split for name, one in entries.items()})

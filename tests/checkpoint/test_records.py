@@ -1,4 +1,4 @@
-"""What is known of each tensor of a checkpoint, as ``records.txt`` says.
+"""What is known of each tensor of a checkpoint, as the texts of this folder say.
 
 A case lists strategies, tensors of ranks, and what comes of them:
 
@@ -15,7 +15,6 @@ A case lists strategies, tensors of ranks, and what comes of them:
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,50 +23,20 @@ import pytest
 
 from ckpttool import problems
 from ckpttool.checks import run_checks
-from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Target
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
-from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import FileIndex, StoredFile
 from ckpttool.planning.targets import plan
 from ckpttool.problems import Diagnostics, join_alike
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import catalog_of
+from tests.support.described import Described, joined, ranks_of
 from tests.support.in_memory import resolve_in_memory
 from tests.support.transcripts import check_case, read_cases
 
-TEXT = Path(__file__).with_name("records.txt")
-FLAGS = {"True": True, "False": False}
-
-
-def numbers(text, by):
-    """The numbers in a text."""
-    return tuple(int(one) for one in text.split(by)) if text else ()
-
-
-def ranks_of(text):
-    """The ranks that ``0-3,5`` names."""
-    ends = (numbers(part, "-") for part in text.split(","))
-    return [rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)]
-
-
-def layout_of(text):
-    """Read a layout."""
-    matrix, _, rest = text.partition(":")
-    axes, *more = rest.split(";")
-    axes, _, shard = axes.partition("/")
-    tensor_map = [() if one == "-" else numbers(one, "+") for one in axes.split(",") if one]
-    options = dict(one.split("=") for one in more)
-    return Layout(
-        numbers(matrix, "x"),
-        tuple(tensor_map),
-        int(shard or 1),
-        rows=numbers(options.get("rows", ""), "+"),
-        fields=int(options.get("fields", 1)),
-        full_shape=numbers(options["full"], "x") if "full" in options else None,
-    )
+TEXTS = {title: path for path in Path(__file__).parent.glob("*.txt") for title in read_cases(path)}
 
 
 def spell(layout):
@@ -80,39 +49,20 @@ def spell(layout):
     return text + (f" of {layout.first_rank}" if layout.first_rank else "")
 
 
-def strategy_of(stages, name):
-    """Join stages; None without any, and for no layouts all that is asked of them."""
-    if len(stages) == 1 and isinstance(stages[0], int):
-        return Strategy.without_layouts(stages[0])
-    return join_stages(dict(enumerate(stages)), (name,)) if stages else None
-
-
-class Case:
-    """What the lines of a case have said so far."""
+class Case(Described):
+    """A case, and what is said of files that cannot be read."""
 
     def __init__(self):
-        self.stages, self.target, self.tensors, self.letters = [], [], {}, {}
-        self.damaged, self.empty, self.attrs = {}, [], {}
+        super().__init__()
+        self.damaged, self.empty, self.attrs, self.said = {}, [], {}, set()
 
-    def read(self, line):
-        """Read a line; yield what comes of it."""
-        kind, *words = line.split()
-        if kind in (">", ">>"):
-            options = dict(word.split("=") for word in words)
-            options = {key: FLAGS.get(one, one) for key, one in options.items()}
-            if "optimizer_shard" in options:
-                options["optimizer_shard"] = int(options["optimizer_shard"])
-            yield from self.resolve(options) if kind == ">" else self.plan(**options)
-        elif kind in ("strategy", "stage", "target"):
-            stages = self.target if kind == "target" else self.stages
-            stages.clear() if kind == "strategy" else None
-            layouts = dict(word.split("=", 1) for word in words if "=" in word)
-            stages.append(
-                {name: layout_of(text) for name, text in layouts.items()}
-                if layouts
-                else int(words[0])
-            )
-        elif kind == "damaged":
+    def act(self, kind, words, options):
+        """Do what a line says."""
+        if kind == ">":
+            return self.resolve(options)
+        if kind == ">>":
+            return self.plan(**options)
+        if kind == "damaged":
             error = getattr(problems, words[1] if len(words) > 1 else "FormatError")
             self.damaged |= {
                 rank: error(f"run/rank_{rank}/net.ckpt", 7, "cut short")
@@ -120,22 +70,10 @@ class Case:
             }
         elif kind == "empty":
             self.empty += ranks_of(words[0])
-        elif kind == "marked":
-            self.attrs = {"remove_redundancy": words[0]}
         else:
-            self.hold(ranks_of(kind), line.partition(" ")[2])
-
-    def hold(self, ranks, text):
-        """Let ranks hold tensors."""
-        pattern = r'([^\s:(=]+)(?::(\w+))?(?:\(([\d,]*)\)(?:=(\w+))?|="(\w*)")'
-        for rank in ranks:
-            self.tensors.setdefault(rank, {})
-        for name, dtype, shape, letters, value in re.findall(pattern, text):
-            what = value or (dtype or "Float32", numbers(shape, ","))
-            for rank in ranks:
-                self.tensors[rank][name] = what
-            if letters:
-                self.letters[name] = letters
+            assert kind == "marked"
+            self.attrs = {"remove_redundancy": words[0]}
+        return None
 
     def checkpoint(self, options=None):
         """Resolve what was said."""
@@ -150,7 +88,7 @@ class Case:
             path = StoredFile(f"run/rank_{rank}/net.ckpt")
             files[rank] = FileIndex((path,), "ckpt", 0, {})
         catalog = replace(catalog, files=files, damaged=self.damaged)
-        strategy = strategy_of(self.stages, "src.ckpt")
+        strategy = joined(self.stages, "src.ckpt")
         letters = dict(self.letters)
         for name, layouts in ({} if strategy is None else strategy.layouts).items():
             if name not in letters:
@@ -174,11 +112,11 @@ class Case:
         found = Diagnostics()
         found.failures += checkpoint.damage
         found.add(*run_checks(checkpoint, "convert"))
-        yield from tell(found)
+        yield from self.tell(found)
 
     def plan(self, not_in_target="follow", ranks=None, **options):
         """Yield what each rank of the target gets, and from which ranks, and what is found."""
-        checkpoint, target = self.checkpoint(options), strategy_of(self.target, "dst.ckpt")
+        checkpoint, target = self.checkpoint(options), joined(self.target, "dst.ckpt")
         found = Diagnostics()
         found.failures += checkpoint.damage
         found.add(*run_checks(checkpoint, "convert"))
@@ -202,7 +140,17 @@ class Case:
         for kind, (number, nbytes) in made.not_listed.sizes.items() if made else ():
             if number:
                 yield f"{kind}: {number} of {nbytes} B"
-        yield from tell(found)
+        yield from self.tell(found)
+
+    def tell(self, found):
+        """Yield diagnostics, the gravest first, those of a line before without their facts."""
+        for error in found.failures:
+            yield f"damage: {error}".replace("\n", " ")
+        for severity in ("error", "warning", "note"):
+            for one in join_alike(found.of(severity)):
+                lines = f"{severity} {one.code}: {one.text}".splitlines()
+                yield from [f"{lines[0]} (as above)"] if one.text in self.said else lines
+                self.said.add(one.text)
 
 
 def format_numbers(ranks):
@@ -219,15 +167,6 @@ def sources_of(tensor):
     return " ".join(path.split("/")[1].removeprefix("rank_") for path in paths[:8])
 
 
-def tell(found):
-    """Yield diagnostics, the gravest first."""
-    for error in found.failures:
-        yield f"damage: {error}".replace("\n", " ")
-    for severity in ("error", "warning", "note"):
-        for one in join_alike(found.of(severity)):
-            yield from f"{severity} {one.code}: {one.text}".splitlines()
-
-
-@pytest.mark.parametrize("title", read_cases(TEXT))
+@pytest.mark.parametrize("title", sorted(TEXTS))
 def test_what_is_known_of_the_tensors_of_a_checkpoint(title):
-    check_case(TEXT, title, Case().read)
+    check_case(TEXTS[title], title, Case().read)

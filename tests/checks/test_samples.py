@@ -7,133 +7,14 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
-from tests.support.diagnostics import graded, is_warning
-from tests.support.readers import Entry, entry_of, read
-
-COLUMNS = Layout((4,), ((), (0,)))  # four slices, one on each rank
+from tests.support.diagnostics import is_warning
+from tests.support.readers import Entry, read
 
 
 def held_by(folder, text):
     """A checkpoint of as many ranks as there are letters, each with what its letter says."""
     held = {rank: {"w": noise(letter, "Int32", (4, 3))} for rank, letter in enumerate(text)}
     return catalog_on_disk(folder / "src", held)
-
-
-def warnings(folder, catalog, layout):
-    strategy = join_stages({0: {"w": layout}})
-    plan, _ = ckpttool.plan_merge(
-        catalog, strategy, str(folder / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
-    )
-    return [note.text for note in plan.notes if is_warning(note)]
-
-
-@pytest.mark.parametrize(
-    ("held", "said"),
-    [
-        ("abcd", None),
-        ("abab", "ranks 0, 2 | ranks 1, 3 hold the same\n  Try: the strategy of this run;"),
-        ("abcb", "ranks 1, 3 hold the same"),
-        ("aaaa", "all ranks hold the same\n  Try: merge or split with --replicated if"),
-    ],
-)
-def test_slices_that_are_the_same_in_any_pair_are_pointed_out(tmp_path, held, said):
-    found = warnings(tmp_path, held_by(tmp_path, held), COLUMNS)
-    assert len(found) == (said is not None)
-    assert not found or said in found[0]
-    text = "w: slices that should differ are equal\n  "
-    assert not found or found[0].startswith(text)
-
-
-def all_the_same(folder, **others):
-    """Four ranks that hold the same of w, more than a page of it, and others as they are made."""
-    held = {
-        rank: {"w": noise("w", "Int32", (32, 32))}
-        | {name: made(rank) for name, made in others.items()}
-        for rank in range(4)
-    }
-    catalog = catalog_on_disk(folder / "src", held)
-    return catalog, join_stages({0: dict.fromkeys(held[0], COLUMNS)})
-
-
-def test_ranks_that_all_hold_the_same_wherever_the_strategy_cuts_are_refused(tmp_path):
-    zeros = Entry("Int32", (9, 9), bytes(324))  # tell nothing
-    catalog, strategy = all_the_same(tmp_path, z=lambda rank: zeros)
-    place = str(tmp_path / "m.ckpt")
-    said = r"^w: sharded in the strategy, and in full on all ranks\n"
-    said += r"  \(32, 32\) would become \(32, 128\)\n  Try: merge or split with --replicated"
-    with pytest.raises(ckpttool.PlanError, match=said):
-        ckpttool.plan_merge(catalog, strategy, place, output_options=ckpttool.OutputOptions("ckpt"))
-    ckpttool.plan_merge(
-        catalog,
-        strategy,
-        place,
-        resolve_options=ckpttool.ResolveOptions(trust_strategy=True),
-        output_options=ckpttool.OutputOptions("ckpt"),
-    )
-
-
-def test_one_tensor_of_which_slices_differ_speaks_for_the_strategy(tmp_path):
-    catalog, strategy = all_the_same(tmp_path, u=lambda rank: noise(f"u{rank}", "Int32", (4, 3)))
-    plan, _ = ckpttool.plan_merge(
-        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
-    )
-    (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert warning.startswith("w: slices")
-    assert "\n  all ranks hold the same\n  Try: merge or split with --replicated" in warning
-
-
-def test_where_ranks_are_missing_as_well_it_is_an_error(tmp_path):
-    halves = Layout((2, 2), ((), (0,)))
-    catalog = held_by(tmp_path, "aa")
-    with pytest.raises(
-        ckpttool.PlanError, match=r"\n  ranks 2, 3 without a file; all ranks hold the same"
-    ):
-        warnings(tmp_path, catalog, halves)
-    strategy = join_stages({0: {"w": halves}})
-    plan, _ = ckpttool.plan_merge(
-        catalog,
-        strategy,
-        str(tmp_path / "m.ckpt"),
-        resolve_options=ckpttool.ResolveOptions(trust_strategy=True),
-        output_options=ckpttool.OutputOptions("ckpt"),
-    )
-    assert any("replicas were not compared (--trust-strategy)" in note.text for note in plan.notes)
-
-
-def test_one_such_tensor_among_others_is_enough(tmp_path):
-    held = {
-        rank: {
-            "w": noise(f"w{rank}", "Int32", (4, 3)),
-            "u": noise(f"u{rank}", "Int32", (4, 3)),
-            "v": noise("v", "Int32", (4, 3)),
-        }
-        for rank in range(4)
-    }
-    catalog = catalog_on_disk(tmp_path / "src", held)
-    strategy = join_stages({0: dict.fromkeys(held[0], COLUMNS)})
-    plan, _ = ckpttool.plan_merge(
-        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
-    )
-    (warning,) = [note.text for note in plan.notes if is_warning(note)]
-    assert warning.startswith("v: slices")
-    assert "\n  all ranks hold the same\n  Try: merge or split with --replicated" in warning
-
-
-def test_slices_that_are_the_same_are_a_finding_of_verify(tmp_path):
-    strategy = join_stages({0: {"w": COLUMNS}})
-    (found,) = ckpttool.verify(held_by(tmp_path, "abab"), strategy, deep=True).findings
-    assert graded(found) == ("warning", "equal_slices")
-    found = ckpttool.verify(*all_the_same(tmp_path / "all"), deep=True).findings[0]
-    assert graded(found) == ("error", "contradicted")
-
-
-@pytest.mark.parametrize(("text", "odd"), [("aaba", (2,)), ("aabb", (0, 1, 2, 3))])
-def test_samples_name_the_odd_ranks_as_deep_does(tmp_path, text, odd):
-    strategy = join_stages({0: {"w": Layout((4,), ((), ()))}})
-    catalog = held_by(tmp_path, text)
-    for deep in (False, True):
-        (found,) = ckpttool.verify(catalog, strategy, deep=deep).findings
-        assert (found.code, found.ranks) == ("replica", odd)
 
 
 def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
@@ -245,19 +126,6 @@ def test_a_hand_written_line_that_no_layout_fits_may_be_trusted(tmp_path):
     assert "what fits" not in problem.facts
 
 
-def test_ranks_that_are_missing_in_another_stage_show_nothing(tmp_path):
-    """Two slices of a few Bool that are equal, and a rank of the other stage that is lost."""
-    first, second = Layout((2,), ((0,),)), Layout((2,), ((), ()))
-    held = {rank: {"a": noise("a", "Bool", (4,))} for rank in (0, 1)} | {
-        2: {"b": noise("b", "Float32", (4, 3))}
-    }
-    catalog = catalog_on_disk(tmp_path / "src", held)
-    strategy = join_stages({0: {"a": first}, 1: {"b": second}})
-    plan, _ = ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
-    codes = [note.code for note in plan.notes if is_warning(note)]
-    assert codes == ["missing_replica", "equal_slices"]
-
-
 @pytest.mark.parametrize(
     ("dtype", "values", "is_refused"),
     [("Bool", 2, False), ("Float32", 2, False), ("Float32", 1000, True)],
@@ -288,33 +156,6 @@ def test_slices_are_weighed_by_the_values_that_they_could_have(tmp_path, dtype, 
     ckpttool.plan_merge(catalog, strategy, place, ckpttool.ResolveOptions(trust_strategy=True))
 
 
-@pytest.mark.parametrize("shard", [1, 2])
-@pytest.mark.parametrize("experts", [4, 8])
-def test_experts_that_are_copies_of_one_layer_may_be_trusted(tmp_path, experts, shard):
-    layout = Layout((shard, 4), ((0,), (), ()), shard)
-    one = noise("w", "Float32", (1, 32, 16)).array()
-    full = entry_of(np.concatenate([one] * experts * shard))
-    strategy = join_stages({0: {"w": layout}})
-    catalog = catalog_on_disk(tmp_path / "src", cut({"w": full}, strategy))
-    place = str(tmp_path / "m.ckpt")
-    with pytest.raises(ckpttool.PlanError, match="--trust-strategy if slices repeat") as caught:
-        ckpttool.plan_merge(catalog, strategy, place)
-    (problem,) = caught.value.diagnostics
-    assert problem.code == "contradicted"
-    assert problem.facts  # what was seen: shapes, or the ranks
-    options = ckpttool.ResolveOptions(trust_strategy=True)
-    plan, destination = ckpttool.plan_merge(catalog, strategy, place, options)
-    ckpttool.execute(plan, destination)
-    assert read(tmp_path / "m.ckpt") == {"w": full}
-
-
-def test_slices_of_an_optimizer_shard_that_are_no_slices_are_a_finding_of_verify(tmp_path):
-    strategy = join_stages({0: {"w": Layout((4,), ((), ()), 4)}})
-    found = ckpttool.verify(held_by(tmp_path, "aaaa"), strategy, deep=True).findings
-    said = "sharded further in the strategy than in the files"
-    assert [(one.message, one.tensor, one.ranks) for one in found] == [(said, "w", (0, 1, 2, 3))]
-
-
 @pytest.mark.parametrize("layout", [Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))])
 def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, layout):
     full = noise("e", "Int32", (40, 40))
@@ -343,13 +184,3 @@ def test_stages_that_cut_what_they_share_in_other_ways_are_compared(tmp_path, la
     fact = r"e: different between stages that share it\n  ranks 0, 1 differ from ranks 2, 3"
     with pytest.raises(ckpttool.PlanError, match=fact):
         plan(1)
-
-
-def test_gradients_of_stages_are_each_its_own(tmp_path):
-    held = {rank: {"accu_grads.e": noise(f"g{rank}", "Int32", (4,))} for rank in (0, 1)}
-    catalog = catalog_on_disk(tmp_path / "src", held)
-    layouts = {"accu_grads.e": Layout((1,), ((),))}
-    strategy = join_stages({0: layouts, 1: layouts})
-    ckpttool.plan_merge(
-        catalog, strategy, str(tmp_path / "m.ckpt"), output_options=ckpttool.OutputOptions("ckpt")
-    )

@@ -14,7 +14,7 @@ from ckpttool.checkpoint.contents import ComparedCopies
 from ckpttool.checks import CHECKS, run_checks
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from ckpttool.problems import Diagnostic
+from ckpttool.problems import Diagnostic, FormatError
 from tests.support.checkpoints import (
     ONE_STAGE,
     ROWS,
@@ -64,6 +64,12 @@ def noted(code):
     return replace(with_names({"w": SLICE}), diagnostics=(Diagnostic(code, "found", ranks=(3,)),))
 
 
+def damaged(*ranks):
+    errors = {rank: FormatError(f"rank_{rank}/net.ckpt", 7, "cut short") for rank in ranks}
+    whole = [rank for rank in range(4) if rank not in ranks]
+    return replace(with_names({"w": SLICE}, whole), damaged=errors)
+
+
 def with_copies(**copies):
     tensor = stored(TensorMeta("x", "Float32", SLICE))
     found = {kind: {path: [tensor]} for kind, path in copies.items()}
@@ -80,6 +86,7 @@ STATES = strategy_of({"w": ROWS, "adam_m.w": ROWS})
 UNLIKE = strategy_of({"w": ROWS, "adam_m.w": WHOLE})
 BY_HAND = {"w": "s.yaml, line 3", "adam_m.w": "s.yaml, line 4"}
 STAGES = strategy_of({"w": ROWS, "x": ROWS}, {"v": ROWS})
+NO_FILE = Diagnostic("missing_rank", "not there", ranks=(3,))
 NOTED = replace(ONE_STAGE, notes=(Diagnostic("no_pattern", "read"),))
 RNG = with_names({"w": SLICE, "rng": (2,)})
 OWN = {"rng": "abcd"}
@@ -176,11 +183,26 @@ CASES = {
         held(STATES, adam_m__w=SLICE, contents={"adam_m.w": "aabb"}),
     ),
     "check_replicas": ("replica", held(contents={"w": "abcc"}), held()),
-    "check_compared": (
-        "replica",
-        replace(held(), compared=(Diagnostic("replica", "differs"),)),
-        replace(held(), compared=()),
+    "check_damage": (
+        "damaged",
+        replace(held(ranks=(0, 1)), catalog=damaged(2, 3)),
+        replace(held(ranks=(0, 1, 2)), catalog=damaged(3)),
     ),
+    **{
+        f"check_{name}": (
+            code,
+            replace(held(), read={what: [Diagnostic(code, "differs")]}),
+            replace(held(), read={what: []}),
+        )
+        for name, what, code in (
+            ("checksums", "checksums", "checksum"),
+            ("contents", "contents", "replica"),
+            ("unlisted_samples", "unlisted", "unlisted"),
+            ("manifest", "manifest", "manifest"),
+        )
+    },
+    "check_missing_files": ("missing_rank", merged(diagnostics=(NO_FILE,)), merged()),
+    "check_nothing": ("nothing", replace(merged(), catalog=catalog_of({})), held()),
     "check_shards": (
         "contradicted",
         held(strategy_of({"w": SHARDED})),

@@ -11,15 +11,13 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
 from scripts.sweep_strategies import sweep
-from tests.support.checkpoints import ROWS, SHARDED, WHOLE, catalog_on_disk, cut, noise, write_ranks
+from tests.support.checkpoints import ROWS, WHOLE, catalog_on_disk, cut, noise, write_ranks
 from tests.support.commands import mentions, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.diagnostics import is_warning
 from tests.support.readers import zeros
 
 COLUMNS = Layout((2, 2), ((), (1,)))
 BOTH = Layout((2, 2), ((1,), (0,)))
-EXCHANGED = Layout((2, 2), ((0,), (1,)))
 
 
 def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
@@ -34,48 +32,6 @@ def plan(folder, true, claimed, shape=(32, 32), is_constant=False, **options):
     return ckpttool.plan_merge(catalog, strategy, str(folder / "m.ckpt"), resolve_options)[0]
 
 
-@pytest.mark.parametrize("claimed", [COLUMNS, WHOLE, BOTH])
-def test_a_parameter_and_its_state_of_other_full_shapes_are_refused(tmp_path, claimed):
-    layouts = {"w": ROWS, "adam_m.w": ROWS, "adam_v.w": ROWS}
-    said = r"the strategy gives parameters and their optimizer state different full shapes\n  "
-    said += r"w \(.*\) and adam_m.w \(32, 32\), w .* adam_v.w .*\n"
-    said += r"  Try: the strategy of the run that saved the checkpoint"
-    with pytest.raises(ckpttool.PlanError, match=said):
-        plan(tmp_path, layouts, {**layouts, "w": claimed})
-    plan(tmp_path, layouts, {**layouts, "w": claimed}, trust_strategy=True)
-
-
-def test_a_parameter_and_its_state_of_one_full_shape_are_warned_about(tmp_path):
-    layouts = {"w": BOTH, "adam_m.w": BOTH}
-    made = plan(tmp_path, layouts, {**layouts, "adam_m.w": EXCHANGED})
-    (warning,) = [note.text for note in made.notes if is_warning(note)]
-    assert warning.startswith(
-        "the strategy shards parameters and their optimizer state differently\n  w and adam_m.w\n"
-    )
-
-
-@pytest.mark.parametrize(("true", "claimed"), [(SHARDED, ROWS), (ROWS, SHARDED)])
-@pytest.mark.parametrize("edited", ["w", "adam_m.w"])
-def test_optimizer_shards_that_give_other_full_shapes_are_refused(tmp_path, true, claimed, edited):
-    layouts = {"w": true, "adam_m.w": true}
-    said = r"their optimizer state different full shapes\n  w \(.*\) and adam_m"
-    with pytest.raises(ckpttool.PlanError, match=said):
-        plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True)
-    plan(tmp_path, layouts, {**layouts, edited: claimed}, is_constant=True, trust_strategy=True)
-
-
-@pytest.mark.parametrize("states", [{"accu_grads.w": ROWS}, {"adam_m.w": ROWS}])
-def test_a_parameter_and_its_state_may_differ_in_their_optimizer_shard(tmp_path, states):
-    layouts = {"w": SHARDED, **states}
-    made = plan(tmp_path, layouts, layouts)
-    assert not [note for note in made.notes if is_warning(note)]
-
-
-def test_gradients_may_claim_another_optimizer_shard(tmp_path):
-    made = plan(tmp_path, {"w": ROWS, "accu_grads.w": ROWS}, {"w": ROWS, "accu_grads.w": SHARDED})
-    assert not [note for note in made.notes if is_warning(note)]
-
-
 def test_verify_finds_them_by_headers_alone(tmp_path):
     case = GOLDEN / "moe_ep4_mp2"
     strategy = ckpttool.read_strategy([str(case / "src_strategy.ckpt")])
@@ -86,58 +42,6 @@ def test_verify_finds_them_by_headers_alone(tmp_path):
     result = run("verify", case / "src", "-s", tmp_path / "s.ckpt")
     assert result.exit_code == 1
     assert f"different full shapes {name} " in message(result)
-
-
-def test_slices_that_are_equal_in_most_sharded_tensors_are_refused(tmp_path):
-    true = {"a": COLUMNS, "b": COLUMNS, "c": ROWS}
-    claimed = {"a": BOTH, "b": BOTH, "c": ROWS}
-    said = "slices that should differ are equal, in 2 of 3 sampled tensors"
-    with pytest.raises(ckpttool.PlanError) as caught:
-        plan(tmp_path, true, claimed)
-    found = caught.value.diagnostics
-    assert [(one.tensor, one.message, one.ranks) for one in found] == [
-        (name, said, (0, 1, 2, 3)) for name in "ab"
-    ]
-    assert {one.facts for one in found} == {"ranks 0, 1 | ranks 2, 3 hold the same"}
-    assert all(one.hint.startswith("the strategy of the run that saved") for one in found)
-    plan(tmp_path, true, claimed, trust_strategy=True)
-
-
-def test_slices_that_are_equal_in_few_tensors_are_warned_about(tmp_path):
-    true = {"a": COLUMNS, "b": ROWS, "c": ROWS}
-    made = plan(tmp_path, true, {**true, "a": BOTH})
-    (warning,) = [note.text for note in made.notes if is_warning(note)]
-    assert warning.startswith("a: slices that should differ are equal\n  ranks")
-
-
-def test_hidden_optimizer_shards_of_two_sizes_explain_nothing(tmp_path):
-    grid = (8,)
-    whole = Layout(grid, ((), ()))
-    true = {"a": Layout(grid, ((), ()), 4), "b": Layout(grid, ((), ()), 8)}
-    with pytest.raises(
-        ckpttool.PlanError, match="a: different between ranks that should hold the same"
-    ):
-        plan(tmp_path, true, dict.fromkeys(true, whole))
-
-
-def test_a_strategy_hides_all_optimizer_shards_or_none(tmp_path):
-    grid = (8,)
-    true = dict.fromkeys(("a", "b", "adam_m.a"), Layout(grid, ((), ()), 8))
-    plan(tmp_path, true, dict.fromkeys(true, Layout(grid, ((), ()))))
-    with pytest.raises(ckpttool.PlanError, match=r"b: different between ranks .*\n  ranks 0-7 all"):
-        plan(tmp_path / "listed", true, {**true, "b": Layout(grid, ((), ()))})
-
-
-def test_ranks_that_hold_other_stages_layers_are_refused(tmp_path):
-    true = dict.fromkeys("abc", Layout((4,), ((0,), ())))
-    entries = {name: noise(name, "Float32", (8, 4)) for name in true}
-    ranks = cut(entries, join_stages({0: true}))
-    catalog = catalog_on_disk(tmp_path / "src", ranks)
-    half = Layout((2,), ((0,), ()))
-    stages = join_stages({0: {"a": half, "b": half}, 1: {"c": half}})
-    said = "ranks 2, 3 hold 2 parameters that the strategy lists for other stages\n  a, b\n"
-    with pytest.raises(ckpttool.PlanError, match=said):
-        ckpttool.plan_merge(catalog, stages, str(tmp_path / "m.ckpt"))
 
 
 def test_strict_refuses_on_every_warning(tmp_path):

@@ -569,17 +569,17 @@ BAD = {
         {"version": "3.0"},
         "unknown version of .metadata; expected 1.0 or 2.0, found .3.0",
     ),
-    "no storage": ({"storage": None}, "storage_data is not a dictionary"),
+    "no storage": ({"storage": None}, "storage_data: expected object, got null"),
     "a list for a tensor": ({"tensor": [1]}, "expected a TensorStorageMetadata, found list"),
     "an element type": ({"dtype": "float7"}, "unknown dtype 'float7'"),
-    "no element type": ({"dtype": 7}, "dtype is not a string"),
-    "a shape that is none": ({"size": (4.0,)}, "size has an element that is not a size"),
-    "a negative size": ({"size": (-4,)}, "size has an element that is not a size"),
-    "many axes": ({"size": (1,) * 33}, "size is not a tuple of at most 32 sizes"),
+    "no element type": ({"dtype": 7}, "properties.dtype: expected str, got int"),
+    "a shape that is none": ({"size": (4.0,)}, "size\\[0\\]: expected int, got float"),
+    "a negative size": ({"size": (-4,)}, "\\(-4,\\) is not a tuple of at most 32 sizes"),
+    "many axes": ({"size": (1,) * 33}, "is not a tuple of at most 32 sizes"),
     "another number of axes": ({"sizes": (4, 1)}, "a chunk of 2 axes"),
     "a file elsewhere": ({"file": "../x"}, "relative_path '../x' is not a file name"),
     "bytes of a file": ({"span": (8, 16)}, "part of _rank0_.safetensors, at byte 8; expected all"),
-    "a key that is none": ({"key": 5}, "tensor_key is not a string"),
+    "a key that is none": ({"key": 5}, "tensor_key: expected str . null, got int"),
     "a box that is not there": ({"at": (2,)}, "a chunk at \\(2,\\), state_dict_metadata has none"),
     "a tensor that is not there": (
         {"fqn": "x"},
@@ -706,7 +706,10 @@ METADATA = named("hyper_parallel.core.checkpoint.metadata", "Metadata")
         (named("torch", "Size") + b"N}\x8c\x01xNs\x86b", "TypeError|AttributeError"),
         # attributes that Python calls, with what else there is to be called
         (METADATA + b")\x81}\x8c\x0c__setstate__" + METADATA + b"sb}b", "TypeError"),
-        (METADATA + b")\x81}\x8c\x08__repr__" + METADATA + b"sb", "a Metadata has no state_dict"),
+        (
+            METADATA + b")\x81}\x8c\x08__repr__" + METADATA + b"sb",
+            "missing required field state_dict",
+        ),
     ],
 )
 def test_instructions_find_nothing_to_call(code, words, tmp_path):

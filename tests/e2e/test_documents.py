@@ -30,17 +30,16 @@ from tests.support.snapshots import SNAPSHOTS, UPDATE
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 DEVICE = {"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}
 TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEVICE]}]}
+DOCUMENT = re.compile(r"(?ms)^\$ ckpttool (\w+)[^\n]* --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 
 def snapshots() -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the documents of the snapshots, with their command."""
-    for path in SNAPSHOTS.rglob("*.txt"):
-        for block in path.read_text(encoding="utf-8").split("\n\n"):
-            line, _, printed = block.partition("\n")
-            if line.startswith("$ ckpttool") and "--json" in line and printed.startswith("{"):
-                document = re.split(r"\n(?:2>|=> exit)", printed)[0]
-                yield line.split()[2], json.loads(document)
+    """Yield the documents of the snapshots and sessions, with their command."""
+    for path in (*SNAPSHOTS.rglob("*.txt"), *SNAPSHOTS.with_name("sessions").glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        for command, document in DOCUMENT.findall(text):
+            yield command, json.loads(document)
 
 
 @pytest.fixture

@@ -62,6 +62,19 @@ def test_all_ranks_are_those_of_the_strategy(lost):
     assert "equal on ranks 0-2, 4, 6, 7: global_step" in text
 
 
+def test_all_names_the_tensors_that_are_incomplete(lost):
+    text = run("inspect", lost(2, 3, 6, 7), *SOURCE[1:], "--all").stdout
+    (line,) = (line for line in text.splitlines() if line.startswith("  incomplete: "))
+    names = ("layer1.weight", "layer3.weight")
+    of_states = [f"{prefix}{name}" for prefix in ("accum.", "stat.") for name in names]
+    assert line.partition(": ")[2].split(", ") == [*names, *of_states]
+
+
+def test_the_shapes_of_one_rank_are_not_called_full():
+    path = next((CASE / "src" / "rank_0").iterdir())
+    assert " tensors shape size with states" in screen(path)
+
+
 # ------------------------------------------------------------------------------- without a strategy
 
 

@@ -11,14 +11,6 @@ import numpy as np
 import pytest
 
 from ckpttool.formats import read_index
-from ckpttool.model.tensors import (
-    Extent,
-    FileIndex,
-    StoredFile,
-    StoredTensor,
-    TensorMeta,
-    refuse_shared_extents,
-)
 from ckpttool.problems import FormatError
 from tests.support.checkpoints import noise, write_file, write_ranks
 from tests.support.commands import message, run, run_well
@@ -132,20 +124,3 @@ def test_one_dataset_may_have_two_names(tmp_path):
     run_well("merge", path, "-o", tmp_path / "out.ckpt")
     entries = read(tmp_path / "out.ckpt")
     assert entries["a"] == entries["b"] == entries["c"]
-
-
-def test_the_rule_knows_files_and_what_they_decrypt_to():
-    def index(*places):
-        tensors = {}
-        for number, (path, start, stop, cipher) in enumerate(places):
-            meta = TensorMeta(f"w{number}", "Int8", (stop - start,))
-            extents = (Extent(start, stop - start),) if stop > start else ()
-            tensors[meta.name] = StoredTensor(meta, StoredFile(path, None, cipher), extents)
-        return FileIndex((StoredFile("x"),), "ckpt", 99, tensors)
-
-    hidden = object()
-    refuse_shared_extents(index(("x", 8, 16, None), ("x", 16, 20, None), ("x", 9, 9, None)))
-    refuse_shared_extents(index(("x", 8, 16, None), ("y", 8, 17, None), ("x", 9, 12, hidden)))
-    for start, stop in ((15, 20), (0, 9), (9, 12)):
-        with pytest.raises(FormatError, match=r"two tensors overlap; w\d and w\d"):
-            refuse_shared_extents(index(("x", 8, 16, None), ("x", start, stop, None)))

@@ -1,5 +1,7 @@
 """Nouns of storage."""
 
+import pickle
+
 import pytest
 
 from ckpttool.model.catalog import Catalog
@@ -42,6 +44,21 @@ def test_ranks_are_written_as_people_write_them(ranks, text):
 )
 def test_a_tensor_knows_its_bytes(dtype, shape, nbytes):
     assert TensorMeta("w", dtype, shape).nbytes == nbytes
+
+
+@pytest.mark.parametrize(
+    ("meta", "extents"),
+    [
+        (TensorMeta("w", "Float32", (2, 3)), (Extent(8, 16), Extent(100, 8))),
+        (TensorMeta("note", "str", (), text="a text"), ()),
+        (TensorMeta("q", "F4", (3,), whole_shape=(2, 3)), (Extent(0, 3),)),
+    ],
+)
+def test_a_stored_tensor_that_was_pickled_is_equal(meta, extents):
+    tensor = StoredTensor(meta, StoredFile("net.ckpt"), extents)
+    again = pickle.loads(pickle.dumps(tensor))
+    assert again == tensor
+    assert again.meta.nbytes == meta.nbytes
 
 
 def test_a_string_has_the_bytes_of_its_text():

@@ -6,17 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checks import run_checks
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import drop_unlike_shapes, match_states
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.describe import (
-    Facts,
-    Inspection,
-    describe_checkpoint,
-    group_ranks,
-)
+from ckpttool.operations.describe import Completeness, assess, group_ranks, summarize
 from ckpttool.operations.summary import (
     Amount,
     OptimizerShard,
@@ -36,24 +32,23 @@ WHOLE = Layout((8,), ((),))
 SHARDED = Layout((4, 2), ((0,), ()), 4)
 
 
-def inspection_of(strategy: Strategy, shapes, lost=(), found=None) -> Inspection:
-    """What a checkpoint is that a strategy describes; the files of some ranks are lost."""
+def checkpoint_of(strategy: Strategy, shapes, lost=()) -> Checkpoint:
+    """A checkpoint that a strategy describes; the files of some ranks are lost."""
     catalog = slice_catalog(strategy, shapes)
     files = {rank: file for rank, file in catalog.files.items() if rank not in lost}
-    return inspection_of_files(files, strategy, found)
-
-
-def inspection_of_files(files, strategy, found=None) -> Inspection:
-    catalog = Catalog("run", files)
-    found = Diagnostics("inspect") if found is None else found
-    checkpoint = checkpoint_in_memory(catalog, strategy, unlisted="first")
-    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
-    return describe_checkpoint(Facts(catalog, catalog, found, strategy, checkpoint))
+    return checkpoint_in_memory(Catalog("run", files), strategy, unlisted="first")
 
 
 def summary_of(strategy: Strategy, shapes, lost=()) -> Summary:
     """The tensors of such a checkpoint."""
-    return inspection_of(strategy, shapes, lost).summary
+    return summarize(checkpoint_of(strategy, shapes, lost))
+
+
+def completeness_of(checkpoint: Checkpoint, found=None) -> Completeness:
+    """Whether a checkpoint is complete, as its headers tell it."""
+    found = Diagnostics("inspect") if found is None else found
+    found.add(*run_checks(replace(checkpoint, is_refused=True), "inspect"))
+    return assess(checkpoint, summarize(checkpoint), found)
 
 
 def patterns(summary: Summary) -> list[tuple[str, tuple[str, ...], int]]:
@@ -134,7 +129,8 @@ def test_weights_optimizer_state_and_single_values_are_counted_apart():
         rank: next(iter(catalog_of({rank: {**shapes(file), "step": (1,)}}).files.values()))
         for rank, file in catalog.files.items()
     }
-    amounts = inspection_of_files(files, strategy_of(layouts)).summary.amounts
+    catalog = Catalog("run", files)
+    amounts = summarize(checkpoint_in_memory(catalog, strategy_of(layouts))).amounts
     assert amounts.weights == Amount(2, 40, 160, {"Float32": 40})
     assert amounts.optimizer_state == Amount(1, 32, 128, {"Float32": 32})
     assert (amounts.other.tensors, amounts.other.parameters) == (1, 1)
@@ -202,22 +198,22 @@ def parallelism_of(layouts):
 
 
 def test_a_checkpoint_with_every_slice_is_complete():
-    done = inspection_of(
-        strategy_of({"w": ROWS, "b": WHOLE}), {"w": (8, 4), "b": (8,)}
-    ).completeness
+    strategy = strategy_of({"w": ROWS, "b": WHOLE})
+    done = completeness_of(checkpoint_of(strategy, {"w": (8, 4), "b": (8,)}))
     assert (done.complete, done.replicas, done.missing_ranks) == (True, (4, 8), ())
 
 
 def test_a_lost_rank_with_replicas_is_named_and_nothing_is_missing():
-    done = inspection_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, lost=(3,)).completeness
+    done = completeness_of(checkpoint_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, lost=(3,)))
     assert (done.complete, done.missing_ranks, done.replicas) == (True, (3,), (3, 4))
 
 
 def test_lost_slices_make_it_incomplete():
     strategy = strategy_of({"w": ROWS, "b": WHOLE})
-    done = inspection_of(strategy, {"w": (8, 4), "b": (8,)}, lost=(1, 3, 5, 7)).completeness
+    lost = (1, 3, 5, 7)
+    done = completeness_of(checkpoint_of(strategy, {"w": (8, 4), "b": (8,)}, lost))
     assert (done.complete, done.missing_tensors) == (False, ("w",))
-    assert done.missing_ranks == (1, 3, 5, 7)
+    assert done.missing_ranks == lost
 
 
 @pytest.mark.parametrize(
@@ -227,13 +223,13 @@ def test_lost_slices_make_it_incomplete():
 def test_what_was_found_decides_whether_it_is_complete(code, expected):
     found = Diagnostics("inspect")
     found.add(Diagnostic(code, "found elsewhere"))
-    done = inspection_of(strategy_of({"w": ROWS}), {"w": (8, 4)}, found=found).completeness
+    done = completeness_of(checkpoint_of(strategy_of({"w": ROWS}), {"w": (8, 4)}), found)
     assert (done.complete, code in done.complete_codes) == (expected, expected is not True)
 
 
 def test_without_a_strategy_nothing_is_said_of_slices():
     catalog = catalog_of({0: {"w": (4, 4)}, 1: {"w": (4, 4)}})
-    done = describe_checkpoint(Facts(catalog, catalog, Diagnostics("inspect"), None)).completeness
+    done = completeness_of(checkpoint_in_memory(catalog, None))
     assert (done.complete, done.replicas) == (None, None)
 
 
@@ -241,8 +237,7 @@ def test_a_damaged_file_without_replicas_is_an_error():
     files = catalog_of({0: {"w": (4, 4)}}).files
     damaged = {1: FormatError("b.ckpt", 0, "damaged")}
     catalog = Catalog("model", files, damaged=damaged, is_merged=True)
-    facts = Facts(catalog, catalog, Diagnostics("inspect"), Strategy.without_layouts())
-    done = describe_checkpoint(facts).completeness
+    done = completeness_of(checkpoint_in_memory(catalog, None))
     assert (done.complete, done.unreadable_ranks) == (False, (1,))
 
 

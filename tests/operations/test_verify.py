@@ -2,28 +2,21 @@
 
 import json
 import os
-import shutil
 import struct
 
 import numpy as np
 import pytest
 
-import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.slicing import LayoutSlicing
-from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.numbers import decode
-from tests.support.checkpoints import ROWS, cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import mentions, message, run, run_well, stay_small
-from tests.support.corpus import GOLDEN, SAMPLES, case_facts
-from tests.support.damage import cut_short, flipped
-from tests.support.diagnostics import graded
-from tests.support.readers import Entry, entry_of, rank_file
-from tests.support.reports import STATES, check, kinds, plain, ranks_of, the_finding, verify, whole
+from tests.support.checkpoints import cut, strategy_of, write_file, write_ranks
+from tests.support.commands import message, run, stay_small
+from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry, entry_of
+from tests.support.reports import check, ranks_of, the_finding, verify, whole
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
-ODD = ["dtypes_saved_not_loaded", "encrypted_cbc", "encrypted_gcm", "params_outside_strategy",
-       "special_float_bits"]  # fmt: skip
 
 
 def numbers(shape, values, fill=1.0):
@@ -46,208 +39,7 @@ def test_nothing_is_wrong_with_a_whole_checkpoint(tmp_path, format, deep):
     assert (report.ranks, report.tensors) == ((0, 1, 2, 3), 4)
 
 
-CASES = [path.name for path in sorted(GOLDEN.iterdir()) if list(path.glob("src_strategy*"))]
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ODD])
-def test_nothing_is_wrong_with_what_mindspore_saved(name):
-    strategy = min(GOLDEN.joinpath(name).glob("src_strategy*"))
-    run_well("verify", GOLDEN / name / "src", "-s", strategy, "--deep")
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "params_outside_strategy"])
-def test_samples_find_nothing_wrong_with_what_mindspore_saved(tmp_path, name):
-    words = [GOLDEN / name / "src", "-s", min(GOLDEN.joinpath(name).glob("src_strategy*"))]
-    if key := case_facts(name).get("enc_key"):
-        pytest.importorskip("cryptography")
-        (tmp_path / "key").write_text(key, encoding="ascii")
-        words += ["--dec-key-file", tmp_path / "key"]
-    assert ": the headers and samples are right (" in run_well("verify", *words).stdout
-
-
-@pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize("shape", [(8, 4), (3,)])
-def test_what_is_not_listed_and_differs_is_a_warning(tmp_path, shape, deep):
-    ranks = ranks_of(whole())
-    for rank, tensors in ranks.items():
-        tensors["frozen"] = noise(f"frozen {rank // 2}", "Float32", shape)
-    (found,) = check(tmp_path, ranks, deep=deep).findings
-    assert (found.code, found.tensor) == ("unlisted", "frozen")
-    assert "rank" in found.facts
-
-
-def test_nan_names_the_ranks_that_hold_it(tmp_path):
-    ranks = ranks_of(whole())
-    ranks[2]["w"] = numbers((4, 3), {(3, 1): float("nan")})
-    found = check(tmp_path, ranks, deep=True).findings
-    assert {one.code: one.ranks for one in found} == {"replica": (2, 3), "nan": (2,)}
-
-
-@pytest.mark.parametrize("deep", [False, True])
-def test_slices_of_one_value_are_no_evidence_against_a_handwritten_strategy(tmp_path, deep):
-    """A LoRA checkpoint of step 0: the matrix B is all zero, and a bias all one."""
-    held = {
-        rank: {
-            "lora_a": noise(f"a{rank}", "Float32", (4, 8)),
-            "lora_b": entry_of(np.zeros((4, 8), "<f4")),
-            "bias": numbers((4,), {}),
-        }
-        for rank in range(4)
-    }
-    write_ranks(tmp_path / "run", held, "ckpt")
-    path = tmp_path / "hand.yaml"
-    path.write_text("ckpttool_strategy: 1\nranks: 4\nparameters:\n  '*': {axis: 0}\n")
-    result = run("verify", tmp_path / "run", "-s", path, *["--deep"] * deep)
-    assert "equal_slices" not in message(result)
-    assert result.exit_code == deep  # every byte of lora_b is read, and found to be zero
-    assert ("warning[zero]: lora_b" in message(result)) == deep
-
-
-def test_slices_of_a_hidden_optimizer_shard_are_no_replicas_that_differ():
-    words = [SAMPLES / "opt_aggregated" / "ckpt", "-s", SAMPLES / "opt_aggregated" / "strategy"]
-    result = run_well("verify", *words, "--deep")
-    assert "note: 6 parameters are sharded as shapes show, not as in the" in result.stderr
-
-
-def test_advice_that_is_for_other_commands_is_left_out(tmp_path):
-    words = ["-s", CASE / "src_strategy.ckpt"]
-    out = tmp_path / "new"
-    run_well("reshard", CASE / "src", *words, "-d", CASE / "dst_strategy.ckpt", "-o", out)
-    advice = "Try: --optimizer-shard 1 if replicas diverged"
-    assert advice in message(run("merge", out, *words, "-o", tmp_path / "m.ckpt"))
-    for command in (["inspect"], ["verify", "--deep"]):
-        told = message(run(*command, out, *words))
-        assert "that the strategy does not list" in told
-        assert advice not in told
-
-
-def test_replicas_that_differ_are_told_with_what_can_be_done(tmp_path):
-    ranks = ranks_of(whole())
-    ranks[3]["w"] = ranks[3]["w"]._replace(data=flipped(ranks[3]["w"].data, -1))
-    report = check(tmp_path, ranks, deep=True)
-    first, *others = (one for one in report.findings if one.code == "replica")
-    hint = "move the file of the damaged rank away; `ckpttool help replica` explains"
-    assert first.lines[-1] == f"Try: {hint}"
-    assert not any(one.hint for one in others)
-    assert not report.notes
-
-
-def test_states_and_vectors_that_are_all_zero_are_told_in_a_note_only(tmp_path):
-    entries = whole()
-    for name in ("adam_m.w", "bias"):
-        entries[name] = numbers(entries[name].shape, {}, fill=-0.0)
-    report = check(tmp_path, ranks_of(entries), deep=True)
-    assert not report.findings
-    assert [note.code for note in report.notes] == ["zero_state"]
-    assert "adam_m.w, bias" in report.notes[0].text
-
-
-def test_a_checkpoint_without_redundancy_is_told_to_be_one(tmp_path):
-    ranks = ranks_of(whole())
-    del ranks[0]["w"], ranks[1]["adam_m.w"], ranks[1]["bias"]
-    ranks[3] = {}
-    report = check(tmp_path, ranks, deep=True)
-    assert not report.findings
-    assert [note.code for note in report.notes] == ["deduplicated", "deduplicated"]
-    assert "saved without redundancy" in report.notes[0].text
-
-
-# --------------------------------------------------------------------------------- from headers
-
-
-@pytest.mark.parametrize("gone", [2, 3])
-def test_a_missing_rank_is_a_warning_if_others_have_its_slices(tmp_path, gone):
-    ranks = ranks_of(whole())
-    del ranks[gone]
-    found = the_finding(check(tmp_path, ranks), "missing_replica", "warning")
-    assert f"rank {gone}: no checkpoint file found" in found.text
-    assert found.text.endswith(f"are read from replicas: rank {5 - gone}")
-    assert found.ranks == (gone,)
-
-
-def test_slices_that_nobody_has_are_an_error_with_the_ranks(tmp_path):
-    ranks = ranks_of(whole())
-    del ranks[2], ranks[3]
-    found = check(tmp_path, ranks).findings
-    assert {(one.code, one.ranks) for one in found} == {("missing", (2, 3))}
-    assert [one.tensor for one in found] == ["w", "adam_m.w", "bias"]
-
-
-def test_a_strategy_of_another_run_is_found(tmp_path):
-    ranks = ranks_of(whole())
-    found = the_finding(check(tmp_path, {**ranks, 4: ranks[0]}), "strategy")
-    assert found.ranks == (4,)
-    report = verify(str(tmp_path), strategy_of({"other": ROWS}))
-    assert ("error", "strategy") in kinds(report)
-
-
-@pytest.mark.parametrize("deep", [False, True])
-def test_ranks_of_different_steps_are_told_by_what_they_hold(tmp_path, deep):
-    ranks = ranks_of(whole())
-    ranks[2]["global_step"] = Entry("Int32", (), struct.pack("<i", 8))
-    found = the_finding(check(tmp_path, ranks, deep=deep), "mixed_steps")
-    assert found.ranks == (2,)
-    assert "global_step" in found.text
-    assert "not of one step" in found.text
-
-
-def test_ranks_without_a_common_step_are_told_by_their_names(tmp_path):
-    for rank, step in ((0, 1), (1, 2)):
-        write_file(tmp_path / f"rank_{rank}" / f"net-{step}_1.ckpt", whole(), "ckpt")
-    found = the_finding(verify(tmp_path, STATES), "mixed_steps")
-    assert "step 1_1 is not on rank 1" in found.text
-
-
-def test_a_newer_step_that_some_ranks_lack_is_a_warning(tmp_path):
-    for step in (9, 10):
-        for rank, entries in ranks_of(whole()).items():
-            if step == 9 or rank:
-                write_file(tmp_path / f"rank_{rank}" / f"net-1_{step}.ckpt", entries, "ckpt")
-    report = verify(tmp_path, STATES)
-    assert report.step == "1_9"
-    found = the_finding(report, "older_step", "warning")
-    assert "step 1_10 is not on rank 0" in found.text
-
-
-def test_single_numbers_that_differ_are_found_without_reading_the_rest(tmp_path):
-    ranks = ranks_of({**whole(), "scale": Entry("Float32", (1,), bytes(4))})
-    ranks[3]["scale"] = Entry("Float32", (1,), struct.pack("<f", 2.0))
-    found = the_finding(check(tmp_path, ranks), "unlisted", "warning")
-    assert (found.tensor, found.ranks, found.count) == ("scale", (3,), 1)
-
-
 # ----------------------------------------------------------------------------------- from the data
-
-
-def test_replicas_that_differ_are_located(tmp_path):
-    ranks = ranks_of(whole())
-    data = bytearray(ranks[3]["w"].data)
-    data[4 * (2 * 3 + 1)] ^= 1
-    data[-1] ^= 1
-    ranks[3]["w"] = ranks[3]["w"]._replace(data=bytes(data))
-    assert the_finding(check(tmp_path, ranks), "replica").ranks == (2, 3)  # by samples
-    found = the_finding(verify(tmp_path, STATES, deep=True), "replica")
-    assert found == Diagnostic(
-        "replica",
-        "replicas differ",
-        hint="move the file of the damaged rank away; `ckpttool help replica` explains",
-        facts="2 of 12 elements of the slice; rank 2 differs from rank 3; "
-        "first at (6, 1) of (8, 3)",
-        tensor="w",
-        ranks=(2, 3),
-        count=2,
-        first=(6, 1),
-    )
-
-
-def test_samples_find_the_strategy_of_another_run_as_merge_does(tmp_path):
-    strategy = CASE / "dst_strategy.ckpt"
-    result = run("verify", CASE / "src", "-s", strategy)
-    assert result.exit_code == 1
-    text = rf"error\[contradicted\]: {strategy}: layer1.weight, .* and 9 more: sharded further in"
-    assert not mentions(message(result), text)
-    merged = run("merge", CASE / "src", "-s", strategy, "-o", tmp_path / "m.h5")
-    assert not mentions(message(merged), text)
 
 
 def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, monkeypatch):
@@ -265,27 +57,6 @@ def test_to_locate_nan_in_every_slice_takes_no_look_at_all_the_others(tmp_path, 
     (finding,) = verify(tmp_path, strategy, deep=True).findings
     assert (finding.code, finding.count, finding.first) == ("nan", ranks, (0,))
     assert len(looks) < 10 * ranks
-
-
-@pytest.mark.parametrize("engine", ["inline", "threads:3"])
-def test_nan_and_infinity_are_counted_once_and_located(tmp_path, engine):
-    entries = whole()
-    nan, inf = float("nan"), float("-inf")
-    entries["w"] = numbers((8, 3), {(1, 2): nan, (5, 0): nan, (7, 1): nan, (6, 2): inf})
-    write_ranks(tmp_path, ranks_of(entries), "hdf5")
-    with ckpttool.open_engine(engine) as executor:
-        report = verify(tmp_path, STATES, deep=True, executor=executor)
-    assert [(*graded(f), f.ranks, f.count, f.first) for f in report.findings] == [
-        ("warning", "nan", (0, 1, 2, 3), 3, (1, 2)),
-        ("warning", "infinite", (2, 3), 1, (6, 2)),
-    ]
-    assert (
-        report.findings[0].text
-        == "w: elements are NaN\n  3 of 24 elements; ranks 0-3; first at (1, 2)"
-    )
-    assert (
-        "w: elements are infinite\n  1 of 24 elements; ranks 2, 3; first" in report.findings[1].text
-    )
 
 
 @pytest.mark.parametrize(
@@ -322,168 +93,7 @@ def test_bits_of_integers_are_never_nan(tmp_path, dtype):
     assert not verify(str(tmp_path / "m.ckpt"), deep=True).findings
 
 
-def test_a_weight_that_is_all_zero_is_a_warning(tmp_path):
-    entries = {**whole(), "w": numbers((8, 3), {}, fill=0.0)}
-    found = the_finding(check(tmp_path, ranks_of(entries), deep=True), "zero", "warning")
-    assert (found.tensor, found.ranks, found.count) == ("w", (0, 1, 2, 3), 24)
-
-
-def test_a_slice_that_is_all_zero_beside_others_that_are_not_is_a_warning(tmp_path):
-    """As a file is that was made and never filled."""
-    entries = whole()
-    entries["w"] = numbers((8, 3), dict.fromkeys(range(4, 8), 0.0))
-    entries["adam_m.w"] = entries["w"]  # of a state it means nothing: an expert that was not asked
-    found = the_finding(check(tmp_path, ranks_of(entries), deep=True), "zero", "warning")
-    assert (found.tensor, found.ranks, found.count) == ("w", (2, 3), 12)
-    assert found.text == "w: all elements of some ranks are zero\n  ranks 2, 3"
-
-
-@pytest.mark.parametrize("differ", [False, True])
-def test_a_parameter_of_several_stages_should_be_the_same_in_each(tmp_path, differ):
-    strategy = strategy_of({"e": ROWS}, {"e": Layout((4,), ((), (0,)))})
-    ranks = cut({"e": plain("e", 8, 4)}, strategy)
-    if differ:
-        data = bytearray(ranks[6]["e"].data)
-        data[4 * 5] ^= 1
-        ranks[6]["e"] = ranks[6]["e"]._replace(data=bytes(data))
-    report = check(tmp_path, ranks, strategy, deep=True)
-    if not differ:
-        assert not report.findings
-        return
-    found = the_finding(report, "replica")
-    assert found.lines == (
-        "e: stages differ",
-        "1 of 32 elements; ranks 0-3 differ from ranks 4-7; first at (5, 2)",
-        "Try: move the file of the damaged rank away; `ckpttool help replica` explains",
-    )
-
-
-def test_the_data_of_every_stage_is_read(tmp_path):
-    strategy = strategy_of({"e": ROWS}, {"e": ROWS})
-    ranks = cut({"e": plain("e", 8, 4)}, strategy)
-    for rank in (6, 7):
-        ranks[rank]["e"] = numbers((4, 4), {(0, 3): float("nan")})
-    report = check(tmp_path, ranks, strategy, deep=True)
-    assert sorted(kinds(report)) == [("error", "replica"), ("warning", "nan")]
-    assert report.findings[1].first == (4, 3)
-
-
-def test_unlisted_parameters_are_compared_over_all_ranks(tmp_path):
-    ranks = ranks_of({**whole(), "rng": noise("rng", "Int8", (5,))})
-    ranks[1]["rng"] = noise("other", "Int8", (5,))
-    assert not check(tmp_path, ranks).findings
-    report = verify(tmp_path, STATES, deep=True)
-    found = the_finding(report, "unlisted", "warning")
-    assert (found.tensor, found.ranks, found.hint) == ("rng", (1,), "`ckpttool help unlisted`")
-
-
-def test_full_tensors_in_every_file_are_found_although_the_strategy_cuts(tmp_path):
-    full = {"w": plain("w", 8, 3), "adam_m.w": plain("m", 8, 3), "bias": plain("b", 8)}
-    everywhere = dict.fromkeys(range(4), full)
-    found = check(tmp_path, everywhere, deep=True).findings
-    assert [(one.code, one.tensor) for one in found] == [
-        ("equal_slices", name) for name in ("w", "adam_m.w", "bias")
-    ]
-    assert all("merge or split with --replicated" in one.text for one in found)
-    assert not verify(tmp_path, STATES).findings  # a conversion would not refuse it
-    assert not verify(tmp_path, STATES, deep=True, ignore=["equal_slices"]).findings
-
-
-# ------------------------------------------------------------------------ without a strategy
-
-
-def test_without_a_strategy_only_files_by_themselves_are_verified(tmp_path):
-    ranks = ranks_of(whole())
-    ranks[2]["w"] = numbers((4, 3), {(3, 1): float("nan")})
-    report = check(tmp_path, ranks, None, deep=True)
-    found = the_finding(report, "nan", "warning")
-    assert (found.ranks, found.first) == ((2,), (3, 1))
-    assert report.notes[0].text.startswith("without a strategy every rank is verified by itself")
-
-
-def test_where_every_rank_holds_everything_all_replicas_are_compared(tmp_path):
-    ranks = {rank: whole() for rank in range(3)}
-    assert not check(
-        tmp_path / "a", ranks, None, options=ckpttool.ResolveOptions(replicated=True), deep=True
-    ).findings
-    ranks[1]["w"] = numbers((8, 3), {})
-    ranks[2]["bias"] = plain("b", 7)
-    report = check(
-        tmp_path / "b", ranks, None, options=ckpttool.ResolveOptions(replicated=True), deep=True
-    )
-    assert [(*graded(f), f.tensor) for f in report.findings] == [
-        ("error", "replica", "w"),
-        ("error", "shape", "bias"),
-    ]
-    assert report.findings[0].ranks == (1,)
-
-
-def test_a_strategy_for_several_ranks_is_not_that_of_one_file(tmp_path):
-    write_file(tmp_path / "m.ckpt", whole(), "ckpt")
-    with pytest.raises(PlanError, match=r"merged, but src\.ckpt is for 4 ranks\n.*without -s"):
-        verify(str(tmp_path / "m.ckpt"), STATES)
-
-
 # ------------------------------------------------------------------------------ the command line
-
-
-@pytest.fixture
-def source(tmp_path):
-    return shutil.copytree(CASE / "src", tmp_path / "src")
-
-
-def words(source, *more):
-    return ["verify", source, "-s", CASE / "src_strategy.ckpt", *more]
-
-
-def test_a_clean_checkpoint_is_one_line_and_exit_code_0(source):
-    result = run(*words(source))
-    assert result.exit_code == 0
-    assert result.stdout == (
-        f"OK: {source}: the headers and samples are right (8 ranks, step 2_10, 21 tensors, "
-        "220.0 KiB; --deep reads all data)\n"
-    )
-    assert result.stderr == ""
-    assert "all data read" in run(*words(source, "--deep")).stdout
-
-
-def test_findings_are_a_summary_and_a_line_each_and_exit_code_1(source):
-    path = cut_short(rank_file(source, 2))
-    result = run(*words(source))
-    assert result.exit_code == 1
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith(f"error: {source}: 1 error (7 ranks, step 2_10, 21 tensors, ")
-    facts = "byte 28091: expected 73 bytes from there, found 68"
-    assert lines[1:] == [
-        f"error[damaged_replica]: {path}: the file is cut short or damaged",
-        f"  {facts}; all slices are read from replicas: ranks 0, 3",
-        "  Try: copy the file again from where it was saved",
-    ]
-    assert result.stderr == ""
-
-
-def test_quiet_prints_what_is_wrong_and_nothing_else(source):
-    result = run(*words(source, "--deep", "-q"))
-    assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
-    cut_short(rank_file(source, 2))
-    loud, result = run(*words(source)), run(*words(source, "-q"))
-    assert (result.stdout, result.exit_code) == (loud.stdout, 1)
-
-
-def test_the_document_of_verify(source):
-    cut_short(rank_file(source, 2))
-    shutil.rmtree(source / "rank_7")
-    result = run(*words(source, "--json", "--deep"))
-    assert result.exit_code == 1
-    document = json.loads(result.stdout)
-    assert document["schema"] == 1
-    assert (document["clean"], document["deep"]) == (False, True)
-    assert (document["errors"], document["warnings"]) == (1, 1)
-    assert document["ranks"] == [0, 1, 3, 4, 5, 6]
-    keys = ["severity", "code", "text", "facts", "hint", "tensor", "ranks"]
-    assert [list(finding) for finding in document["findings"]] == [[*keys, "path", "offset"], keys]
-    clean = json.loads(run(*words(CASE / "src", "--json")).stdout)
-    assert (clean["clean"], clean["findings"], clean["notes"]) == (True, [], [])
 
 
 def test_a_long_list_is_cut_and_says_so(tmp_path):
@@ -505,52 +115,6 @@ def test_a_long_list_is_cut_and_says_so(tmp_path):
     assert [one["tensor"] for one in document["findings"]] == [*entries]
 
 
-def test_ignored_warnings_are_notes_and_exit_code_0(tmp_path):
-    write_file(tmp_path / "m.ckpt", {"w": numbers((2,), {0: float("inf")})}, "ckpt")
-    assert run("verify", tmp_path / "m.ckpt", "--deep").exit_code == 1
-    result = run("verify", tmp_path / "m.ckpt", "--deep", "--ignore", "infinite")
-    assert result.exit_code == 0
-    assert (
-        result.stderr
-        == "note: w: elements are infinite\n  1 of 2 elements; rank 0; first at (0,)\n"
-    )
-    assert run("verify", tmp_path / "m.ckpt", "--ignore", "damaged").exit_code == 2
-
-
-def test_warnings_can_be_ignored_and_errors_cannot(source):
-    cut_short(rank_file(source, 2))
-    shutil.rmtree(source / "rank_7")
-    result = run(*words(source, "--json", "--ignore", "missing_replica", "--ignore", "nan"))
-    document = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert [finding["code"] for finding in document["findings"]] == ["damaged_replica"]
-    assert (document["errors"], document["warnings"], document["clean"]) == (1, 0, False)
-    (note,) = document["notes"]
-    assert note["code"] == "missing_replica"
-    assert note["text"].startswith("rank 7: no checkpoint file found")
-    result = run(*words(source, "--ignore", "damaged_replica"))
-    assert result.exit_code == 2
-    assert mentions(message(result), "'damaged_replica' is not one of .*missing_replica") == []
-
-
-def test_what_stops_verify_has_another_exit_code_than_1(source, tmp_path, monkeypatch):
-    assert run("verify", tmp_path / "nothing").exit_code == 2
-    assert run(*words(source, "--replicated")).exit_code == 2
-    assert run("verify", source, "-s", GOLDEN / "PROVENANCE.md").exit_code == 4
-    (tmp_path / "empty").mkdir()
-    assert run("verify", tmp_path / "empty").exit_code == 5
-
-    import ckpttool.discovery.scan as module
-
-    def fail(*_, **__):
-        raise PermissionError(13, os.strerror(13), "src")
-
-    monkeypatch.setattr(module, "_find", fail)
-    result = run("verify", source)
-    assert result.exit_code == 3
-    assert message(result).startswith("error[unreadable]: src: Permission denied")
-
-
 def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):
     write_file(tmp_path / "m.ckpt", {"a\x1b[2J": numbers((2,), {0: float("nan")})}, "ckpt")
     result = run("verify", tmp_path / "m.ckpt", "--deep")
@@ -561,3 +125,13 @@ def test_names_with_escape_sequences_are_not_printed_raw(tmp_path):
 @pytest.mark.big
 def test_memory_of_a_deep_look_does_not_grow_with_the_tensor(tmp_path):
     stay_small(tmp_path, "verify", str(tmp_path / "src"), "--deep")
+
+
+def test_a_folder_that_cannot_be_read_stops_verify(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(13, os.strerror(13), "src")
+
+    monkeypatch.setattr("ckpttool.discovery.scan._find", fail)
+    result = run("verify", tmp_path)
+    assert result.exit_code == 3
+    assert message(result).startswith("error[unreadable]: src: Permission denied")

@@ -21,10 +21,9 @@ from tests.support.checkpoints import (
     cut,
     noise,
     strategy_of,
-    write_file,
     write_ranks,
 )
-from tests.support.commands import message, run, run_well
+from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.in_memory import (
     carry_out,
@@ -72,23 +71,6 @@ def test_reshard_and_split_do_the_same_and_count_it(tmp_path, choice):
     assert (choice == "drop") == ("adam_m" not in {name.partition(".")[0] for name in ranks[0]})
 
 
-def test_people_are_told_how_many_and_how_large(tmp_path):
-    words = ["reshard", CASE / "src", *WORDS, "-o", tmp_path / "out"]
-    told = message(run_well(*words))
-    text = "not in the target strategy, sharded like their parameters: "
-    assert f"{text}24 optimizer states, 28.4 KiB (adam_m." in told
-    told = message(run_well(*words, "--overwrite", "--not-in-target", "drop"))
-    assert "not in the target strategy, left out: 24 parameters, 28.4 KiB (adam_m." in told
-
-
-def test_another_choice_is_named_when_a_run_is_resumed(tmp_path):
-    words = ["reshard", CASE / "src", *WORDS, "-o", tmp_path / "out"]
-    run_well(*words)
-    result = run(*words, "--resume", "--not-in-target", "full")
-    assert result.exit_code == 5
-    assert "--not-in-target" in message(result)
-
-
 def test_the_python_interface_has_the_choice_too(tmp_path):
     catalog, target = ckpttool.scan(str(CASE / "src")), str(CASE / "dst_strategy.ckpt")
     strategies = [ckpttool.read_strategy([str(WORDS[1])]), ckpttool.read_strategy([target])]
@@ -99,22 +81,6 @@ def test_the_python_interface_has_the_choice_too(tmp_path):
         output_options=ckpttool.OutputOptions(not_in_target="drop"),
     )
     assert plan.not_listed.sizes["dropped"] == (24, 29056)
-
-
-def test_what_a_person_says_of_all_others_is_said_of_states(tmp_path):
-    """``otherwise: replicated`` lists them."""
-    entries = {name: noise(name, "Float32", (8, 3)) for name in ("w", "adam_m.w")}
-    write_file(tmp_path / "m.ckpt", entries, "ckpt")
-    (tmp_path / "d.yaml").write_text(
-        "ckpttool_strategy: 1\nranks: 2\notherwise: replicated\nparameters:\n  w: {axis: 0}\n"
-    )
-    for choice in CHOICES:
-        words = ["-d", tmp_path / "d.yaml", "--not-in-target", choice, "--format", "ckpt", "--json"]
-        result = run_well("split", tmp_path / "m.ckpt", *words, "-o", tmp_path / choice)
-        held = read_ranks(tmp_path / choice)[1]
-        assert (held["w"].shape, held["adam_m.w"].shape) == ((4, 3), (8, 3))
-        kinds = json.loads(result.stdout)["not_in_target"]
-        assert all(kinds[kind]["tensors"] == 0 for kind in ("followed", "full", "dropped"))
 
 
 # --------------------------------------------------------------- split(merge(x)) = reshard(x)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,69 +9,13 @@ import pytest
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning import preflight
-from tests.support.checkpoints import create_file, noise, write_file
+from tests.support.checkpoints import create_file
 from tests.support.commands import files_below, mentions, message, run, run_well
-from tests.support.corpus import GOLDEN, SAMPLES
+from tests.support.corpus import GOLDEN
 
-SOURCE = SAMPLES / "files" / "crc.ckpt"
 CASE = GOLDEN / "safetensors_pipeline"
 SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
 BLOCK = 512
-
-
-# ------------------------------------------------------------------------------ places of outputs
-
-
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        ("in.ckpt", "in.ckpt is an input of this run\n  Try: -o with another path"),
-        ("link.ckpt", "link.ckpt is an input of this run\n  Try: -o with another path"),
-        ("pipe.ckpt", "pipe.ckpt is a device or a pipe\n  Try: -o with the name of a file"),
-        ("folder.ckpt", "folder.ckpt is a folder\n  Try: -o with the name of a file"),
-    ],
-)
-def test_what_overwrite_would_not_replace_is_not_said_to_be_replaced(
-    output, said, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(SOURCE, "in.ckpt")
-    Path("in.ckpt.ckpttool.json").touch()
-    Path("link.ckpt").symlink_to("in.ckpt")
-    Path("folder.ckpt").mkdir()
-    os.mkfifo("pipe.ckpt")
-    result = run("merge", "in.ckpt", "-o", output)
-    assert (result.exit_code, result.stderr) == (5, f"error[destination]: {said}\n")
-
-
-def test_outputs_that_are_all_inputs_are_told_together_and_before_what_exists(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(GOLDEN / "reshard_8_to_4" / "src", "src")
-    strategies = [GOLDEN / "reshard_8_to_4" / f"{side}_strategy.ckpt" for side in ("src", "dst")]
-    words = ["-s", strategies[0], "-d", strategies[1], "--format", "ckpt"]
-    run_well("reshard", "src", *words, "-o", "new")
-    result = run("reshard", "new", "-s", strategies[1], *words[2:], "-o", "new")
-    names = ", ".join(f"new/rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(3))
-    said = f"4 outputs are inputs of this run {names} and 1 more Try: -o with another path"
-    assert said in message(result)
-    assert "--overwrite" not in message(result)
-
-
-def test_what_is_wrong_is_told_rather_than_that_an_output_exists(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    case = GOLDEN / "reshard_8_to_4"
-    words = ["reshard", case / "src", "-s", case / "src_strategy.ckpt"]
-    words += ["-d", case / "dst_strategy.ckpt", "-o", "out"]
-    run_well(*words)
-    Path("out/rank_1/checkpoint_1.h5").write_text("changed")
-    result = run(*words, "--resume")
-    assert result.stderr.splitlines() == [
-        "error[destination]: out: 1 output changed since written",
-        "  out/rank_1/checkpoint_1.h5",
-        "  Try: --resume --overwrite",
-    ]
 
 
 # --------------------------------------------------------------------------------- room on the disk
@@ -162,14 +103,3 @@ def test_what_is_new_replaces_nothing(tmp_path, free):
     assert "too little space" in message(result)
     assert "what is replaced" not in message(result)
     assert not files_below(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["llama-3.1", "my model"])
-def test_another_format_is_proposed_by_suffix_only_if_the_name_has_one(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_file(Path("in.ckpt"), {"w/": noise("w", "Float32", (4,))}, "ckpt")
-    result = run("merge", "in.ckpt", "-o", name, "--format", "hdf5")
-    assert not mentions(message(result), r"Try: --format ckpt, or --format safetensors$")
-    result = run("merge", "in.ckpt", "-o", f"{name}.h5")
-    end = "'" if " " in name else ""
-    assert not mentions(message(result), rf"Try: -o {end}{name}.ckpt{end}, or -o {end}{name}.safet")

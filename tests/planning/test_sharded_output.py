@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +24,12 @@ from tests.support.checkpoints import (
     noise,
     slice_catalog,
     with_names,
-    write_file,
 )
 from tests.support.commands import SUFFIXES, files_below, message, run, run_well
 from tests.support.corpus import GOLDEN
-from tests.support.damage import flip_byte
 from tests.support.in_memory import full_tensors, merge_in_memory
 from tests.support.manifests import UNFINISHED
-from tests.support.readers import read, read_indexed, read_ranks, write_ckpt
+from tests.support.readers import read, read_indexed, write_ckpt
 
 CASE = GOLDEN / "safetensors_pipeline"
 SRC = [CASE / "src", "-s", CASE / "src_strategy.ckpt"]
@@ -70,13 +67,6 @@ def test_either_index_leads_to_every_tensor(tmp_path, full, format, size):
         assert read_indexed(out, index) == full
     run_well("merge", out, "-o", tmp_path / "again.ckpt")
     assert read(tmp_path / "again.ckpt") == full
-
-
-def test_names_are_those_that_loaders_look_for(tmp_path):
-    result = merge(tmp_path, "-v")
-    assert result.exit_code == 0
-    assert files_below(tmp_path) == FILES
-    assert all(name in result.stdout for name in FILES)
 
 
 @pytest.mark.parametrize("format", SUFFIXES)
@@ -153,171 +143,11 @@ def test_the_largest_index_that_is_written_is_read_and_a_larger_one_is_refused(
     run_well("merge", "in.ckpt", "-o", "c.ckpt")
 
 
-@pytest.mark.parametrize(("size", "is_told"), [("1KB", True), ("1MB", False)])
-def test_a_tensor_that_is_larger_alone_is_told(tmp_path, size, is_told):
-    result = merge(tmp_path, size=size)
-    assert result.exit_code == 0
-    assert ("larger than --max-shard-size, in files of their own" in result.stderr) == is_told
-
-
-def test_parts_have_the_mark_that_hugging_face_wants(tmp_path):
-    assert merge(tmp_path).exit_code == 0
-    for path in tmp_path.glob("*.safetensors"):
-        assert ckpttool.read_index(str(path)).attrs["format"] == "pt"
-
-
-def test_parts_have_checksums_if_they_are_asked_for(tmp_path):
-    assert merge(tmp_path, "--crc").exit_code == 0
-    told = run_well("inspect", tmp_path, "--crc").stderr
-    assert all(part in told for part in (*PARTS, "hyper_param.safetensors"))
-    assert "the checksum is right" in told
-    flip_byte(tmp_path / PARTS[1])
-    result = run("inspect", tmp_path, "--crc")
-    assert result.exit_code == 3
-    assert PARTS[1] in message(result)
-
-
 def test_the_scalars_go_where_mindspore_looks_for_them(tmp_path, full):
     assert merge(tmp_path).exit_code == 0
     golden = read(CASE / "golden" / "unified" / "hyper_param.safetensors")
     assert read(tmp_path / "hyper_param.safetensors") == golden
     assert not [name for part in PARTS for name in read(tmp_path / part) if name in golden]
-
-
-def test_the_same_input_gives_the_same_bytes(tmp_path):
-    for name in ("one", "two"):
-        assert merge(tmp_path / name, "-j", "3").exit_code == 0
-    for name in FILES:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_one_part_has_its_number_and_its_index_too(tmp_path):
-    assert merge(tmp_path, size="5GB").exit_code == 0
-    assert "model-00001-of-00001.safetensors" in files_below(tmp_path)
-
-
-def test_json_names_the_indexes(tmp_path):
-    document = json.loads(merge(tmp_path, "--json").stdout)
-    assert sorted(document["indexes"]) == [str(tmp_path / name) for name in INDEXES]
-    paths = [str(tmp_path / name) for name in (*PARTS, "hyper_param.safetensors")]
-    assert [output["path"] for output in document["outputs"]] == paths
-    assert [output["rank"] for output in document["outputs"]] == [0, 1, 2, 3, 4]
-
-
-def test_split_of_it_is_reshard_of_the_ranks(tmp_path):
-    assert merge(tmp_path / "parts").exit_code == 0
-    words = ["-d", CASE / "dst_strategy.ckpt", "--format", "safetensors", "-o"]
-    run_well("split", tmp_path / "parts", *words, tmp_path / "one")
-    run_well("reshard", *SRC, *words, tmp_path / "two")
-    assert read_ranks(tmp_path / "one") == read_ranks(tmp_path / "two")
-
-
-@pytest.mark.parametrize(
-    ("size", "nbytes"),
-    [
-        ("5GB", 5 * 10**9),
-        ("500MB", 500 * 10**6),
-        ("2GiB", 2 << 30),
-        ("1.5KB", 1500),
-        ("7B", 7),
-        (" 3 TiB", 3 << 40),
-    ],
-)
-def test_sizes_are_counted_as_hugging_face_does(size, nbytes):
-    from ckpttool.cli.params import parse_size
-
-    assert parse_size(size) == nbytes
-
-
-@pytest.mark.parametrize("size", ["5", "5Gb", "5gb", "GB", "-5GB", "0GB", "5iB", "1e9B", "", "5PB"])
-def test_what_is_no_size_is_refused(tmp_path, size):
-    result = merge(tmp_path / "out", size=size)
-    assert result.exit_code == 2
-    assert "--max-shard-size" in message(result)
-
-
-def test_a_folder_that_is_called_like_a_file_is_refused(tmp_path):
-    result = merge(tmp_path / "out.safetensors")
-    assert result.exit_code == 2
-    assert "out.safetensors: --max-shard-size writes a folder, and" in message(result)
-
-
-# --------------------------------------------------------------------------------- what is there
-
-
-def test_nothing_is_replaced_unasked(tmp_path):
-    assert merge(tmp_path).exit_code == 0
-    before = {name: (tmp_path / name).stat().st_ino for name in FILES}
-    result = merge(tmp_path)
-    assert result.exit_code == 5
-    assert f"{tmp_path} is already complete" in message(result)
-    assert {name: (tmp_path / name).stat().st_ino for name in FILES} == before
-    assert merge(tmp_path, "--overwrite").exit_code == 0
-    assert files_below(tmp_path) == FILES
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "part0.safetensors", "ms-model.safetensors.index.json"],
-)
-def test_what_a_loader_might_mix_in_is_refused(tmp_path, name):
-    write_file(tmp_path / name, {}, "ckpt")
-    result = merge(tmp_path, "--overwrite")
-    assert result.exit_code == 5
-    assert f"{tmp_path}: the folder holds files of another" in message(result)
-    assert f" {name} Try: another folder" in message(result)
-    assert files_below(tmp_path) == [name]
-
-
-def test_parts_of_an_older_set_are_refused(tmp_path):
-    assert merge(tmp_path).exit_code == 0
-    result = merge(tmp_path, "--overwrite", size="20KB")
-    assert result.exit_code == 5
-    assert "model-00001-of-00004.safetensors" in message(result)
-    assert files_below(tmp_path) == FILES
-
-
-def test_a_stale_hyper_param_is_refused_where_there_is_none_to_replace_it(tmp_path):
-    run_well("merge", CASE / "golden/unified/part0.safetensors", "-o", tmp_path / "w.ckpt")
-    write_file(tmp_path / "out" / "hyper_param.safetensors", {}, "safetensors")
-    words = ["merge", tmp_path / "w.ckpt", "-o", tmp_path / "out", "--max-shard-size", "1GB"]
-    result = run(*words, "--overwrite")
-    assert result.exit_code == 5
-    assert "hyper_param.safetensors Try: another folder" in message(result)
-
-
-def test_other_things_in_the_folder_are_left_alone(tmp_path):
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    write_file(tmp_path / "other.ckpt", {}, "ckpt")
-    assert merge(tmp_path).exit_code == 0
-    assert files_below(tmp_path) == sorted([*FILES, "config.json", "other.ckpt"])
-
-
-def test_places_are_checked_before_the_number_of_parts_is_known(tmp_path):
-    for name in INDEXES:
-        (tmp_path / name).mkdir()
-    words = ["merge", CASE / "src", "-s", CASE / "dst_strategy.ckpt"]
-    result = run(*words, "-o", tmp_path, "--max-shard-size", "5GB")
-    assert result.exit_code == 5
-    assert "param_name_map.json is a folder Try: move it away, or -o with another path" in message(
-        result
-    )
-    assert "dst_strategy.ckpt" in message(result)
-
-
-def test_the_folder_may_not_be_a_file(tmp_path):
-    (tmp_path / "out").write_text("mine", encoding="utf-8")
-    result = merge(tmp_path / "out")
-    assert result.exit_code == 5
-    assert "out is a file, not a folder Try: -o with another path" in message(result)
-
-
-def test_the_source_is_never_overwritten(tmp_path):
-    assert merge(tmp_path).exit_code == 0
-    words = ["merge", tmp_path, "-o", tmp_path, "--max-shard-size", "10KB", "--overwrite"]
-    result = run(*words)
-    assert result.exit_code == 5
-    assert "7 outputs are inputs of this run" in message(result)
 
 
 # --------------------------------------------------------------------------------- what goes wrong
@@ -384,21 +214,6 @@ def test_indexes_come_last(tmp_path):
     assert seen
     assert not [names for names in seen if known & {*names}]
     assert files_below(tmp_path) == FILES
-
-
-def test_strings_are_refused_by_safetensors_and_taken_by_others(tmp_path):
-    source = GOLDEN / "append_dict_string" / "src" / "rank_0"
-    (path,) = source.iterdir()
-    words = ["merge", path, "--replicated", "--max-shard-size", "5GB", "-o"]
-    assert run(*words, tmp_path / "a").exit_code == 5
-    run_well(*words, tmp_path / "b", "--format", "hdf5")
-    assert read_indexed_text(tmp_path / "b", "model.h5.index.json") == read(path)
-
-
-def read_indexed_text(folder, index):
-    """As `read_indexed`, for strings, whose size is that in UTF-8."""
-    document = json.loads((folder / index).read_text(encoding="utf-8"))
-    return {name: read(folder / file)[name] for name, file in document["weight_map"].items()}
 
 
 def names_by_file(plan, limit):

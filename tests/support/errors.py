@@ -2,6 +2,7 @@
 
 from ckpttool.problems import (
     AuthenticityError,
+    ChecksumError,
     CkptToolError,
     Diagnostic,
     EngineError,
@@ -54,6 +55,12 @@ EXAMPLES = [
         FormatError("a.h5", None, "no HDF5"),
         {"path": "a.h5", "offset": None, "reason": "no HDF5"},
         "a.h5: no HDF5",
+        3,
+    ),
+    (
+        ChecksumError("a.ckpt", None, "the checksum differs"),
+        {"path": "a.ckpt", "offset": None, "reason": "the checksum differs"},
+        "a.ckpt: the checksum differs",
         3,
     ),
     (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.contents import EqualContents
-from ckpttool.checkpoint.interpret import each_file
+from ckpttool.checkpoint.interpret import EachFile
 from ckpttool.checkpoint.resolve import resolve
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
@@ -44,7 +44,7 @@ def checkpoint_in_memory(catalog, strategy, content_groups=None, unlisted=None) 
             catalog=catalog,
             strategy=Strategy.without_layouts(),
             options=options,
-            records=each_file(catalog),
+            records=EachFile(catalog),
             are_joined=False,
         )
     equal = EqualContents(content_groups or {})

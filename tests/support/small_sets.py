@@ -115,14 +115,22 @@ class SmallSet:
     def stop(self, *more: str | Path, output: int = 2) -> None:
         """Leave what a run leaves that is killed while it fills this output."""
         path = self.outputs[output]
-        before = range(0, output, 2 if "--part" in more else 1)  # those of part 1/2
+        part = more[more.index("--part") + 1] if "--part" in more else "1/1"
+        number, parts = map(int, part.split("/"))
+        before = range(number - 1, output, parts)  # those of the part
+        record: dict[Path, bytes] = {}
 
         def fail() -> None:
             self.wait_for(*before)
+            record.update((one, one.read_bytes()) for one in self.record.iterdir())
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with while_filling(path, fail):
             assert self.run(*more).exit_code == 6
+        if not self.record.exists():  # a run that fails removes it, if nothing is complete
+            self.record.mkdir()
+            for one, data in record.items():
+                one.write_bytes(data)
         Path(f"{path}.partial").write_bytes(b"half of an output")
 
     def wait_for(self, *outputs: int) -> None:
@@ -169,12 +177,14 @@ def while_filling(path: Path, act: Callable[[], object]) -> Iterator[list[object
 
 
 @contextmanager
-def filled_outputs() -> Iterator[list[str]]:
-    """Yield the list of the outputs' names that are filled, in this order."""
+def filled_outputs(broken: Path | None = None) -> Iterator[list[str]]:
+    """Yield the list of the outputs' names that are filled, in this order; one may fail."""
     names: list[str] = []
 
     def fake(task):
         name = Path(task.units[0].tensor.file.path).name.removesuffix(".partial")
+        if broken is not None and name == broken.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         names.append(name) if name not in names else None
         return fill(task)
 

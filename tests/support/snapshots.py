@@ -68,18 +68,15 @@ class Transcript:
         self.add(line, stdout, result.stderr, result.exit_code)
         return result
 
-    def add(self, line: str, stdout: str, stderr: str, exit_code: int) -> None:
+    def add(
+        self, line: str, stdout: str, stderr: str, exit_code: int, program: str = "ckpttool "
+    ) -> None:
         """Add what a command has printed."""
-        self.lines += ["", f"$ ckpttool {line}"]
+        self.lines += ["", f"$ {program}{line}"]
         self.lines += self.normalise(stdout).rstrip("\n").split("\n") if stdout else []
         told = self.normalise(stderr).rstrip("\n").split("\n") if stderr else []
         self.lines += [f"2> {text}".rstrip() for text in told]
         self.lines += [f"=> exit {exit_code}"] if exit_code else []
-
-    def show(self, path: str) -> None:
-        """Add the contents of a file."""
-        text = (self.folder / path).read_text(encoding="utf-8")
-        self.lines += ["", f"$ cat {path}", *self.normalise(text).rstrip("\n").split("\n")]
 
     def quietly(self, line: str) -> None:
         """Run a command that has to succeed and is not part of the snapshot."""

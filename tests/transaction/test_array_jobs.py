@@ -1,10 +1,12 @@
-"""Array jobs as schedulers run them: parts in any order, twice, killed, requeued and mixed up."""
+"""Array jobs as schedulers run them: parts in any order, at once, and mixed up.
+
+What is said of parts one after the other is in ``sets.txt``.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +18,10 @@ import pytest
 
 import ckpttool
 from tests.support.commands import files_below, message, run, run_well
-from tests.support.small_sets import SmallSet, filled_outputs, while_filling
+from tests.support.small_sets import SmallSet, while_filling
 
 OVERWRITE = ("--overwrite",)
 RESUME = ("--resume",)
-OTHER_PARTS = "Try: the same source, step and options for all parts, or --overwrite; "
-OTHER_PARTS += "`ckpttool help parts` explains"
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -58,11 +58,6 @@ def is_whole(job):
     assert left == sorted(names)
     assert sorted(path.name for path in job.record.iterdir()) == ["lock", "stamps.json"]
     run_well("verify", job.out, "-s", job.strategy, "--deep")
-
-
-def record_of(job):
-    """Return the files of the record, without the lock."""
-    return {path.name: path.read_bytes() for path in job.record.iterdir() if path.name != "lock"}
 
 
 @pytest.mark.parametrize("order", list(permutations(["1/3", "2/3", "3/3"])))
@@ -175,175 +170,6 @@ def test_finalize_replaces_no_document_of_others(tmp_path):
     assert theirs.read_text() == "theirs"
     theirs.unlink()
     finalize(job)
-
-
-@pytest.mark.parametrize("more", [(), RESUME])
-@pytest.mark.parametrize("is_moved", [True, False])
-def test_a_killed_part_is_requeued_on_another_host(job, monkeypatch, more, is_moved):
-    """Else somebody has to look after a node that died at night."""
-    run_parts(job, "2/2")
-    job.stop("--part", "1/2")
-    text = refused(run("finalize", job.out), "--part 1/2")
-    assert "--part 2/2" not in text
-    assert "part 1 had begun" in text
-    if is_moved:
-        monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
-    with filled_outputs() as filled:
-        run_parts(job, "1/2", more=more)
-    assert filled == ["checkpoint_0.ckpt", "checkpoint_2.ckpt"][bool(more) :]
-    finalize(job)
-    is_whole(job)
-
-
-def test_a_part_that_is_requeued_after_its_end_keeps_what_it_wrote(job):
-    """Else a scheduler that repeats a job by mistake makes it fail, or writes all again."""
-    run_parts(job, "1/2", "2/2")
-    for is_finalized in (False, True):
-        finalize(job) if is_finalized else None
-        before = record_of(job)
-        with filled_outputs() as filled:
-            run_parts(job, "1/2", more=RESUME)
-        assert filled == []
-        refused(job.run("--part", "1/2"), "is already complete", "--resume")
-        assert (job.read(), job.manifest.exists()) == (job.wanted(), is_finalized)
-        assert record_of(job).keys() == before.keys()
-    is_whole(job)
-
-
-def test_a_part_with_overwrite_says_that_it_takes_a_finished_set_apart(job):
-    """Else a job that a scheduler repeats undoes the set, and no command makes it whole again."""
-    run_parts(job, "1/2", "2/2")
-    finalize(job)
-    text = message(job.run_well("--part", "1/2", *OVERWRITE))
-    assert (
-        "complete, and this part takes the set apart Try: run the other parts again, with --resume"
-        in text
-    )
-    refused(run("finalize", job.out), "--part 2/2")
-    with filled_outputs() as filled:
-        run_parts(job, "2/2", more=RESUME)
-    assert filled == []
-    finalize(job)
-    is_whole(job)
-
-
-def test_a_part_that_is_killed_after_others_is_not_finalized(job):
-    """Else a set is called whole with an output of the run before."""
-    run_parts(job, "1/2", "2/2")
-    job.stop("--part", "1/2", "--overwrite")
-    refused(run("finalize", job.out), "--part 1/2")
-    assert not job.manifest.exists()
-    run_parts(job, "1/2", more=RESUME)
-    finalize(job)
-    is_whole(job)
-
-
-# ------------------------------------------------------------- another job, in the same folder
-
-
-def test_a_job_that_may_overwrite_takes_the_folder_over(job):
-    """Else nobody gets out of a wrong path; each part of the job has the option."""
-    other = SmallSet(job.folder, "other")
-    run_parts(job, "1/2", "2/2")
-    refused(other.run("--part", "2/2"), OTHER_PARTS)
-    text = message(other.run_well("--part", "2/2", *OVERWRITE))
-    assert "parts 1/2, 2/2 were written by another run and are replaced" in text
-    refused(run("finalize", job.out), "--part 1/2")
-    refused(job.run("--part", "1/2"), "--overwrite")
-    run_parts(other, "1/2", more=OVERWRITE)
-    finalize(other)
-    is_whole(other)
-
-
-def test_a_job_takes_over_from_one_that_stopped_before_any_part_was_done(job):
-    """Else a job that failed at once blocks its folder."""
-    other = SmallSet(job.folder, "other")
-    job.stop("--part", "1/2")
-    text = refused(
-        other.run("--part", "1/2", "--resume"),
-        "another run did not end here",
-        "m.ckpt",
-    )
-    assert "Try: the same command without --resume" in text
-    run_parts(other, "2/2", "1/2")
-    finalize(other)
-    is_whole(other)
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--prefix", "x"], "--prefix"),
-        (["--format", "safetensors"], "--format"),
-        (["--crc"], "--crc"),
-        (["--rank", "0-2"], "--rank 0-2"),
-    ],
-)
-def test_a_part_with_another_option_is_refused(job, more, named):
-    """Else one node with an old script spoils a set, which nobody notices before it is loaded."""
-    run_parts(job, "1/2")
-    before = job.read(), record_of(job)
-    refused(job.run("--part", "2/2", *more), "was written by another run", named, "--overwrite")
-    refused(job.run("--part", "2/2", *more, "--resume"), "was written by another run", named)
-    assert (job.read(), record_of(job)) == before
-    run_parts(job, "2/2")
-    finalize(job)
-    is_whole(job)
-
-
-def test_a_part_with_another_strategy_is_refused(job):
-    """Else ranks hold slices of two layouts."""
-    run_parts(job, "1/2")
-    text = job.strategy.read_text()
-    before = job.read(), record_of(job)
-    job.strategy.write_text(text + " ")
-    refused(job.run("--part", "2/2"), "--overwrite")
-    refused(job.run("--part", "2/2", "--resume"), "s.json")
-    assert (job.read(), record_of(job)) == before
-    job.strategy.write_text(text)
-    run_parts(job, "2/2")
-    finalize(job)
-    is_whole(job)
-
-
-def test_a_part_after_a_source_was_saved_again_is_refused(job):
-    """Else the ranks of one set come from two steps of training."""
-    run_parts(job, "1/2")
-    saved = job.source.stat()
-    job.source.write_bytes(job.source.read_bytes())
-    os.utime(job.source, ns=(saved.st_atime_ns, saved.st_mtime_ns))
-    refused(job.run("--part", "2/2", "--resume"), "files that differ: m.ckpt")
-    refused(job.run("--part", "2/2"), "--overwrite")
-    run_parts(job, "1/2", "2/2", more=OVERWRITE)
-    finalize(job)
-    is_whole(job)
-
-
-# ------------------------------------------------------------------ another number of parts
-
-
-def test_the_number_of_parts_may_change_and_what_is_written_is_kept(job):
-    """Else a smaller queue the next day means to begin anew."""
-    run_parts(job, "1/2")
-    with filled_outputs() as filled:
-        run_parts(job, "2/3", "3/3", "1/3", more=RESUME)
-    assert filled == ["checkpoint_1.ckpt", "checkpoint_3.ckpt"]
-    finalize(job)
-    is_whole(job)
-
-
-def test_parts_of_two_numbers_are_not_finalized_before_all_of_one_are_done(job):
-    """Else a set is called whole because many parts are there."""
-    run_parts(job, "1/2")
-    run_parts(job, "2/3", "3/3", more=RESUME)
-    refused(run("finalize", job.out), "part 2 of 2 missing Try: the same command with --part 2/2")
-    assert not job.manifest.exists()
-    run_parts(job, "2/2", more=RESUME)
-    finalize(job)
-    is_whole(job)
-
-
-# ------------------------------------------------------------------- a whole run beside parts
 
 
 @pytest.mark.parametrize("parts", [1, 2])

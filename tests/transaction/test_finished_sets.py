@@ -77,32 +77,6 @@ def test_an_output_that_is_only_touched_before_the_end_of_the_run_is_good(tmp_pa
     assert filled == []
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_an_output_that_is_damaged_before_finalize_is_not_listed(tmp_path, damage):
-    """Else what happens in the hours between the parts and ``finalize`` is called written."""
-    small = SmallSet(tmp_path)
-    for part in ("1/2", "2/2"):
-        small.run_well("--part", part)
-    damage(small.outputs[0])
-    result = run("finalize", small.out)
-    assert result.exit_code == 7, message(result)
-    assert "rank_0/checkpoint_0.ckpt" in message(result)
-    assert "the same command with --part 1/2 --" in message(result)
-    assert not small.manifest.exists()
-    small.run_well("--part", "1/2", "--overwrite")
-    assert run("finalize", small.out).exit_code == 0
-    assert small.read() == small.wanted()
-
-
-@pytest.mark.parametrize("touch", TOUCHES)
-def test_an_output_that_is_touched_before_finalize_is_good(tmp_path, touch):
-    """Else a chmod between the parts and ``finalize`` costs a part."""
-    small = SmallSet(tmp_path)
-    small.run_well("--part", "1/1")
-    touch(small.outputs[0])
-    assert run("finalize", small.out).exit_code == 0
-
-
 FORMATS = ("ckpt", "hdf5", "safetensors")
 
 
@@ -304,8 +278,8 @@ def test_a_plan_that_was_put_back_makes_no_mixture(tmp_path):
 def test_a_command_of_another_plan_that_ends_at_once_costs_nothing(tmp_path):
     small, other = SmallSet(tmp_path), SmallSet(tmp_path, "b")
     small.stop(output=3)
-    other.stop(output=0)
-    Path(f"{small.outputs[0]}.partial").unlink()
+    with filled_outputs(small.outputs[0]):
+        assert other.run().exit_code == 6
     assert "3 kept, 1 written" in message(small.run_well("--resume"))
     assert small.read() == small.wanted()
 
@@ -317,22 +291,6 @@ def test_a_document_as_large_as_a_disk_is_not_read(tmp_path):
         file.truncate(1 << 40)
     assert small.run("--resume").exit_code == 5
     small.run_well("--resume", "--overwrite")
-
-
-NAMES = ["m.partial", "sub/m.ckpt.partial", "m.ckpt.partial.0123456789abcdef"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_output_does_not_have_the_name_of_a_temporary_file(tmp_path, name):
-    """Else a run of another output takes it for half-written, and removes it."""
-    small, out = SmallSet(tmp_path), tmp_path / "out" / name
-    result = run("merge", small.source, "-o", out, "--format", "ckpt")
-    assert result.exit_code == 5
-    final = out.name.partition(".partial")[0]
-    text = f"{out}: the name of a temporary file a run that writes {final} removes it"
-    assert f"{text} Try: -o {out.with_name(final)}" in message(result)
-    assert not small.out.exists()
-    run_well("merge", small.source, "-o", out.with_name(final), "--format", "ckpt")
 
 
 @pytest.mark.parametrize("more", [(), ("--resume",), ("--overwrite",), ("--resume", "--overwrite")])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.execution import execute as execute_module
-from ckpttool.execution.copy import fill
 from ckpttool.execution.execute import execute
 from ckpttool.model.layout import Layout
 from ckpttool.transaction.parts import balance
@@ -29,9 +25,8 @@ from tests.support.executors import (
     contents,
     make_plan,
     reshard_words,
-    run_with_signal,
 )
-from tests.support.manifests import LOG, PLAN, RECORD, STAMPS, listing_of, reseal
+from tests.support.manifests import LOG, PLAN, RECORD, listing_of, reseal
 
 PART_LOG = f"{RECORD}/{{}}-of-{{}}.log"
 
@@ -250,41 +245,6 @@ def commit_fails(folder, code):
     return message(result)
 
 
-def test_the_manifest_goes_before_a_part_replaces_its_first_output(tmp_path, monkeypatch):
-    run_parts(tmp_path, (1, 2), 2)
-    run_well("finalize", tmp_path)
-
-    def fail_on(rank):
-        def fail(task):
-            if f"rank_{rank}/" in task.units[0].tensor.file.path:
-                raise OSError(5, "Input/output error", "x")
-            return fill(task)
-
-        monkeypatch.setattr(execute_module, "fill", fail)
-        words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/2", "--overwrite"]
-        assert run(*words, "-j", "1").exit_code == 6
-        return [name for name in files_below(tmp_path, manifests=True) if "ckpttool" in name]
-
-    assert fail_on(0) == ["ckpttool.json"]  # no output was replaced
-    assert fail_on(2) == [PART_LOG.format(1, 2), PLAN]
-    assert not (tmp_path / STAMPS).exists()
-    text = commit_fails(tmp_path, 5)
-    runs = "Try: the same command with --part 1/2, --part 2/2, then"
-    said = "parts 1, 2 of 2 missing part 1 had begun; --resume keeps what is complete"
-    assert f"{said} {runs}" in text
-
-
-@pytest.mark.parametrize("option", [["--rank", "0-2"], ["--prefix", "x"]])
-def test_other_options_are_another_plan(tmp_path, option):
-    run_parts(tmp_path, (1,), 2)
-    result = run(*reshard_words(tmp_path, "ckpt"), "--part", "2/2", *option)
-    assert result.exit_code == 5
-    text = message(result)
-    assert f"{tmp_path}: part 1/2 was written by another run before: `ckpttool reshard" in text
-    assert f"--part 2/2 {' '.join(option)}` Try: " in text
-    assert "part 2 of 2 missing" in commit_fails(tmp_path, 5)
-
-
 def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_path):
     shutil.copytree(CASE / "src", tmp_path / "one" / "src", copy_function=shutil.copy2)
     for number, place in ((1, "one"), (2, "other")):
@@ -293,65 +253,6 @@ def test_a_source_and_a_folder_that_are_mounted_elsewhere_are_the_same_plan(tmp_
         run_well("reshard", base / "src", *strategies, "-o", base / "out", "--part", f"{number}/2")
         (tmp_path / "one").rename(tmp_path / "other") if number == 1 else None
     run_well("finalize", tmp_path / "other" / "out")
-
-
-@pytest.mark.parametrize("ends_well", [True, False])
-def test_a_part_of_another_count_replaces_outputs_by_the_same_and_parts_stay_done(
-    tmp_path, failing, ends_well
-):
-    run_parts(tmp_path, (1, 2), 2)
-    before = outputs_of(tmp_path)
-    failing(None if ends_well else "rank_3")
-    words = [*reshard_words(tmp_path, "ckpt"), "--part", "1/3", "--overwrite", "-j", "1"]
-    assert run(*words).exit_code == (0 if ends_well else 6)
-    assert (tmp_path / PART_LOG.format(1, 3)).exists()
-    run_well("finalize", tmp_path)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("ends_well", [True, False])
-def test_a_part_that_is_done_does_not_count_for_another_plan(tmp_path, failing, ends_well):
-    """Else a part that is done again makes a set of what the other plan has put in their place."""
-    run_parts(tmp_path, (1, 2), 2)
-    before = outputs_of(tmp_path)
-    failing(None if ends_well else "rank_3")
-    words = [*reshard_words(tmp_path, "ckpt"), "--rank", "0,1,3", "--prefix", "checkpoint_"]
-    result = run(*words, "--part", "1/2", "--overwrite", "-j", "1")
-    assert result.exit_code == (0 if ends_well else 6)
-    missing = "part 2 of 2 missing" if ends_well else "parts 1, 2 of 2 missing"
-    assert missing in commit_fails(tmp_path, 5)
-    failing(None)
-    run_parts(tmp_path, (1, 2), 2, "ckpt", "--overwrite")
-    run_well("finalize", tmp_path)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("damage", ["remove", "remove all", "shorten", "both", "link"])
-def test_an_output_that_is_not_as_it_was_written_is_named_with_what_to_run(tmp_path, damage):
-    run_parts(tmp_path, (1, 2), 2)
-    before = outputs_of(tmp_path)
-    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
-    sizes = [(tmp_path / name).stat().st_size for name in names]
-    gone = {"shorten": [], "remove all": names, "both": names[1:]}.get(damage, names[:1])
-    for name in gone:
-        (tmp_path / name).unlink()
-    if damage in ("shorten", "both"):
-        os.truncate(tmp_path / names[0], 100)
-    if damage == "link":
-        (tmp_path / names[0]).symlink_to("nowhere")
-    way = "--resume" if damage.startswith("remove") else "--overwrite"
-    remedy = f"Try: the same command with --part 2/2 {way}"
-    more = f" and 1 more: missing also {tmp_path / names[1]}" if gone == names else ": missing"
-    expected = [f"{gone[0]}{more} {remedy}"] if gone else []
-    if damage in ("shorten", "both"):
-        expected.append(f"{names[0]}: expected {sizes[0]} bytes, found 100 {remedy}")
-    text = commit_fails(tmp_path, 7)
-    assert [one for one in expected if one not in text] == []
-    assert text.count(remedy) == len(expected)
-    assert (tmp_path / PART_LOG.format(1, 2)).exists()
-    run_parts(tmp_path, (2,), 2, "ckpt", way)
-    run_well("finalize", tmp_path)
-    assert outputs_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -367,35 +268,6 @@ def test_outputs_are_named_by_rank_in_whichever_order_threads_completed_them(tmp
     assert f"{names[0]} and 1 more: missing also {tmp_path / names[1]}" in text
 
 
-def test_a_commit_can_be_repeated_and_looks_again(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    first = run_well("finalize", tmp_path).stdout
-    before = contents(tmp_path)
-    assert run_well("finalize", tmp_path).stdout == first
-    assert contents(tmp_path) == before
-    (tmp_path / "rank_3" / "checkpoint_3.ckpt").unlink()
-    result = run("finalize", tmp_path)
-    assert result.exit_code == 7
-    assert "rank_3/checkpoint_3.ckpt: missing" in message(result)
-
-
-def test_a_set_that_is_not_whole_any_more_is_told_with_what_to_do(tmp_path):
-    run_parts(tmp_path, (1, 2), 2)
-    run_well("finalize", tmp_path)
-    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in (1, 3)]
-    (tmp_path / names[0]).unlink()
-    os.truncate(tmp_path / names[1], 100)
-    result = run("finalize", tmp_path)
-    assert result.exit_code == 7
-    again = "Try: the command that writes the set, without --part, with --resume"
-    assert f"{names[0]}: missing {again}" in message(result)
-    said = "found 100 Try: put a copy of it back, or write the set again with --overwrite"
-    assert said in message(result)
-    (tmp_path / names[1]).unlink()
-    run_well(*reshard_words(tmp_path, "ckpt"), "--resume")
-    run_well("finalize", tmp_path)
-
-
 @pytest.mark.parametrize("is_copy", [True, False])
 def test_a_file_that_was_renamed_is_told_so_and_not_taken_for_complete(tmp_path, is_copy):
     words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "m.ckpt"]
@@ -407,14 +279,6 @@ def test_a_file_that_was_renamed_is_told_so_and_not_taken_for_complete(tmp_path,
     assert result.exit_code == 7
     said = f"{tmp_path}/b.ckpt: b.ckpt.ckpttool.json lists m.ckpt in place of it Try: rename the "
     assert f"{said}output and its manifest back" in message(result)
-
-
-def test_of_missing_parts_those_that_were_killed_are_told(tmp_path):
-    run_parts(tmp_path, (1,), 3)
-    run_with_signal(signal.SIGKILL, *reshard_words(tmp_path, "ckpt"), "--part", "2/3")
-    text = commit_fails(tmp_path, 5)
-    runs = "Try: the same command with --part 2/3, --part 3/3, then"
-    assert f"part 2 had begun; --resume keeps what is complete {runs}" in text
 
 
 def test_a_commit_points_out_files_that_are_not_of_its_set(tmp_path):
@@ -557,14 +421,3 @@ def test_logs_that_do_not_tell_of_all_outputs_are_refused(recorded, tmp_path):
     path.write_bytes(b"".join([lines[0], *lines[3:]]))  # without an output and its stamp
     text = commit_fails(tmp_path / "out", 5)
     assert f"1 output in no log {name} Try: run all parts again, with --resume" in text
-
-
-def test_every_problem_is_told_at_once(tmp_path):
-    run_parts(tmp_path, (1, 3), 3)
-    for name in files_below(tmp_path):
-        if name[:5] == "rank_":
-            Path(tmp_path, name).unlink()
-    result = run("finalize", tmp_path)
-    assert result.exit_code == 5
-    assert "part 2 of 3 missing" in message(result)
-    assert "checkpoint_0.ckpt and 1 more: missing also " in message(result)

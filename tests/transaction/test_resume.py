@@ -23,10 +23,8 @@ from ckpttool.formats import read_index
 from ckpttool.storage.files import write_document
 from ckpttool.transaction import record as record_module
 from tests.support.commands import files_below, message, run, run_well
-from tests.support.damage import flip_unnoticed
 from tests.support.executors import (
     CASE,
-    FORMATS,
     contents,
     everything_in,
     finish,
@@ -39,26 +37,6 @@ from tests.support.executors import (
     write_source,
 )
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS, log_line, reseal
-
-
-@pytest.mark.parametrize("output_format", FORMATS)
-def test_a_run_that_failed_is_continued_to_the_same_bytes(tmp_path, failing, output_format):
-    run_well(*ordered_words(tmp_path / "whole", output_format))
-    failing("rank_2")
-    result = run(*ordered_words(tmp_path / "out", output_format))
-    assert result.exit_code == 6
-    assert "Try: the same command with --resume" in message(result)
-    assert LOG in files_below(tmp_path / "out")
-    filled = failing(None)
-    result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume")
-    assert "2 of 4 outputs that a run completed before it stopped: kept" in message(result)
-    assert re.search(
-        r"Wrote .*/rank_0 \.\.\. rank_3 \(4 files, 2 kept, 2 written, ", message(result)
-    )
-    assert {name[:12] for name in filled} == {"checkpoint_2", "checkpoint_3"}
-    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
-    result = run_well(*ordered_words(tmp_path / "out", output_format), "--resume", "--json")
-    assert [out["kept"] for out in json.loads(result.stdout)["outputs"]] == [True] * 4
 
 
 def test_an_output_with_the_stamp_that_it_had_is_not_read(tmp_path, monkeypatch):
@@ -96,28 +74,6 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
     words = [*ordered_words(tmp_path), "--resume"]
     code, errors = finish(start(sys.executable, "-c", code, *words))
     assert (code, "ended by SIGTERM" in errors) == (143, True)
-    assert everything_in(tmp_path) == before
-
-
-def test_what_fails_when_it_is_written_again_leaves_the_set_as_it_was(tmp_path, failing):
-    run_well(*ordered_words(tmp_path))
-    before = everything_in(tmp_path)
-    gone = [tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (1, 2)]
-    for path in gone:
-        path.unlink()
-    left = everything_in(tmp_path)
-    failing("rank_1")
-    assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
-    assert everything_in(tmp_path) == left
-    assert not (tmp_path / LOG).exists()
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path), "--resume").exit_code == 6
-    assert (tmp_path / LOG).exists()
-    assert not (tmp_path / MANIFEST).exists()
-    filled = failing(None)
-    result = run_well(*ordered_words(tmp_path), "--resume")
-    assert "3 of 4 outputs that a run completed before it stopped: kept" in message(result)
-    assert filled == ["checkpoint_2.ckpt"]
     assert everything_in(tmp_path) == before
 
 
@@ -170,120 +126,6 @@ def test_what_a_changed_source_would_give_is_not_mixed_with_what_is_kept(tmp_pat
     assert all(everything_in(out)[name] != content for name, content in before.items())
 
 
-def test_what_is_gone_is_not_written_again_beside_what_was_changed(tmp_path):
-    run_well(*ordered_words(tmp_path))
-    before = everything_in(tmp_path)
-    gone, changed = (tmp_path / f"rank_{n}" / f"checkpoint_{n}.ckpt" for n in (0, 1))
-    gone.unlink()
-    changed.write_bytes(changed.read_bytes() + b"more")
-    result = run(*ordered_words(tmp_path), "--resume")
-    assert result.exit_code == 5
-    said = f"{tmp_path}: 1 output changed since written {changed} Try: --resume --overwrite"
-    assert said in message(result)
-    assert not gone.exists()
-    run_well(*ordered_words(tmp_path), "--resume", "--overwrite")
-    assert everything_in(tmp_path) == before
-
-
-def test_a_part_does_not_take_a_committed_set_apart_to_mend_it(tmp_path):
-    for part in ("1/2", "2/2"):
-        run_well(*ordered_words(tmp_path), "--part", part)
-    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    for part in ("1/2", "2/2"):  # of a part that is not finalized
-        run_well(*ordered_words(tmp_path), "--part", part, "--resume")
-    run_well("finalize", tmp_path)
-    before = everything_in(tmp_path)
-    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    result = run(*ordered_words(tmp_path), "--part", "1/2", "--resume")
-    assert result.exit_code == 5
-    assert "Try: the same command without --part" in message(result)
-    run_well(*ordered_words(tmp_path), "--resume")
-    assert everything_in(tmp_path) == before
-
-
-def change_mtime(source, words):
-    os.utime(next(source.rglob("*rank_3*/*.ckpt")), ns=(1, 1))
-    return words
-
-
-def change_contents(source, words):
-    """Save one anew, of the same size, and put its time of modification back."""
-    flip_unnoticed(next(source.rglob("*rank_3*/*.ckpt")))
-    return words
-
-
-def change_strategy(source, words):
-    copy = source.parent / "dst_strategy.ckpt"
-    copy.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"")
-    at = words.index("-d") + 1
-    other = source.parent / "other.ckpt"
-    shutil.copy(copy, other)
-    return [*words[:at], str(other), *words[at + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (change_mtime, "files that differ: "),
-        (change_contents, "files that differ: "),
-        (change_strategy, "files that differ: dst_strategy.ckpt, other.ckpt; "),
-        (
-            lambda source, words: with_options(words, "--format", "hdf5"),
-            "before: `ckpttool reshard",
-        ),
-        (lambda source, words: [*words, "--crc"], "before: `ckpttool reshard"),
-        (lambda source, words: [*words, "--prefix", "x"], "before: `ckpttool reshard"),
-        (lambda source, words: [*words, "--rank", "0-2"], "before: `ckpttool reshard"),
-    ],
-)
-def test_what_has_changed_is_named_and_refused(tmp_path, failing, change, expected):
-    source, out = tmp_path / "src", tmp_path / "out"
-    shutil.copytree(CASE / "src", source)
-    failing("rank_2")
-    assert run(*ordered_words(out, source=source)).exit_code == 6
-    before = contents(out)
-    failing(None)
-    result = run(*change(source, ordered_words(out, source=source)), "--resume")
-    assert result.exit_code == 5
-    assert f"{out}: another run did not end here {expected}" in message(result)
-    assert contents(out) == before
-
-
-ASKED = [
-    ["--format", "hdf5"],
-    ["--prefix", "x"],
-    ["--rank", "0-2"],
-    ["--crc"],
-    ["--write-strategy", "OUT/s.ckpt"],
-]
-
-
-@pytest.mark.parametrize("more", ASKED)
-@pytest.mark.parametrize("part", [(), ("--part", "1/1")])
-def test_both_command_lines_are_printed(tmp_path, failing, more, part):
-    words = [*ordered_words(tmp_path / "out"), *part]
-    failing("rank_2")
-    assert run(*words).exit_code == 6
-    failing(None)
-    more = [word.replace("OUT", str(tmp_path / "out")) for word in more]
-    now = [*with_options(words, *more), "--resume"]
-    result = run(*now)
-    assert result.exit_code == 5
-    said = f"another run did not end here before: `ckpttool {shlex.join(map(str, words))}`; now: "
-    said += f"`ckpttool {shlex.join(map(str, now))}` Try: the same command without --resume"
-    assert said in message(result)
-    run_well(*words, "--resume")
-
-
-@pytest.mark.parametrize("more", ASKED[:3])
-def test_of_a_complete_set_the_command_line_is_printed_too(tmp_path, more):
-    run_well(*ordered_words(tmp_path))
-    result = run(*with_options(ordered_words(tmp_path), *more), "--resume")
-    assert result.exit_code == 5
-    assert "written by another run before: `ckpttool reshard" in message(result)
-    assert "--resume` Try: --overwrite, or -o with another path" in message(result)
-
-
 @pytest.mark.parametrize("is_left", [True, False])
 def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left):
     """The hashes of a manifest are those of tensors."""
@@ -305,25 +147,6 @@ def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left)
     assert file.read_bytes() == damaged
     run_well(*words, "--overwrite")
     assert file.read_bytes() == whole
-
-
-def test_indexes_that_are_gone_are_written_again(tmp_path):
-    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "--max-shard-size", "10KB"]
-    run_well(*words, "-o", tmp_path)
-    before = everything_in(tmp_path)
-    (tmp_path / "param_name_map.json").unlink()
-    result = run_well(*words, "-o", tmp_path, "--resume")
-    assert (
-        f"1 missing output written again, the others kept {tmp_path / 'param_name_map.json'}"
-        in message(result)
-    )
-    assert (tmp_path / "param_name_map.json").exists()
-    assert everything_in(tmp_path) == before
-    (tmp_path / "param_name_map.json").write_text("{}")
-    result = run(*words, "-o", tmp_path, "--resume")
-    assert result.exit_code == 5
-    said = f"1 output changed since written {tmp_path / 'param_name_map.json'} Try: --resume"
-    assert said in message(result)
 
 
 def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
@@ -416,20 +239,6 @@ def test_what_could_not_be_removed_is_known_to_the_next_run(tmp_path, failing, m
 def told(note):
     """The three lines of a note of a JSON document, on one line."""
     return f"{note['text']} {note['facts']} Try: {note['hint']}"
-
-
-def test_the_cause_comes_first_and_the_ranks_that_are_missing_together(tmp_path, failing):
-    failing("rank_1")
-    assert run(*ordered_words(tmp_path / "out")).exit_code == 6
-    strategy = ["-s", CASE / "dst_strategy.ckpt"]
-    result = run("merge", tmp_path / "out", *strategy, "-o", tmp_path / "m.ckpt")
-    lines = result.stderr.splitlines()
-    cause = next(i for i, line in enumerate(lines) if "did not end here" in line)
-    absent = [i for i, line in enumerate(lines) if "no checkpoint file found" in line]
-    assert absent
-    assert cause < min(absent)
-    assert all("ranks 1-3: no checkpoint file found" in lines[i] for i in absent)
-    assert "put back" not in result.stderr
 
 
 @pytest.mark.parametrize("part", [(), ("--part", "1/2")])
@@ -531,101 +340,6 @@ def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name
     (tmp_path / "copy").rmdir()
     assert scan(str(tmp_path)).errors() == ()  # the manifest is there
     assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
-
-
-@pytest.mark.parametrize("more", [["--crc"], ["--rank", "0-2"]])
-def test_what_else_is_asked_for_is_named_if_a_complete_set_is_resumed(tmp_path, more):
-    run_well(*ordered_words(tmp_path))
-    result = run(*ordered_words(tmp_path), *more, "--resume")
-    assert result.exit_code == 5
-    said = f"error[resume]: {tmp_path}: written by another run before: `ckpttool "
-    assert message(result).startswith(said)
-    assert "exist already" not in message(result)
-
-
-def test_a_set_of_which_all_was_removed_keeps_no_other_from_its_place(tmp_path):
-    run_well(*ordered_words(tmp_path / "out"))
-    for file in (tmp_path / "out").glob("rank_*/*"):
-        file.unlink()
-    other = ["--rank", "0-2"]
-    run_well(*ordered_words(tmp_path / "out"), *other, "--resume")
-    run_well(*ordered_words(tmp_path / "whole"), *other)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_files_of_another_format_beside_the_outputs_are_pointed_out(tmp_path):
-    run_well(*ordered_words(tmp_path))
-    other = with_options(ordered_words(tmp_path), "--format", "hdf5")
-    (tmp_path / MANIFEST).unlink()
-    said = f"{tmp_path}: 4 files of another run {tmp_path}/rank_0/checkpoint_0.ckpt, "
-    assert said in message(run(*other))
-    assert "and 1 more; loaders would take them for this set Try: " in message(run(*other))
-    said = "checkpoint_3.ckpt; loaders would take them for this set Try: "
-    (tmp_path / "rank_0" / "checkpoint_0.ckpt").unlink()
-    assert f"{said}-o with another path, or move them away" in message(run(*other))
-    assert f"{said}move them away" in message(run_well(*other, "--overwrite"))
-
-
-@pytest.mark.parametrize("has_folders", [True, False])
-@pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
-def test_of_a_run_that_has_completed_nothing_its_plan_tells(tmp_path, command, has_folders):
-    out = tmp_path / "out"
-    run_with_signal(signal.SIGKILL, *ordered_words(out))
-    if not has_folders:
-        for folder in out.glob("rank_*"):
-            shutil.rmtree(folder)
-    more = ["-s", CASE / "dst_strategy.ckpt", "-o", tmp_path / "m.h5"] * (command == "merge")
-    result = run(command, out, *more)
-    assert result.exit_code == (1 if command == "verify" else 5)
-    said = f"{out}: a run of ckpttool did not end here"
-    assert message(result).count(said) == 1
-    assert "--resume" in message(result)
-    assert "no checkpoint file" not in message(result)
-    assert command == "verify" or f": {said}" in message(result)
-    if command == "merge":
-        return
-    document = json.loads(run(command, out, "--json").stdout)
-    assert document["ranks"] == []
-    found = document["problems"] if command == "inspect" else document["findings"]
-    assert [said in str(one) for one in found] == [True]
-    assert any("rank_0/checkpoint_0.ckpt.partial" in n["text"] for n in document["notes"]) == (
-        has_folders
-    )
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_what_is_known_of_a_run_that_has_not_ended_is_told(tmp_path, failing, rank):
-    out = tmp_path / "out"
-    if rank:
-        failing(f"rank_{rank}")
-        assert run(*ordered_words(out)).exit_code == 6
-        failing(None)
-    else:
-        run_with_signal(signal.SIGKILL, *ordered_words(out))
-    names = [f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)]
-    said = f"`ckpttool {shlex.join(map(str, ordered_words(out)))}`; "
-    said += f"complete: {names[0] if rank else 'nothing'}"
-    for command in ("inspect", "verify"):
-        notes = json.loads(run(command, out, "--json").stdout)["notes"]
-        (facts,) = [n["facts"] for n in notes if n["text"].startswith(f"{out / LOG}: log of")]
-        assert said in facts
-        half = [note["facts"] for note in notes if "half-written" in note["text"]]
-        begun = [name for name in names if Path(out, f"{name}.partial").exists()]
-        assert begun[:1] == ([] if rank else names[:1])  # a killed run may have begun others
-        assert half == ([", ".join(begun)] if begun else [])
-    run_well(*ordered_words(out), "--resume")
-    assert json.loads(run_well("inspect", out, "--json").stdout)["notes"] == []
-
-
-def test_of_thousands_of_killed_runs_a_few_are_told(tmp_path):
-    run_well(*ordered_words(tmp_path), "--part", "1/7")
-    log = tmp_path / RECORD / "1-of-7.log"
-    for part in range(2, 8):
-        shutil.copy(log, log.with_name(f"{part}-of-7.log"))
-    notes = json.loads(run("inspect", tmp_path, "--json").stdout)["notes"]
-    told = [note["text"] for note in notes if note["code"] == "leftover"]
-    assert [text.startswith(f"{tmp_path / RECORD}/") for text in told] == [True] * 3 + [False]
-    assert told[3] == f"{tmp_path / RECORD}: 4 more logs of runs that have not ended"
 
 
 STRANGE = {
@@ -815,24 +529,6 @@ def test_an_output_that_is_being_written_is_called_so(tmp_path, monkeypatch):
     assert seen[0].exit_code == 2
     said = f"'{out}' does not exist {out}: a run of ckpttool is writing here; process "
     assert f"{said}{os.getpid()} on" in message(seen[0])
-
-
-def test_what_a_killed_run_left_of_a_single_file_is_explained(tmp_path):
-    out = tmp_path / "m.h5"
-    assert run_with_signal(signal.SIGKILL, *MERGE, out)[0] == -signal.SIGKILL
-    record = [f".m.h5.ckpttool/{name}" for name in ("plan.json", "whole.log")]
-    assert files_below(tmp_path) == [*record, "m.h5.partial"]
-    for command in ("inspect", "verify"):
-        result = run(command, out)
-        assert result.exit_code == 2
-        said = f"'{out}' does not exist {out}: a run of ckpttool did not end here; files may"
-        assert said in message(result)
-        assert "the command that writes it, with --resume" in message(result)
-    result = run_well(*MERGE, out, "--resume")
-    said = "a run did not end here, and nothing of it can be kept"
-    assert f"note: {out}: {said}" in message(result)
-    assert "can be kept" not in message(run_well(*MERGE, out, "--resume"))
-    assert "can be kept" not in message(run_well(*MERGE, tmp_path / "first.h5", "--resume"))
 
 
 @pytest.mark.parametrize("part", [(), ("--part", "1/1")])

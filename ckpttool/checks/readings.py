@@ -1,0 +1,39 @@
+"""Findings of what was read as a whole: damaged files, checksums, every byte, manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.problems import Diagnostic
+
+
+def check_damage(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield files that cannot be read, unless replicas replace them."""
+    catalog = checkpoint.catalog
+    yield from catalog.errors()
+    is_listed = checkpoint.are_joined and catalog.description is None
+    replaced = checkpoint.presence.replaced if is_listed else {}
+    for rank, error in catalog.damaged.items():
+        if not replaced.get(rank):
+            yield from error.diagnostics
+
+
+def check_checksums(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+    """Yield files with another checksum or tag than they record, or without one."""
+    return checkpoint.read.get("checksums", ())
+
+
+def check_contents(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+    """Yield what reading every byte found; samples find the same replicas with less detail."""
+    return checkpoint.read.get("contents", ())
+
+
+def check_unlisted_samples(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+    """Yield tensors without a layout whose samples differ between two ranks."""
+    return checkpoint.read.get("unlisted", ())
+
+
+def check_manifest(checkpoint: Checkpoint) -> Iterable[Diagnostic]:
+    """Yield what differs from the manifest of the set."""
+    return checkpoint.read.get("manifest", ())
