@@ -10,13 +10,11 @@ from ckpttool.checkpoint.contents import find_statistic_candidates
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
-from tests.support.checkpoints import noise
-from tests.support.commands import mentions, message, run, run_well
+from tests.support.commands import mentions, message, run
 from tests.support.corpus import GOLDEN
-from tests.support.readers import entry_of, read, read_ckpt, write_ckpt
+from tests.support.readers import entry_of, read_ckpt, write_ckpt
 
 REAL = GOLDEN / "batchnorm"
-NAMES = {"1.moving_mean", "1.moving_variance"}
 
 
 @pytest.fixture
@@ -33,57 +31,6 @@ def change(folder, rank, entries):
 
 def floats(*values):
     return entry_of(np.array(values, "<f4"))
-
-
-def test_merge_says_what_they_are_and_what_to_do(tmp_path):
-    result = run("merge", REAL, "--replicated", "-o", tmp_path / "m.h5")
-    assert result.exit_code == 5
-    text = message(result)
-    assert not mentions(text, "2 running statistics differ between ranks 0-3", *NAMES, "data par")
-    assert not mentions(text, "--unlisted first .the lowest rank's., rank .each its own. or drop")
-    assert mentions(text, "damaged") == ["damaged"]
-    out = tmp_path / "m.ckpt"
-    run_well("merge", REAL, "--replicated", "-o", out, "--unlisted", "first")
-    assert read(out) == read_ckpt(REAL / "rank_0" / "resnet-1_3.ckpt")
-
-
-def test_verify_warns_of_them_once_and_has_no_error():
-    result = run("verify", REAL, "--replicated", "--deep", "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert (document["errors"], document["warnings"]) == (0, 1)
-    (finding,) = document["findings"]
-    assert (finding["code"], finding["ranks"]) == ("unlisted", [0, 1, 2, 3])
-    assert not mentions(finding["text"] + finding["facts"], "running statistics", *NAMES)
-    assert finding["hint"] == "`ckpttool help unlisted`"  # verify has no --unlisted
-    assert "damaged" not in message(result)
-    run_well("verify", REAL, "--replicated", "--deep", "--ignore", "unlisted")
-
-
-def test_with_a_strategy_that_does_not_list_them_they_are_the_same(tmp_path):
-    strategy = tmp_path / "s.json"
-    layout = {"dev_matrix": [4], "tensor_map": [-1, -1, -1, -1]}
-    strategy.write_text(json.dumps({"parallel_layout_item": {"0.weight": layout}}))
-    result = run("merge", REAL, "-s", strategy, "-o", tmp_path / "m.h5")
-    assert result.exit_code == 5
-    assert not mentions(message(result), "2 running statistics differ", "--unlisted first")
-    assert "slices that" not in message(result)
-    result = run("verify", REAL, "-s", strategy, "--deep")
-    assert not mentions(message(result), "1 warning", "2 running statistics differ")
-
-
-def test_a_weight_that_differs_is_an_error_beside_them(folder, tmp_path):
-    change(folder, 2, {"4.weight": noise("other", "Float32", (2, 12))})
-    result = run("merge", folder, "--replicated", "-o", tmp_path / "m.h5")
-    assert result.exit_code == 5
-    wanted = ("2 running statistics differ", "not every rank holds the full model: 1 parameter")
-    wanted += ("4.weight: rank 2 differs from ranks 0, 1, 3",)
-    assert not mentions(message(result), *wanted)
-    document = json.loads(run("verify", folder, "--replicated", "--deep", "--json").stdout)
-    assert [(one["code"], one["tensor"]) for one in document["findings"]] == [
-        ("replica", "4.weight"),
-        ("unlisted", None),
-    ]
 
 
 @pytest.mark.parametrize("values", [(-1, 1, 1), (1, float("nan"), 1), (1, 1, float("inf"))])

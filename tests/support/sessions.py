@@ -7,7 +7,8 @@ runs in this process, and other lines in ``sh``, but for these:
 - ``$ write run 0-3 w(4,3)=aabb v:Float16(2)``: files of ranks, in the words of
   `tests.support.described`; ``run.safetensors`` is of this format;
 - ``$ strategy s.ckpt w=2x2:1,- / v=4:-``: a strategy of these layouts, stage by stage;
-- ``$ flip FILE AT``: another bit in a byte; ``$ shorten FILE N``: a file without its last bytes.
+- ``$ flip FILE AT``: another bit in a byte; ``$ shorten FILE N``: a file without its last bytes;
+- ``$ encrypt AES-GCM FILE ...``: the files encrypted, with a key that lies in ``key``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import ckpttool
 from tests.support.checkpoints import strategy_of, write_ranks
 from tests.support.damage import cut_short, flip_byte
 from tests.support.described import entries_of, layout_of, ranks_of
+from tests.support.encryption import KEY, encrypt
 from tests.support.snapshots import Transcript
 from tests.support.transcripts import compare_case, read_cases
 
@@ -48,9 +50,17 @@ def write_layouts(path: str, *words: str) -> None:
     ckpttool.write_strategy(strategy_of(*parsed), path, overwrite=True)
 
 
+def encrypt_files(mode: str, *paths: str) -> None:
+    """Encrypt files, in blocks of a few bytes."""
+    for path in map(Path, paths):
+        path.write_bytes(encrypt(path.read_bytes(), mode, KEY, 200))
+    Path("key").write_bytes(KEY)
+
+
 VERBS: dict[str, Callable[..., object]] = {
     "write": write_tensors,
     "strategy": write_layouts,
+    "encrypt": encrypt_files,
     "flip": lambda path, at="-1", mask="1": flip_byte(Path(path), int(at), int(mask)),
     "shorten": lambda path, nbytes="5": cut_short(Path(path), int(nbytes)),
 }
@@ -74,7 +84,7 @@ class Session(Transcript):
         """Run a command line."""
         verb, *words = line.split()
         if verb == PROGRAM.strip():
-            self.run(line.removeprefix(PROGRAM))
+            self.run(line.removeprefix(verb).lstrip())
         elif verb in VERBS:
             VERBS[verb](*shlex.split(" ".join(words)))
             self.lines += ["", f"$ {line}"]

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -109,18 +108,6 @@ def test_the_document_names_what_was_read_and_nothing_of_this_host(tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / MANIFEST).read_text()
 
 
-def test_a_copy_of_the_source_gives_the_same_manifest_and_other_options_another(tmp_path):
-    shutil.copytree(CASE / "src", tmp_path / "src")
-    run_well(*merge_words(tmp_path / "a.ckpt"))
-    words = ["-s", CASE / "src_strategy.ckpt", "-o", tmp_path / "deep" / "a.ckpt"]
-    run_well("merge", tmp_path / "src", *words)
-    first = (tmp_path / f"a.ckpt.{MANIFEST}").read_bytes()
-    assert first == (tmp_path / "deep" / f"a.ckpt.{MANIFEST}").read_bytes()
-    run_well(*merge_words(tmp_path / "deep" / "a.ckpt", "--crc", "--overwrite"))
-    plans = [json.loads(p.read_text())["plan"] for p in tmp_path.rglob(f"a.ckpt.{MANIFEST}")]
-    assert plans[0] != plans[1]
-
-
 def test_it_is_beside_a_single_file_and_in_a_folder_of_numbered_ones(tmp_path):
     run_well(*merge_words(tmp_path / "m.h5"))
     assert files_below(tmp_path, manifests=True) == ["m.h5", f"m.h5.{MANIFEST}"]
@@ -164,44 +151,10 @@ def test_a_byte_that_was_changed_in_any_tensor_is_found(tmp_path, output_format)
             ]
 
 
-RENAMED = "its old name, if it was renamed"
-
-
 def findings_of(*words):
     findings = verify_document(*words)["findings"]
     found = [one for one in findings if one["code"] == "manifest"]
     return [": ".join(filter(None, (one["text"], one["facts"]))) for one in found]
-
-
-def test_a_file_that_is_gone_or_cut_or_of_another_run_is_found(tmp_path):
-    run_well(*reshard_words(tmp_path, "ckpt"))
-    ranks = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt" for rank in range(5)]
-    ranks[1].rename(tmp_path / "elsewhere")
-    with ranks[2].open("ab") as file:
-        file.write(b"more")
-    (tmp_path / "rank_4").mkdir()
-    shutil.copy(ranks[0], ranks[4])
-    found = findings_of(tmp_path)
-    assert f"{ranks[1]}: listed in the manifest, and missing" in found
-    cut = f"{ranks[2]}: not what its manifest lists: expected 13"
-    assert any(text.startswith(cut) for text in found)
-    assert f"{ranks[4]}: not listed in the manifest" in found
-    text = f"rank_4/checkpoint_4.ckpt: not listed in the manifest Try: {RENAMED}"
-    assert text in message(run("verify", tmp_path))
-
-
-def test_a_manifest_of_another_file_is_found(tmp_path):
-    run_well(*merge_words(tmp_path / "m.ckpt"))
-    shutil.copy(tmp_path / "m.ckpt", tmp_path / "b.ckpt")
-    shutil.copy(tmp_path / f"m.ckpt.{MANIFEST}", tmp_path / f"b.ckpt.{MANIFEST}")
-    manifest = tmp_path / f"b.ckpt.{MANIFEST}"
-    assert findings_of(tmp_path / "b.ckpt") == [
-        f"{tmp_path / 'b.ckpt'}: not listed in the manifest",
-        f"{manifest}: lists m.ckpt, which is another file",
-    ]
-    text = f"b.ckpt: not listed in the manifest Try: {RENAMED}"
-    assert text in message(run("verify", tmp_path / "b.ckpt"))
-    assert findings_of(tmp_path / "m.ckpt", "--deep") == []
 
 
 def test_one_file_of_a_set_is_held_against_the_manifest_of_the_set(tmp_path):
@@ -271,45 +224,6 @@ def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):
         assert findings_of(tmp_path), stop
 
 
-def test_what_is_complete_is_not_replaced_without_a_word(tmp_path):
-    run_well(*reshard_words(tmp_path, "ckpt"), "--rank", "0")
-    result = run(*reshard_words(tmp_path, "ckpt"), "--rank", "1")
-    assert result.exit_code == 5
-    assert f"{tmp_path}: written by another run before: `ckpttool " in message(result)
-    assert "--rank 1` Try: --overwrite" in message(result)
-
-
-def test_a_manifest_of_removed_outputs_is_replaced(tmp_path):
-    run_well(*merge_words(tmp_path / "m.ckpt"))
-    before = (tmp_path / f"m.ckpt.{MANIFEST}").read_bytes()
-    (tmp_path / "m.ckpt").unlink()
-    run_well(*merge_words(tmp_path / "m.ckpt"))
-    assert (tmp_path / f"m.ckpt.{MANIFEST}").read_bytes() == before
-    (tmp_path / "m.ckpt").unlink()
-    (tmp_path / f"m.ckpt.{MANIFEST}").write_text("a note of somebody's\n")
-    result = run(*merge_words(tmp_path / "m.ckpt"))
-    assert f"m.ckpt.{MANIFEST} exists already Try: --overwrite" in message(result)
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify", "merge", "diff"])
-def test_another_strategy_than_that_of_the_target_is_pointed_out(tmp_path, command):
-    run_well(*reshard_words(tmp_path / "new", "ckpt"))
-    more = {"merge": ["-o", tmp_path / "m.h5"], "diff": [tmp_path / "new"]}.get(command, [])
-    other = tmp_path / "other.ckpt"
-    other.write_bytes((CASE / "dst_strategy.ckpt").read_bytes() + b"\x48\x00")  # a field more
-    for given, is_another in [(CASE / "dst_strategy.ckpt", False), (other, True)]:
-        label = "note" if command == "verify" else "warning[other_strategy]"
-        result = run_well(command, tmp_path / "new", *more, "-s", given)
-        text = (
-            f"{label}: {given}: not the strategy that the manifest names "
-            f"{tmp_path}/new/ckpttool.json names dst_strategy.ckpt Try: -s dst_strategy.ckpt; "
-        )
-        assert message(result).count(text) == is_another
-        assert message(result).count("not the strategy that the manifest names") == is_another
-        Path(tmp_path / "m.h5").unlink(missing_ok=True)
-        Path(tmp_path / "m.h5.ckpttool.json").unlink(missing_ok=True)
-
-
 @pytest.fixture
 def unreadable(monkeypatch):
     """Makes a file one of somebody else; who runs the tests may be allowed everything."""
@@ -347,15 +261,6 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     assert f"{said} --resume needs it Try: --overwrite" in message(result)
     assert (out / MANIFEST).stat() == before
     run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
-
-
-def test_ranks_of_an_earlier_set_are_pointed_out_where_they_stay(tmp_path):
-    earlier = tmp_path / "rank_9" / "checkpoint_9.ckpt"
-    earlier.parent.mkdir()
-    earlier.write_bytes(b"")
-    result = run_well(*reshard_words(tmp_path, "ckpt"), "--overwrite", "-q")
-    said = f"{earlier}; loaders would take it for this set Try: move it away"
-    assert f"warning[stale]: {tmp_path}: 1 file of another run {said}" in message(result)
 
 
 def test_the_key_of_an_encrypted_source_is_nowhere(tmp_path):

@@ -14,8 +14,8 @@ import ckpttool
 from ckpttool.problems import CkptToolError, FormatError, PlanError
 from ckpttool.transaction.manifest import ManifestFile
 from tests.support.checkpoints import noise, write_file
-from tests.support.commands import message, run, run_well
-from tests.support.executors import CASE, reshard_words
+from tests.support.commands import run_well
+from tests.support.executors import reshard_words
 from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 
 PART_LOG = f"{RECORD}/1-of-2.log"
@@ -183,27 +183,6 @@ def test_a_commit_is_done_again_if_its_manifest_is_gone_and_the_parts_are_not(sm
     path.unlink()
     small.commit()
     assert path.read_bytes() == good
-
-
-def test_where_a_manifest_is_only_advice_a_damaged_one_is_a_warning(tmp_path):
-    out, strategy = tmp_path / "new", CASE / "dst_strategy.ckpt"
-    run_well(*reshard_words(out, "ckpt"))
-    data = (out / MANIFEST).read_bytes()
-    (out / MANIFEST).write_bytes(data.replace(b'"step": "2_10"', b'"step": "2_11"'))
-    reshard = ["reshard", out, "-d", strategy, "-o", tmp_path / "again", "--format", "ckpt"]
-    merge = ["merge", out, "-o", tmp_path / "m.ckpt"]
-    for words in (merge, reshard, ["inspect", out], ["diff", out, out]):
-        result = run_well(*words, "-s", strategy, "-q")
-        assert (
-            f"warning[other_strategy]: {out / MANIFEST}: {CHECKSUM} "
-            f"the manifest cannot show whether {strategy} is its strategy Try: copy the file again "
-            "from where it was saved" in message(result)
-        )
-    for more in ([], ["--deep"]):
-        result = run("verify", out, "-s", strategy, *more)
-        assert result.exit_code == 1
-        text = f"{out / MANIFEST}: the manifest cannot be read {CHECKSUM} Try: {PUT_BACK}"
-        assert text in message(result)
 
 
 def test_the_checksum_is_that_of_the_lines_before_it(tmp_path):

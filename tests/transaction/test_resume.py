@@ -149,27 +149,6 @@ def test_a_checksum_that_was_changed_is_not_believed(tmp_path, failing, is_left)
     assert file.read_bytes() == whole
 
 
-def test_a_file_of_somebody_else_with_a_temporary_name_is_not_replaced_unasked(tmp_path, failing):
-    others = [tmp_path / f"rank_{rank}" / f"checkpoint_{rank}.ckpt.partial" for rank in (1, 2)]
-    for other in others:
-        other.parent.mkdir()
-        other.write_text("of somebody else")
-    for more in ((), ("--resume",), ("--part", "1/1")):
-        result = run(*ordered_words(tmp_path), *more)
-        assert result.exit_code == 5
-        said = f"{others[0]}, {others[1]}: it has the name of a temporary file no run that did "
-        assert said in message(result)
-        assert "Try: move it away, or --overwrite" in message(result)
-        assert [other.read_text() for other in others] == ["of somebody else"] * 2
-        assert len(files_below(tmp_path)) == 2
-    failing("rank_3")
-    assert run(*ordered_words(tmp_path), "--overwrite").exit_code == 6
-    others[0].write_text("what a run has begun that did not end")
-    failing(None)
-    run_well(*ordered_words(tmp_path))
-    assert len(files_below(tmp_path)) == 4
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -443,20 +422,6 @@ def test_a_plan_of_strange_entries_does_no_harm(tmp_path, failing, old, new, rea
     assert contents(tmp_path) == before
     run_well(*ordered_words(tmp_path), "--overwrite")
     assert len(files_below(tmp_path)) == 4
-
-
-def test_a_file_written_in_parts_that_are_not_committed_is_no_checkpoint(tmp_path):
-    file = tmp_path / "m.ckpt"
-    words = ["merge", CASE / "src", "-s", CASE / "src_strategy.ckpt", "-o", file]
-    run_well(*words, "--part", "1/2")
-    shutil.copytree(tmp_path / ".m.ckpt.ckpttool", tmp_path / ".other.ckpt.ckpttool")
-    result = run("merge", file, "-o", tmp_path / "m.h5")
-    assert result.exit_code == 5
-    assert f"{file}: its parts (--part) are not finalized" in message(result)
-    assert f"Try: --part 2/2, then ckpttool finalize {file}" in message(result)
-    run_well(*words, "--part", "2/2")
-    run_well("finalize", file)
-    run_well("merge", file, "-o", tmp_path / "m.h5")
 
 
 def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, monkeypatch):
