@@ -379,8 +379,10 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
     """Return the stored tensor of a dataset; ``size`` is the file's, in bytes."""
     path = file.path
     offset = dataset.get_offset()  # None unless contiguous, allocated and in this file
-    if offset is None:
-        _refuse_unplaced(path, name, dataset)
+    if offset is None and dataset.get_space().get_simple_extent_type() == h5s.NULL:
+        raise _unread(path, name, "the dataset has no dataspace (H5S_NULL)", _WRITE_AGAIN)
+    if offset is None and dataset.get_create_plist().get_external_count():
+        raise _unread(path, name, "its data are in an external file", _REPACK)
     kind = dataset.get_type()
     if isinstance(kind, h5t.TypeStringID):
         return StoredTensor(TensorMeta(name, TEXT, (), _read_text(path, name, dataset)), file, ())
@@ -403,14 +405,6 @@ def _read_dataset(file: StoredFile, size: int, name: str, dataset: h5d.DatasetID
 
 def _unread(path: str, name: str, reason: str, hint: str, facts: str = "") -> UnsupportedError:
     return UnsupportedError(path, None, f"{name}: {reason}", hint, facts)
-
-
-def _refuse_unplaced(path: str, name: str, dataset: h5d.DatasetID) -> None:
-    """Raise UnsupportedError if a dataset cannot have bytes in the file."""
-    if dataset.get_space().get_simple_extent_type() == h5s.NULL:
-        raise _unread(path, name, "the dataset has no dataspace (H5S_NULL)", _WRITE_AGAIN)
-    if dataset.get_create_plist().get_external_count():
-        raise _unread(path, name, "its data are in an external file", _REPACK)
 
 
 def _read_text(path: str, name: str, dataset: h5d.DatasetID) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support.readers import read
-
 
 def flipped(data: bytes, at: int, mask: int = 1) -> bytes:
     """Return the data with the bits of a mask turned in one byte."""
@@ -18,13 +16,6 @@ def flipped(data: bytes, at: int, mask: int = 1) -> bytes:
 def flip_byte(path: Path, at: int = -1, mask: int = 1) -> None:
     """Turn bits in one byte of a file."""
     path.write_bytes(flipped(path.read_bytes(), at, mask))
-
-
-def flip_byte_of(path: Path, name: str, byte: int = 0) -> None:
-    """Turn a bit in one byte of a tensor, counted from its first."""
-    data, content = path.read_bytes(), read(path)[name].data
-    assert data.count(content) == 1
-    path.write_bytes(flipped(data, data.index(content) + byte))
 
 
 def flip_unnoticed(path: Path) -> None:

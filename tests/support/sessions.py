@@ -31,7 +31,7 @@ from tests.support.encryption import KEY, encrypt
 from tests.support.snapshots import Transcript
 from tests.support.transcripts import compare_case, read_cases
 
-PROGRAM = "ckpttool "
+PROGRAM = "ckpttool"
 PYTHON = Path(sys.executable).parent
 
 
@@ -83,8 +83,8 @@ class Session(Transcript):
     def command(self, line: str) -> None:
         """Run a command line."""
         verb, *words = line.split()
-        if verb == PROGRAM.strip():
-            self.run(line.removeprefix(verb).lstrip())
+        if verb == PROGRAM:
+            self.run(line.removeprefix(PROGRAM).strip())
         elif verb in VERBS:
             VERBS[verb](*shlex.split(" ".join(words)))
             self.lines += ["", f"$ {line}"]

@@ -5,6 +5,7 @@ A case begins with ``# TITLE``.  ``SNAPSHOT_UPDATE=1`` writes what comes of it n
 
 from __future__ import annotations
 
+import fcntl
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +33,13 @@ def compare_case(path: Path, title: str, text: str) -> None:
     """Compare a case with what it is now, or write that if it is asked for."""
     expected = read_cases(path)[title]
     if os.environ.get(UPDATE):
+        folder = os.open(path.parent, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)  # tests of other cases run beside this one
         old = path.read_text(encoding="utf-8")
         new = old.replace(f"# {title}\n{expected}\n", f"# {title}\n{text}\n")
-        path.write_text(new, encoding="utf-8")
+        path.with_suffix(".new").write_text(new, encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+        os.close(folder)
     else:
         assert text.splitlines() == expected.splitlines()
 

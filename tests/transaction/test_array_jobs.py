@@ -20,9 +20,6 @@ import ckpttool
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.small_sets import SmallSet, while_filling
 
-OVERWRITE = ("--overwrite",)
-RESUME = ("--resume",)
-
 pytestmark = pytest.mark.usefixtures("quick")
 
 

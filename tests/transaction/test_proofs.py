@@ -21,8 +21,6 @@ from tests.support.manifests import LOG, MANIFEST, PLAN, RECORD, STAMPS
 PART_LOG = f"{RECORD}/1-of-2.log"
 PARTS = ((1, 2), (2, 2))
 IN_THE_WAY = "in the way of the record of the run"
-CHECKSUM = "changed since it was written: its checksum does not match"
-PUT_BACK = "put a copy of it back, or write the set again with --overwrite"
 
 
 class Small:

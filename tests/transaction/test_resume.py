@@ -289,38 +289,6 @@ def test_a_file_of_a_run_that_did_not_end_well_is_no_checkpoint(tmp_path, monkey
     assert run("verify", file).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("../x", "path: expected a path below the folder"),
-        (5, "path: expected str, got int"),
-        ("\0", "path: expected a path below the folder"),
-        ("a" * 5000, "path: expected a path below the folder"),
-        ("\ud800", "not valid JSON: half of a character"),
-    ],
-)
-def test_a_plan_that_tells_of_strange_names_does_no_harm(tmp_path, failing, name, reason):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    failing(None)
-    reseal(tmp_path / PLAN, ('"rank_0/checkpoint_0.ckpt"', json.dumps(name)))
-    damaged, record = contents(tmp_path), tmp_path / RECORD
-    for command in ("inspect", "verify"):
-        assert "did not end here" in message(run(command, tmp_path))
-    for more in ([], ["--resume"]):
-        result = run(*ordered_words(tmp_path), *more)
-        assert result.exit_code == 5
-        assert f"{tmp_path / PLAN}: {reason}" in message(result)
-    assert contents(tmp_path) == damaged
-    shutil.copytree(record, tmp_path / "copy")
-    run_well(*ordered_words(tmp_path), "--overwrite")
-    for path in (tmp_path / "copy").iterdir():
-        shutil.move(path, record / path.name)
-    (tmp_path / "copy").rmdir()
-    assert scan(str(tmp_path)).errors() == ()  # the manifest is there
-    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
-
-
 STRANGE = {
     "deep": (log_line('{"process": ' + "[" * 60000), "not valid JSON: nested too deep"),
     "control": (
@@ -354,6 +322,8 @@ STRANGE = {
     ),
     "zeros": (bytes(1 << 20) + b"\n", "a line has changed since it was written"),
 }
+NAME = '"rank_0/checkpoint_0.ckpt"'
+PLACE = "path: expected a path below the folder"
 STRANGE_PLANS = {
     "no process": ('"process": ', '"process": null, "x": ', "process: expected int, got null"),
     "no text": ('"host": "', '"host": 1, "x": "\\u001b[2J', "host: expected str, got"),
@@ -362,11 +332,12 @@ STRANGE_PLANS = {
         '"documents": [{"path": "a", "data": "?"}]',
         "documents[0].data: ",
     ),
-    "a half": (
-        '"step": "2_10"',
-        '"step": "\\ud800\\u0007"',
-        "not valid JSON: half of a character",
-    ),
+    "a half": ('"step": "2_10"', '"step": "\\ud800\\u0007"', "not valid JSON: half of a character"),
+    "a name above": (NAME, '"../x"', PLACE),
+    "a name of zero": (NAME, '"\\u0000"', PLACE),
+    "a long name": (NAME, f'"{5000 * "a"}"', PLACE),
+    "a number as a name": (NAME, "5", "path: expected str, got int"),
+    "a name of a half": (NAME, '"\\ud800"', "not valid JSON: half of a character"),
 }
 
 
@@ -390,38 +361,36 @@ def test_control_characters_in_a_log_are_not_printed(tmp_path, failing):
     assert "2 outputs exist already" in message(result)
 
 
-@pytest.mark.parametrize(("text", "reason"), STRANGE.values(), ids=STRANGE)
-def test_a_log_of_strange_lines_does_no_harm(tmp_path, failing, text, reason):
+CHANGES = {
+    **{f"log: {name}": (LOG, text, reason) for name, (text, reason) in STRANGE.items()},
+    **{
+        f"plan: {name}": (PLAN, change, reason) for name, (*change, reason) in STRANGE_PLANS.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "change", "reason"), CHANGES.values(), ids=CHANGES)
+def test_a_record_of_strange_entries_does_no_harm(tmp_path, failing, name, change, reason):
     failing("rank_2")
     assert run(*ordered_words(tmp_path)).exit_code == 6
     failing(None)
-    (tmp_path / LOG).write_bytes(text)
+    path, record = tmp_path / name, tmp_path / RECORD
+    path.write_bytes(change) if name == LOG else reseal(path, change)
     before = contents(tmp_path)
     assert_is_unfinished(tmp_path)
     for more in ([], ["--resume"]):
         result = run(*ordered_words(tmp_path), *more)
         assert result.exit_code == 5
-        assert f"{tmp_path / LOG}: {reason}" in message(result)
+        assert f"{path}: {reason}" in message(result)
     assert contents(tmp_path) == before
+    shutil.copytree(record, tmp_path / "copy")
     run_well(*ordered_words(tmp_path), "--overwrite")
-    assert len(files_below(tmp_path)) == 4
-
-
-@pytest.mark.parametrize(("old", "new", "reason"), STRANGE_PLANS.values(), ids=STRANGE_PLANS)
-def test_a_plan_of_strange_entries_does_no_harm(tmp_path, failing, old, new, reason):
-    failing("rank_2")
-    assert run(*ordered_words(tmp_path)).exit_code == 6
-    failing(None)
-    reseal(tmp_path / PLAN, (old, new))
-    before = contents(tmp_path)
-    assert_is_unfinished(tmp_path)
-    for more in ([], ["--resume"]):
-        result = run(*ordered_words(tmp_path), *more)
-        assert result.exit_code == 5
-        assert f"{tmp_path / PLAN}: {reason}" in message(result)
-    assert contents(tmp_path) == before
-    run_well(*ordered_words(tmp_path), "--overwrite")
-    assert len(files_below(tmp_path)) == 4
+    assert len(files_below(tmp_path / "rank_0")) == 1
+    for left in (tmp_path / "copy").iterdir():
+        shutil.move(left, record / left.name)
+    (tmp_path / "copy").rmdir()
+    assert scan(str(tmp_path)).errors() == ()  # the manifest is there
+    assert scan(str(tmp_path / "rank_0" / "checkpoint_0.ckpt")).errors() == ()
 
 
 def test_numbered_files_of_a_run_that_did_not_end_are_no_checkpoint(tmp_path, monkeypatch):
