@@ -221,7 +221,7 @@ def test_the_library_neither_prints_nor_exits(path):
 
 def codes_given(tree):
     """The codes that a module gives to diagnostics, by itself or through its own functions."""
-    makers = {"Diagnostic", "Diagnostic.each"}
+    makers = {"Diagnostic", "each", "diagnostic"}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for function in functions:
         names = [ast.unparse(code) for code in first_arguments(function, makers)]
@@ -240,7 +240,8 @@ def codes_given(tree):
 def first_arguments(tree, makers):
     """The first arguments of the calls of some functions."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call.args[0] for call in calls if call.args and ast.unparse(call.func) in makers]
+    named = [(call, ast.unparse(call.func).rpartition(".")[2]) for call in calls if call.args]
+    return [call.args[0] for call, name in named if name in makers]
 
 
 def values_of(function, name):

@@ -27,18 +27,18 @@ from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.execution.copy import CopyOptions, Filled, UnitHash, cut_into_tasks, fill
+from ckpttool.execution.copy import CopyOptions, Filled, cut_into_tasks, fill
 from ckpttool.formats import get_format
 from ckpttool.formats.local import describe_os_error, identify_file
 from ckpttool.model.plan import OutputFile, Plan
 from ckpttool.model.region import Region
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
-from ckpttool.storage.checksums import CrcExtent, ReadUnit, compute_checksum
+from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.files import (
     Claim,
     create,
@@ -51,6 +51,7 @@ from ckpttool.storage.files import (
 from ckpttool.wording import count, shorten
 
 A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Message, hint and facts.  The `Diagnostic` of a worker of another version may have other fields.
@@ -74,7 +75,13 @@ class Cluster(Executor):
         The name of the engine, as passed to `open_engine`.
     """
 
-    name: str
+    def __init__(self, name: str, pool: Executor) -> None:
+        self.name = name
+        self._pool = pool
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submit a call to any worker."""
+        return self._wrap(self._pool.submit(fn, *args, **kwargs))
 
     @property
     def width(self) -> int:
@@ -94,7 +101,6 @@ class Cluster(Executor):
 
     def watch(self) -> None:
         """Raise `EngineError` if the workers are lost; called several times a second."""
-        raise NotImplementedError
 
     def _explain(self, error: BaseException) -> BaseException:
         """Translate an error of the cluster's library; return any other error unchanged."""
@@ -124,7 +130,7 @@ class WorkerRequirements:
 
     Attributes
     ----------
-    version, python
+    software
         From `software`, in the run's process.
     files
         Every file, with its stamp on the run's host.
@@ -132,24 +138,21 @@ class WorkerRequirements:
         The folder of the outputs.
     """
 
-    version: str
-    python: str
+    software: str
     files: tuple[StoredFile, ...]
     folder: str
 
 
-def software() -> tuple[str, str]:
+def software() -> str:
     """Return the version of this package, and the major and minor version of Python."""
-    return __version__, ".".join(platform.python_version_tuple()[:2])
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"ckpttool {__version__} on Python {python}"
 
 
 def check_worker(required: WorkerRequirements) -> WorkerProblem | None:
     """Return the problem of the worker that runs this call, or None."""
-    version, python = software()
-    if (version, python) != (required.version, required.python):
-        here = f"ckpttool {required.version} on Python {required.python}"
-        there = f"ckpttool {version} on Python {python}"
-        return f"workers have {there}", SAME_SOFTWARE, f"this run is {here}"
+    if software() != required.software:
+        return f"workers have {software()}", SAME_SOFTWARE, f"this run is {required.software}"
     unseen = dict.fromkeys(required.files, "")  # file to reason
     for pause in PAUSES:
         time.sleep(pause)
@@ -204,7 +207,7 @@ def check_workers(cluster: Cluster, plan: Plan, check: Callable[[], None]) -> No
         raise PlanError([Diagnostic("engine", message, hint="absolute paths", facts=facts)])
     with _temporary_marker(folder) as marker:
         files = tuple(map(identify_file, (*inputs, marker)))
-        answers = _check_each(cluster, WorkerRequirements(*software(), files, folder), check)
+        answers = _check_each(cluster, WorkerRequirements(software(), files, folder), check)
         hosts: dict[WorkerProblem, list[str]] = {}
         for host, answer in answers.items():
             if isinstance(answer, BaseException):
@@ -277,37 +280,16 @@ class FileTask:
     wants_read: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A file that a worker has written: complete, and on disk.
-
-    Attributes
-    ----------
-    path
-        Its temporary name.
-    filled
-        The bytes and hashes of its tensors.
-    """
-
-    path: str
-    filled: Filled
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return self.filled.nbytes
-
-
 class RemoteFile(Claim):
     """A claim whose output a worker writes as an attempt; ends with `rename` or `Claim.discard`.
 
     Attributes
     ----------
     attempt
-        The complete file that a worker has written; None until then.
+        The complete file that a worker has written; "" until then.
     """
 
-    attempt: Attempt | None = None
+    attempt: str = ""
 
     def task(self, options: CopyOptions, wants_read: bool = False) -> FileTask:
         """Return the task of a worker; see `FileTask`."""
@@ -327,19 +309,18 @@ class RemoteFile(Claim):
         OSError
             The attempt is missing, or another run has taken the claim.
         """
-        assert self.attempt is not None, "a worker has written it"
+        assert self.attempt, "a worker has written it"
         assert crc is None, "the worker has stored the checksum"
         require_name(self._path, self._fd)
-        return verify_header(identify_file(self.attempt.path), self._output)
+        return verify_header(identify_file(self.attempt), self._output)
 
     def rename(self) -> None:
         """Give the attempt the name of the output, and give up the claim."""
-        assert self.attempt is not None, "a worker has written it"
-        rename_durably(Path(self.attempt.path), self._output.path)
+        rename_durably(Path(self.attempt), self._output.path)
         self.discard()
 
 
-def write_file(task: FileTask) -> Attempt:
+def write_file(task: FileTask) -> Filled:
     """Write a whole output file under a new name; runs on a worker.
 
     Raises
@@ -360,27 +341,26 @@ def write_file(task: FileTask) -> Attempt:
         raise CkptToolError(f"on {socket.gethostname()}: {reason}") from error
 
 
-def _write(task: FileTask, path: str) -> Attempt:
+def _write(task: FileTask, path: str) -> Filled:
     output = task.output
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
         index = create(path, fd, output)
-        nbytes = 0
-        hashes: list[UnitHash] = []
-        crcs: list[CrcExtent] = []
-        read: list[ReadUnit] = []
+        filled: list[Filled] = []
         for fill_task in cut_into_tasks([(output, index)], task.options, task.wants_read):
             _require_claim(task.claim)
-            filled = fill(fill_task)
-            nbytes += filled.nbytes
-            hashes += filled.hashes
-            crcs += filled.crcs
-            read += filled.read
+            filled.append(fill(fill_task))
+        crcs = (crc for one in filled for crc in one.crcs)
         crc = compute_checksum(index, known=crcs) if "crc_num" in index.attrs else None
         get_format(output.format).seal(fd, crc)
         os.fsync(fd)  # no other host can sync the pages that this host has in its cache
-        return Attempt(path, Filled(nbytes, tuple(hashes), (), tuple(read)))
+        return Filled(
+            sum(one.nbytes for one in filled),
+            tuple(unit for one in filled for unit in one.hashes),
+            read=tuple(unit for one in filled for unit in one.read),
+            attempt=path,
+        )
     finally:
         os.close(fd)
 

@@ -107,12 +107,14 @@ class Filled:
     """What a task wrote: the number of bytes, a hash for each unit, and CRC-32s if requested.
 
     ``read`` has the hashes of source units that it read as a whole, if these are requested.
+    ``attempt`` is the temporary name of a file that a worker of a cluster wrote by itself.
     """
 
     nbytes: int
     hashes: tuple[UnitHash, ...]
     crcs: tuple[CrcExtent, ...] = ()
     read: tuple[ReadUnit, ...] = ()
+    attempt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

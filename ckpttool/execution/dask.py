@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckpttool.concurrency import Threads
 from ckpttool.execution.cluster import RESTART, SAME_SOFTWARE, Cluster
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")
-P = ParamSpec("P")
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10
@@ -97,9 +96,8 @@ class DaskCluster(Cluster):
     """A connection to a Dask scheduler."""
 
     def __init__(self, name: str, client: Client) -> None:
-        self.name = name
+        super().__init__(name, client.get_executor(pure=False))
         self._client = client
-        self._pool = client.get_executor(pure=False)
         self._nthreads: Mapping[str, int] = client.nthreads()
         if not self._nthreads:
             raise EngineError(name, "the scheduler has no workers", "dask worker ADDRESS")
@@ -116,10 +114,6 @@ class DaskCluster(Cluster):
     def threads(self) -> int:
         """Number of threads of the worker that has the most."""
         return max(self._nthreads.values(), default=1)
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submit a call to any worker."""
-        return self._wrap(self._pool.submit(fn, *args, **kwargs))
 
     def stop(self) -> None:
         """Cancel all calls in one message; a running call continues to its next claim check."""

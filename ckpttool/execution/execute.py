@@ -17,7 +17,6 @@ from typing import TypeAlias
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.execution.cluster import (
     CHECK_SECONDS,
-    Attempt,
     Cluster,
     RemoteFile,
     check_workers,
@@ -87,7 +86,7 @@ def _failure(
     return ExecutionError(path, cause, done, hint, details)
 
 
-CallResult: TypeAlias = int | Filled | Attempt  # a checksum, filled units, a whole file
+CallResult: TypeAlias = int | Filled  # a checksum, or what was written
 
 
 @dataclass(slots=True, eq=False)
@@ -96,20 +95,16 @@ class Job:
 
     output: OutputFile
     file: PartialFile | RemoteFile
-    open_tasks: int = 0
-    is_submitted: bool = False
+    open_tasks: int = 1  # and one until all are submitted
     hashes: dict[str, dict[int, str]] = field(default_factory=dict)  # by tensor and unit
     crcs: list[CrcExtent] = field(default_factory=list)
 
-    def accept(self, result: Filled | Attempt) -> None:
+    def accept(self, filled: Filled) -> None:
         """Add the part of a call's result that belongs to this output."""
-        if isinstance(result, Attempt):
-            assert isinstance(self.file, RemoteFile), "only workers of a cluster make attempts"
-            self.file.attempt = result
-            path, filled = result.path, result.filled
+        if isinstance(self.file, RemoteFile):
+            path = self.file.attempt = filled.attempt
         else:
-            assert isinstance(self.file, PartialFile), "only workers of this host fill units"
-            path, filled = self.file.index.path, result
+            path = self.file.index.path
         for unit_hash in filled.hashes:
             if unit_hash.path == path:
                 self.hashes.setdefault(unit_hash.name, {})[unit_hash.unit] = unit_hash.sha256
@@ -127,16 +122,17 @@ def _calls(
 
     A call fills units on this host, or writes a whole file on another host.
     """
-    local: dict[str, tuple[Job, FileIndex]] = {}
+    local: dict[str, Job] = {}
+    outputs: list[tuple[OutputFile, FileIndex]] = []
     for job in jobs:
         if isinstance(job.file, RemoteFile):
             yield partial(write_file, job.file.task(options, wants_read)), (job,)
         else:
-            local[job.file.index.path] = job, job.file.index
-    outputs = [(job.output, index) for job, index in local.values()]
+            local[job.file.index.path] = job
+            outputs.append((job.output, job.file.index))
     for task in cut_into_tasks(outputs, options, wants_read):
         paths = sorted({unit.tensor.file.path for unit in task.units})
-        yield partial(fill, task), tuple(local[path][0] for path in paths)
+        yield partial(fill, task), tuple(local[path] for path in paths)
 
 
 def execute(
@@ -192,7 +188,7 @@ def execute(
     if isinstance(executor, Cluster) and assignment.ranks:
         check_workers(executor, mine, check)
     try:
-        transaction = Transaction.open(plan, assignment)
+        transaction = Transaction(plan, assignment)
     except OSError as error:
         path = str(Path(plan.target.manifest_path))
         raise _failure(path, error) from error
@@ -255,14 +251,12 @@ class _Run:
 
     def start(self, outputs: Sequence[OutputFile]) -> None:
         """Create outputs and submit their tasks; wait while too many tasks are pending."""
-        is_remote = isinstance(self.executor, Cluster)
+        kind = RemoteFile if isinstance(self.executor, Cluster) else PartialFile
         jobs: list[Job] = []
-        self.current = outputs[0].path
         for output in outputs:
             self.current = output.path
-            job = Job(output, RemoteFile(output) if is_remote else PartialFile(output))
-            self.jobs.append(job)
-            jobs.append(job)
+            jobs.append(Job(output, kind(output)))
+            self.jobs.append(jobs[-1])
         for call, jobs_of_call in _calls(jobs, self.options, bool(self.listed)):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()
@@ -270,7 +264,6 @@ class _Run:
                 job.open_tasks += 1
             self.pending[self.executor.submit(call)] = jobs_of_call
         for job in jobs:
-            job.is_submitted = True
             self._commit_if_done(job)
 
     def collect(self) -> None:
@@ -292,11 +285,10 @@ class _Run:
             if isinstance(result, int):
                 self._commit(jobs[0], result)
                 continue
-            self._check_read(result.filled if isinstance(result, Attempt) else result)
+            self._check_read(result)
             self.on_progress(result.nbytes)
             for job in jobs:
                 job.accept(result)
-                job.open_tasks -= 1
                 self._commit_if_done(job)
 
     def _check_read(self, filled: Filled) -> None:
@@ -319,7 +311,9 @@ class _Run:
         return self.options.max_in_flight
 
     def _commit_if_done(self, job: Job) -> None:
-        if not job.is_submitted or job.open_tasks:
+        """Count a task of an output as done, and commit the output after the last one."""
+        job.open_tasks -= 1
+        if job.open_tasks:
             return
         if isinstance(job.file, PartialFile) and "crc_num" in job.file.index.attrs:
             call = partial(compute_checksum, job.file.index, known=job.crcs)

@@ -26,6 +26,7 @@ WORKER_DIED = "a worker died"
 WHY_DEAD = "it was killed, or memory ran out"
 FEWER = "fewer workers (-j 2), or less memory (--max-memory 1GiB)"
 
+ENGINE = re.compile(r"inline|mpi|dask:.+|(threads|processes)(:(?=\d*[1-9])\d{1,6})?")
 # The forms of each engine that users choose, and an example.
 ENGINES = {
     "threads": ("threads[:N]", "threads:4"),
@@ -136,9 +137,7 @@ def split_engine_name(name: str) -> tuple[str, str]:
     (('threads', '4'), ('dask', 'tcp://node7:8786'))
     """
     kind, _, rest = name.partition(":")
-    forms = {"inline": "", "threads": r"(:(?=\d*[1-9])\d{1,6})?", "dask": ":.+", "mpi": ""}
-    forms["processes"] = forms["threads"]
-    if kind not in forms or not re.fullmatch(kind + forms[kind], name):
+    if not ENGINE.fullmatch(name):
         raise ValueError(f"{name!r} is not an engine: {describe_engines()}")
     return kind, rest
 

@@ -10,9 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckpttool.execution.cluster import ANSWER_SECONDS, RESTART, Cluster
 from ckpttool.problems import EngineError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 A = TypeVar("A")
-P = ParamSpec("P")
 T = TypeVar("T")
 
 START = "mpiexec -n N python -m mpi4py.futures -m ckpttool ..."
@@ -57,20 +56,14 @@ def open_mpi(name: str) -> Iterator[Executor]:
 
 
 class MpiCluster(Cluster):
-    """The pool of workers of ``mpi4py.futures``."""
+    """The pool of workers of ``mpi4py.futures``; if a process dies, MPI ends all of them."""
 
-    def __init__(self, name: str, pool: MPIPoolExecutor) -> None:
-        self.name = name
-        self._pool = pool
+    _pool: MPIPoolExecutor
 
     @property
     def width(self) -> int:
         """Number of processes that are workers."""
         return int(self._pool.num_workers)
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submit a call to any worker."""
-        return self._wrap(self._pool.submit(fn, *args, **kwargs))
 
     def run_on_each(
         self, function: Callable[[A], T], argument: A
@@ -78,9 +71,6 @@ class MpiCluster(Cluster):
         """Run one call on each worker; return each result or exception, by host and MPI rank."""
         calls = [self._pool.submit(_run_once, function, argument) for _ in range(self.width)]
         return dict(call.result() for call in calls)
-
-    def watch(self) -> None:
-        """Do nothing: if a process dies, MPI ends all of them."""
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, BrokenExecutor):

@@ -156,8 +156,7 @@ def _destination_problems(
         hint = f"{'--resume --overwrite' if options.resume else '--overwrite'}, or {ELSEWHERE}"
         yield Diagnostic("destination", message, hint=hint, facts=facts)
     yield from _mixing_problems(catalog, target)
-    stale = None if options.overwrite or blocked else _find_stale_files(target)
-    if stale is not None:
+    for stale in () if options.overwrite or blocked else _find_stale_files(target):
         yield replace(stale, code="destination", hint=f"{ELSEWHERE}, or {stale.hint}")
 
 
@@ -280,11 +279,10 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     return access_problem(partial, os.R_OK | os.W_OK)
 
 
-def _find_stale_files(target: Target) -> Diagnostic | None:
-    """Return the warning about files of ranks or formats that the target does not have."""
-    if target.is_merged or not target.paths:
-        return None
-    return stale_files(*next(iter(target.paths.items())), range(target.ranks))
+def _find_stale_files(target: Target) -> Iterator[Diagnostic]:
+    """Yield the warning about files of ranks or formats that the target does not have."""
+    if target.paths and not target.is_merged:
+        yield from stale_files(*next(iter(target.paths.items())), range(target.ranks))
 
 
 def preflight(
@@ -342,8 +340,8 @@ def preflight(
         except CkptToolError as error:
             diagnostics.failures.append(error)
         diagnostics.add(*seen.errors)
-        if options.overwrite and (stale := _find_stale_files(target)) is not None:
-            seen.add(stale)
+        if options.overwrite:
+            seen.add(*_find_stale_files(target))
         found = replace(found, notes=(*found.notes, *seen.of("note", "warning")))
     if found is not None and found.refusals:
         there = manifest = []  # a refusal says more than that a file exists

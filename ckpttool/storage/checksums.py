@@ -6,11 +6,12 @@ import os
 import re
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
 from hashlib import sha256
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -264,12 +265,33 @@ def check_files(
     on_progress
         Called with the size of each file that was read.
     """
-    files = catalog.files
+    files, has_index = catalog.files, bool(catalog.indexes)
+    sealed = {rank: file for rank, file in files.items() if _has_checksum(file, has_index)}
+    ciphers = {
+        rank: file.cipher
+        for rank, file in files.items()
+        if file.cipher is not None and file.cipher.has_tags
+    }
+    checksums = {
+        rank: [executor.submit(verify_checksum, file)] for rank, file in sealed.items() if crc
+    }
+    tags = {rank: _check_tags(files[rank].file, one, executor) for rank, one in ciphers.items()}
 
-    def await_all(rank: int, futures: Iterable[Future[T]]) -> list[T]:
-        results = [wait_result(future) for future in futures]
-        on_progress(files[rank].nbytes)
-        return results
+    def await_all(submitted: Mapping[int, list[Future[T]]]) -> Iterator[tuple[int, list[T]]]:
+        for rank, futures in submitted.items():
+            yield rank, [wait_result(future) for future in futures]
+            on_progress(files[rank].nbytes)
+
+    forged = {
+        rank: forged_blocks_error(files[rank].path, ciphers[rank], numbers)
+        for rank, found in await_all(tags)
+        if (numbers := [*chain(*found)])
+    }
+    wrong = {rank: error for rank, (error,) in await_all(checksums) if error is not None}
+    errors: list[ChecksumError] = []
+    for rank, error in (*forged.items(), *wrong.items()):
+        error.rank = None if catalog.is_merged else rank
+        errors.append(error)
 
     def note(code: str, text: str, ranks: Collection[int], hint: str = "") -> list[Diagnostic]:
         named = format_ranks(sorted(ranks))
@@ -277,42 +299,15 @@ def check_files(
             named = shorten(files[number].path for number in sorted(ranks))
         return [Diagnostic(code, text, hint=hint, where=named)] if ranks else []
 
-    has_index = bool(catalog.indexes)
-    with_checksum = [rank for rank, file in files.items() if _has_checksum(file, has_index)]
-    with_tags = {
-        rank: file.cipher
-        for rank, file in files.items()
-        if file.cipher is not None and file.cipher.has_tags
-    }
-    checksums = {
-        rank: executor.submit(verify_checksum, files[rank]) for rank in with_checksum if crc
-    }
-    tags = {
-        rank: _check_tags(files[rank].file, cipher, executor) for rank, cipher in with_tags.items()
-    }
-    forged = {
-        rank: forged_blocks_error(files[rank].path, with_tags[rank], numbers)
-        for rank, futures in tags.items()
-        if (numbers := [number for found in await_all(rank, futures) for number in found])
-    }
-    wrong = {
-        rank: error for rank, future in checksums.items() if (error := await_all(rank, [future])[0])
-    }
-    errors: list[ChecksumError] = []
-    for rank, error in (*forged.items(), *wrong.items()):
-        error.rank = None if catalog.is_merged else rank
-        errors.append(error)
     if not crc:
-        text = "the checksum (crc_check) is not verified"
         hint = f"ckpttool verify {quote(catalog.root)} --crc"
-        return errors, note("unverified", text, with_checksum, hint)
-    notes = note("verified", "the checksum is right", checksums.keys() - wrong.keys())
-    notes += note(
-        "verified", "the tags of all encrypted blocks are right", tags.keys() - forged.keys()
-    )
-    others = files.keys() - checksums.keys() - tags.keys()
-    text = "saved without a checksum"
-    return errors, notes + note("no_checksum", text, others)
+        return errors, note("unverified", "the checksum (crc_check) is not verified", sealed, hint)
+    tagged = tags.keys() - forged.keys()
+    return errors, [
+        *note("verified", "the checksum is right", checksums.keys() - wrong.keys()),
+        *note("verified", "the tags of all encrypted blocks are right", tagged),
+        *note("no_checksum", "saved without a checksum", files.keys() - {*checksums, *tags}),
+    ]
 
 
 def _has_checksum(file: FileIndex, has_index: bool) -> bool:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -98,10 +99,6 @@ class TensorDelta:
 
     def merged(self, later: TensorDelta) -> TensorDelta:
         """Return the difference in this region and the following one together."""
-        if not later.differs:
-            return self
-        if not self.differs:
-            return later
         content = self.content or later.content
         if self.content and later.content:
             content = hashlib.sha256(self.content + later.content).digest()
@@ -111,7 +108,7 @@ class TensorDelta:
             _largest(self.max_abs, later.max_abs),
             _largest(self.max_rel, later.max_rel),
             later.first if self.first is None else self.first,
-            True,
+            self.differs or later.differs,
             content,
             self.nans + later.nans,
         )
@@ -216,14 +213,6 @@ class CompareOptions:
     max_in_flight: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class CompareTask:
-    """Units of one or several tensors that one worker compares."""
-
-    units: tuple[CompareUnit, ...]
-    options: CompareOptions
-
-
 def compare_tensors(
     tensors: Iterable[tuple[K, Sequence[OutputTensor]]],
     executor: Executor,
@@ -252,12 +241,11 @@ def compare_tensors(
         A file has become shorter since its header was read.
     """
     options = options or CompareOptions()
-    tasks = (
-        (batch, CompareTask(tuple(unit for *_, unit in batch), options))
-        for batch in _batches(tensors, options)
-    )
+    batches = _batches(tensors, options)
+    tasks = ((batch, [unit for *_, unit in batch]) for batch in batches)
+    compare = partial(compare_units, options)
     stats: TensorStats | None = None
-    for batch, found in map_in_order(executor, compare_units, tasks, options.max_in_flight):
+    for batch, found in map_in_order(executor, compare, tasks, options.max_in_flight):
         for (key, is_last, _), more in zip(batch, found, strict=True):
             stats = more if stats is None else stats.merged(more)
             if is_last:
@@ -290,16 +278,16 @@ def _batches(
         yield batch
 
 
-def compare_units(task: CompareTask) -> tuple[TensorStats, ...]:
+def compare_units(options: CompareOptions, batch: Sequence[CompareUnit]) -> tuple[TensorStats, ...]:
     """Return the statistics of each unit of a task; runs on a worker."""
-    largest = max(unit.region.size * _itemsize(unit) for unit in task.units)
-    widest = max(map(_itemsize, task.units))  # a band holds at least one element
-    buffers = np.empty((2, max(widest, min(task.options.band_bytes, largest))), np.uint8)
+    largest = max(unit.region.size * _itemsize(unit) for unit in batch)
+    widest = max(map(_itemsize, batch))  # a band holds at least one element
+    buffers = np.empty((2, max(widest, min(options.band_bytes, largest))), np.uint8)
     with (
-        FlatFiles(task.options.band_bytes) as files,
+        FlatFiles(options.band_bytes) as files,
         np.errstate(all="ignore"),  # a signalling NaN would cause a warning
     ):
-        return tuple(_compare_unit(files, unit, task.options, buffers) for unit in task.units)
+        return tuple(_compare_unit(files, unit, options, buffers) for unit in batch)
 
 
 def _itemsize(unit: CompareUnit) -> int:
@@ -309,24 +297,24 @@ def _itemsize(unit: CompareUnit) -> int:
 def _compare_unit(
     files: FlatFiles, unit: CompareUnit, options: CompareOptions, buffers: Bytes
 ) -> TensorStats:
-    first, *others = unit.readings
-    dtype, itemsize = first.meta.dtype, first.meta.itemsize
-    stats = TensorStats(differences=(TensorDelta(),) * len(others))
+    meta = unit.readings[0].meta
+    dtype, itemsize = meta.dtype, meta.itemsize
+    stats = TensorStats(differences=(TensorDelta(),) * (len(unit.readings) - 1))
     states = [hashlib.sha256() for _ in unit.readings if options.wants_hashes]
     for band in unit.region.bands(max(1, options.band_bytes // itemsize)):
         mine, other = buffers[:, : band.size * itemsize]
-        read_band(files, first, band, mine.reshape(*band.shape, itemsize))
-        found = _count(mine, dtype, band) if options.wants_counts else TensorStats()
         differences = []
-        for state in states[:1]:
-            state.update(mine.data)
-        for number, reading in enumerate(others, 1):
-            read_band(files, reading, band, other.reshape(*band.shape, itemsize))
-            for state in states[number : number + 1]:
-                state.update(other.data)
-            difference = _compare(mine, other, dtype, band, options.tolerance)
-            # Marks group three or more readings; with two there is nothing to group.
-            differences.append(_mark(difference, band, other) if len(others) > 1 else difference)
+        for number, reading in enumerate(unit.readings):
+            data = other if number else mine
+            read_band(files, reading, band, data.reshape(*band.shape, itemsize))
+            if options.wants_hashes:
+                states[number].update(data.data)
+            if number:
+                difference = _compare(mine, other, dtype, band, options.tolerance)
+                # Marks group three or more readings; with two there is nothing to group.
+                is_marked = len(unit.readings) > 2
+                differences.append(_mark(difference, band, other) if is_marked else difference)
+        found = _count(mine, dtype, band) if options.wants_counts else TensorStats()
         stats = stats.merged(replace(found, differences=tuple(differences)))
     is_unit = unit.region.size > 0  # an empty tensor has no units
     return replace(stats, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
@@ -343,12 +331,9 @@ def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
         if numbers is None:
             stats = stats.merged(TensorStats(len(block) // itemsize, is_zero=is_zero))
             continue
-        counts = count_nonfinite(numbers)
-        nan, infinity = (
-            None if first is None else _index(band, at + first)
-            for first in (counts.first_nan, counts.first_infinity)
-        )
-        counted = TensorStats(len(numbers), counts.nans, counts.infinities, nan, infinity, is_zero)
+        nans, infinities, *firsts = count_nonfinite(numbers)
+        nan, infinity = (None if first is None else _index(band, at + first) for first in firsts)
+        counted = TensorStats(len(numbers), nans, infinities, nan, infinity, is_zero)
         stats = stats.merged(counted)
     return stats
 

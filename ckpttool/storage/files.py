@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttool.formats import get_format, header_of
@@ -281,12 +282,22 @@ def remove_stale(folder: Path, name: str) -> None:
     this name.
     """
     path = folder / name
-    if not is_within(folder, name) or is_finished(path):
-        return
-    try:
-        fd = lock(path, os.open(path, OPEN_FLAGS))
-    except (FileNotFoundError, TakenError):
-        return
+    if is_within(folder, name) and not is_finished(path):
+        with suppress(FileNotFoundError, TakenError):
+            _remove_left(path)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the temporary file of a killed run, and all attempts at it.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is not there.
+    TakenError
+        Another run is writing it.
+    """
+    fd = lock(path, os.open(path, OPEN_FLAGS))
     try:
         path.unlink()
         remove_attempts(path)
@@ -308,14 +319,9 @@ def claim(path: Path) -> int:
         return _create(path)
     except FileExistsError:
         try:
-            stale = lock(path, os.open(path, OPEN_FLAGS))
+            _remove_left(path)
         except FileNotFoundError as error:
             raise TakenError(errno.EWOULDBLOCK, "another run wrote it", str(path)) from error
-    try:
-        path.unlink()
-        remove_attempts(path)
-    finally:
-        os.close(stale)
     try:
         return _create(path)
     except FileExistsError as error:

@@ -5,14 +5,16 @@ whole elements, little endian, one after another.
 
 Source
 ------
-IEEE 754 for the usual types; BFloat16 is the upper half of a Float32; the OCP 8-bit floating point
-specification for Float8E4M3FN (no infinity) and Float8E5M2; "Ascend HiFloat8 Format for Deep
-Learning" (Luo et al. 2024) for HiFloat8, all 256 values checked against the package en_dtypes.
+IEEE 754 for the usual types; BFloat16 is the upper half of a Float32, and Float8E5M2 that of a
+Float16; the OCP 8-bit floating point specification for Float8E4M3FN (no infinity); "Ascend HiFloat8
+Format for Deep Learning" (Luo et al. 2024) for HiFloat8, all 256 values checked against the package
+en_dtypes.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,26 +22,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ckpttool.model.dtypes import DTYPES
+
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.number]
 Float64s = npt.NDArray[np.float64]
 
-_NATIVE = {
-    "Bool": "u1",
-    "Int8": "i1",
-    "Int16": "<i2",
-    "Int32": "<i4",
-    "Int64": "<i8",
-    "UInt8": "u1",
-    "UInt16": "<u2",
-    "UInt32": "<u4",
-    "UInt64": "<u8",
-    "Float16": "<f2",
-    "Float32": "<f4",
-    "Float64": "<f8",
-    "Complex64": "<c8",
-    "Complex128": "<c16",
+# NumPy's names of these types are the same, in lower case.
+_NATIVE = {"Bool": np.dtype("u1")} | {
+    name: np.dtype(name.lower()).newbyteorder("<")
+    for name in DTYPES
+    if re.fullmatch(r"U?Int(8|16|32|64)|Float(16|32|64)|Complex(64|128)", name)
 }
 
 
@@ -74,6 +68,8 @@ def decode(data: Bytes, dtype: str) -> Numbers | None:
         return data.view(_NATIVE[dtype])
     if dtype == "BFloat16":
         return (data.view("<u2").astype("<u4") << np.uint32(16)).view("<f4")
+    if dtype == "Float8E5M2":
+        return (data.astype("<u2") << np.uint16(8)).view("<f2")
     if dtype in _SMALL_FLOATS:
         return _table(dtype)[data]
     return None
@@ -110,8 +106,7 @@ def take(data: Bytes, positions: npt.NDArray[np.intp], itemsize: int) -> Bytes:
 def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
     """Return whether each two numbers are equal; NaN equals NaN, and 0 equals -0."""
     if a.dtype.kind == "c":
-        part = "<f4" if a.dtype.itemsize == 8 else "<f8"
-        parts = find_same_numbers(a.view(part), b.view(part))
+        parts = find_same_numbers(a.view(a.real.dtype), b.view(b.real.dtype))
         return parts[0::2] & parts[1::2]
     same: Flags = a == b
     if a.dtype.kind == "f":
@@ -119,6 +114,7 @@ def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
     return same
 
 
+@np.errstate(all="ignore")
 def find_distances(a: Numbers, b: Numbers) -> Float64s:
     """Return ``|a - b|`` of each element; 0 where both are the same number, NaN and Inf included.
 
@@ -126,37 +122,33 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
     only one number is NaN.  Integers are subtracted as integers, because Float64 may round two
     large ones to the same number.
     """
+    distances: Float64s
     if a.dtype.kind in "iu":
         wide = "<i8" if a.dtype.kind == "i" else "<u8"
         x, y = a.astype(wide), b.astype(wide)
-        up = np.greater_equal(x, y)
         words = x.view("<u8"), y.view("<u8")
-        exact: Float64s = np.where(up, words[0] - words[1], words[1] - words[0]).astype("<f8")
-        return exact
-    if a.dtype.kind == "c":
-        part = "<f4" if a.dtype.itemsize == 8 else "<f8"
-        parts = find_distances(a.view(part), b.view(part))
-        with np.errstate(all="ignore"):
-            moduli: Float64s = np.hypot(parts[0::2], parts[1::2])
-            return moduli
-    with np.errstate(all="ignore"):
-        distances: Float64s = np.abs(_widen(a) - _widen(b))
-    distances[find_same_numbers(a, b)] = 0
+        distances = np.where(x >= y, words[0] - words[1], words[1] - words[0]).astype("<f8")
+    elif a.dtype.kind == "c":
+        parts = find_distances(a.view(a.real.dtype), b.view(b.real.dtype))
+        distances = np.hypot(parts[0::2], parts[1::2])
+    else:
+        distances = np.abs(_widen(a) - _widen(b))
+        distances[find_same_numbers(a, b)] = 0
     return distances
 
 
+@np.errstate(all="ignore")
 def find_magnitudes(numbers: Numbers) -> Float64s:
     """Return ``|x|`` of each element."""
-    with np.errstate(all="ignore"):
-        magnitudes: Float64s = np.abs(_widen(numbers))
-        return magnitudes
+    magnitudes: Float64s = np.abs(_widen(numbers))
+    return magnitudes
 
 
+@np.errstate(all="ignore")
 def scale_down(numbers: Numbers) -> Numbers:
     """Return a sixteenth of each element in Float64, so that sums and differences are finite."""
-    with np.errstate(all="ignore"):
-        smaller: Numbers = _widen(numbers) / 16
-        return smaller
+    smaller: Numbers = _widen(numbers) / 16
+    return smaller
 
 
 def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
@@ -172,29 +164,10 @@ def _table(dtype: str) -> npt.NDArray[np.float32]:
 
 def _float8_e4m3fn(byte: int) -> float:
     """Decode Float8E4M3FN: bias 7, no infinity, NaN where all bits except the sign are set."""
-    sign, exponent, mantissa = _fields(byte, 3)
-    if exponent == 15 and mantissa == 7:
+    sign, exponent, mantissa = (-1.0 if byte & 0x80 else 1.0), (byte & 0x7F) >> 3, byte & 7
+    if byte & 0x7F == 0x7F:
         return math.nan
-    return sign * _magnitude(exponent, mantissa / 8, 7)
-
-
-def _float8_e5m2(byte: int) -> float:
-    """Decode Float8E5M2: bias 15; the largest exponent marks Inf and NaN."""
-    sign, exponent, mantissa = _fields(byte, 2)
-    if exponent == 31:
-        return math.nan if mantissa else sign * math.inf
-    return sign * _magnitude(exponent, mantissa / 4, 15)
-
-
-def _fields(byte: int, bits: int) -> tuple[float, int, int]:
-    """Return the sign, the exponent field and the mantissa field of ``bits`` bits."""
-    return -1.0 if byte & 0x80 else 1.0, (byte & 0x7F) >> bits, byte & ((1 << bits) - 1)
-
-
-def _magnitude(exponent: int, fraction: float, bias: int) -> float:
-    if exponent == 0:
-        return math.ldexp(fraction, 1 - bias)
-    return math.ldexp(1 + fraction, exponent - bias)
+    return sign * math.ldexp(mantissa / 8 + (exponent > 0), max(exponent, 1) - 7)
 
 
 def _hifloat8(byte: int) -> float:
@@ -223,6 +196,5 @@ def _hifloat8(byte: int) -> float:
 
 _SMALL_FLOATS: dict[str, Callable[[int], float]] = {
     "Float8E4M3FN": _float8_e4m3fn,
-    "Float8E5M2": _float8_e5m2,
     "HiFloat8": _hifloat8,
 }

@@ -61,11 +61,6 @@ def _read_buffers(tensor: StoredTensor, buffer_bytes: int) -> Iterator[Bytes]:
             yield data
 
 
-def unit_digests(tensor: StoredTensor, buffer_bytes: int) -> list[str]:
-    """Return the SHA-256 of each unit of a tensor in hexadecimal digits, as in a manifest."""
-    return [*_hash_spans(tensor, pairwise(unit_starts(tensor.meta)), buffer_bytes)]
-
-
 def _hash_spans(
     tensor: StoredTensor, spans: Iterable[tuple[int, int]], buffer_bytes: int
 ) -> Iterator[str]:
@@ -94,7 +89,8 @@ def hash_unit(tensor: StoredTensor, number: int) -> str:
 
 def hash_units(tensor: StoredTensor) -> tuple[str, ...]:
     """Return the SHA-256 of each unit of a stored tensor, as in a manifest; runs on a worker."""
-    return hashed(tensor.meta, dict(enumerate(unit_digests(tensor, UNIT_BUFFER_BYTES)))).sha256
+    digests = _hash_spans(tensor, pairwise(unit_starts(tensor.meta)), UNIT_BUFFER_BYTES)
+    return hashed(tensor.meta, dict(enumerate(digests))).sha256
 
 
 def find_least(tensor: StoredTensor, buffer_bytes: int = BUFFER_BYTES) -> float:

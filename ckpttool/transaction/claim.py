@@ -19,12 +19,10 @@ from ckpttool.storage.files import (
 )
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import Log, LogWriter
-from ckpttool.transaction.manifest import sealed_text
 from ckpttool.transaction.resume import (
     Assignment,
     beside_problem,
     busy_problem,
-    busy_problems,
     destination_changes,
     undecided_problem,
 )
@@ -43,10 +41,12 @@ BEGINS = "it begins or ends, or finalizes parts"
 class Claim:
     """The hold of a run on a destination; ends with `release` or `abandon`.
 
+    A run that has nothing to do holds nothing.
+
     Parameters
     ----------
-    assignment
-        What the run writes, and what preflight saw there.
+    run
+        What it writes, and what preflight saw there.
 
     Attributes
     ----------
@@ -67,25 +67,24 @@ class Claim:
         A file cannot be read or made.
     """
 
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._outputs = outputs = assignment.outputs
-        self._record = record = outputs.record
+    def __init__(self, run: Assignment) -> None:
+        self._run = run
+        self._record = record = run.record
         self._log_lock: FileLock | None = None
         self.plan: RecordedPlan | None = None
         self.notes: tuple[Diagnostic, ...] = ()
+        if run.is_finished:
+            return
         try:
             lock = FileLock(record.lock, CLAIM_SECONDS)
         except HeldError as error:
             raise PlanError([busy_problem(record, BEGINS)]) from error
         self._has_locks = lock.works
         try:
-            try:
+            with lock:
                 self._settle_plan(look(record))
-                self._log_lock = FileLock(record.log(outputs.part))
-            finally:
-                lock.release()
-            remove_half_written(record, outputs.outputs)
+                self._log_lock = FileLock(record.log(run.part))
+            remove_half_written(record, run.outputs)
             self.log = self._open_log(self._log_lock)
         except BaseException as error:
             clean_up(error, self.abandon)
@@ -98,51 +97,44 @@ class Claim:
 
         The caller has locked the record, if the file system has locks.
         """
-        assignment, outputs, record = self._assignment, self._outputs, self._record
-        problems = list(busy_problems(assignment, destination))
+        run, record, overwrites = self._run, self._record, self._run.options.overwrite
+        problems = list(run.busy_problems(destination))
         if not self._has_locks:
             hint = "let no other run write there before this one ends"
             self.notes = (self._no_locks("only its plan keeps other runs away", hint),)
-            if outputs.part is not None:
+            if run.part is not None:
                 hint = "one run without --part, or another file system"
                 problems.append(self._no_locks("runs with --part need them", hint))
-        problems = problems or list(destination_changes(assignment))
+        problems = problems or list(destination_changes(run))
         if problems:
             raise PlanError(problems)
         found = destination.plan
-        if not assignment.options.overwrite:
-            for error in destination.damaged:
-                if error.path == str(record.plan):
-                    raise error
-        is_other = found is not None and found.provenance.digest != outputs.provenance.digest
-        is_new = found != assignment.destination.plan
-        if found is not None and is_other and is_new and not assignment.options.overwrite:
-            raise PlanError([beside_problem(destination, outputs.provenance, found.provenance)])
-        self.plan = plan = outputs.plan()
-        text = sealed_text(plan.head(), plan.lines())
-        left = found.files if is_other and found is not None else ()
-        if is_other or found is None or not self._has_locks:
-            remove_half_written(record, left)
-            is_new = found is None and not assignment.options.overwrite
-            self._write_plan(text, is_new)
-        if assignment.options.overwrite and outputs.part is None:
-            for error in destination.damaged:
-                if Path(error.path) in record.logs():
-                    Path(error.path).unlink(missing_ok=True)
+        if not overwrites and (error := destination.damaged.get(record.plan)):
+            raise error
+        is_same = found is not None and found.provenance.digest == run.provenance.digest
+        if found is not None and not is_same:
+            if found != run.destination.plan and not overwrites:
+                raise PlanError([beside_problem(destination, run.provenance, found.provenance)])
+            remove_half_written(record, found.files)
+        self.plan = run.plan()
+        if not (is_same and self._has_locks):
+            self._write_plan(self.plan, is_new=found is None and not overwrites)
+        if overwrites and run.part is None:
+            for path in destination.damaged.keys() & {*record.logs()}:
+                path.unlink(missing_ok=True)
 
     def _no_locks(self, facts: str, hint: str) -> Diagnostic:
-        where = str(self._record.home)
-        message = "this file system has no locks"
+        message, where = "this file system has no locks", str(self._record.home)
         return Diagnostic("no_locks", message, hint=hint, facts=facts, where=where)
 
-    def _write_plan(self, text: Iterable[str], is_new: bool) -> None:
+    def _write_plan(self, plan: RecordedPlan, is_new: bool) -> None:
         """Write the plan; without locks, only one of two runs can make a new one."""
         path = self._record.plan
         if self._has_locks or not is_new:
-            write_document(str(path), text)
+            write_document(str(path), plan.text())
             return
         try:
-            create_document(path, text)
+            create_document(path, plan.text())
         except FileExistsError as error:
             self.plan = None
             by = "it began at the same time"
@@ -153,10 +145,10 @@ class Claim:
         try:
             kept = Log.read(lock.path).nbytes
         except FormatError:
-            if not self._assignment.options.overwrite:
+            if not self._run.options.overwrite:
                 raise
             kept = 0
-        run = self._outputs.provenance
+        run = self._run.provenance
         log = LogWriter(lock.path, lock.fd, kept, run.digest, run.command)
         sync_folder(self._record.home)
         return log
@@ -183,23 +175,20 @@ class Claim:
     def abandon(self) -> None:
         """Release the log, and remove what runs have recorded if it is of no use."""
         record = self._record
+        if self._run.is_finished:
+            return
         try:
-            lock = FileLock(record.lock, CLAIM_SECONDS)
-        except HeldError:
-            self.release()
-            return  # another run begins, or parts are finalized
-        try:
-            found = look(record)
-            for log in found.logs:
-                is_own = self._log_lock is not None and log.path == self._log_lock.path
-                if is_own and self._has_log() and not any(log.plans.values()):
-                    log.path.unlink()
-            self.release()
-            if not (self._is_of_others(found) or _has_something_to_resume(found)):
-                forget_run(record)
+            # Without the lock another run begins, or parts are finalized.
+            with suppress(HeldError), FileLock(record.lock, CLAIM_SECONDS):
+                found, own = look(record), record.log(self._run.part)
+                for log in found.logs:
+                    if log.path == own and self._has_log() and not any(log.plans.values()):
+                        log.path.unlink()
+                self.release()
+                if not (self._is_of_others(found) or _has_something_to_resume(found)):
+                    forget_run(record)
         finally:
             self.release()
-            lock.release()
 
     def _is_of_others(self, found: Destination) -> bool:
         """Return whether other runs write, or have planned to."""
@@ -235,17 +224,12 @@ def remove_leftovers(record: Record, ended: RecordedPlan | None) -> None:
     """
     if not (is_there(record.manifest) and record.leftovers()):
         return
-    with suppress(OSError):
-        lock = FileLock(record.lock, CLAIM_SECONDS)
-        try:
-            plan = _read_plan(record.plan)
-            is_free = not find_writers(record) if lock.works else plan in (None, ended)
-            if is_there(record.manifest) and is_free:
-                if plan is not None:
-                    remove_half_written(record, plan.files)
-                forget_run(record)
-        finally:
-            lock.release()
+    with suppress(OSError), FileLock(record.lock, CLAIM_SECONDS) as lock:
+        plan = _read_plan(record.plan)
+        is_free = not find_writers(record) if lock.works else plan in (None, ended)
+        if is_there(record.manifest) and is_free:
+            remove_half_written(record, () if plan is None else plan.files)
+            forget_run(record)
 
 
 def remove_half_written(record: Record, names: Iterable[str]) -> None:

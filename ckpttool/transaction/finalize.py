@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.formats.local import describe_os_error
-from ckpttool.model.manifest import MANIFEST
+from ckpttool.model.manifest import MANIFEST, OutputEntry
 from ckpttool.problems import (
     CkptToolError,
     Diagnostic,
@@ -23,6 +23,7 @@ from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
+    find_intact,
     find_unchanged,
     size_problem,
     stale_files,
@@ -32,8 +33,6 @@ from ckpttool.transaction.record import finish_set
 from ckpttool.transaction.resume import access_problems, is_written
 from ckpttool.transaction.states import Destination, Record, State, look, unfinished_problem
 from ckpttool.wording import count, format_ranks, shorten
-
-ALTERED = "changed since it was written"
 
 
 def finalize(folder: str) -> Manifest:
@@ -54,6 +53,7 @@ def finalize(folder: str) -> Manifest:
     """
     record = Record.of(Path(folder))
     destination = look(record)
+    ended = None
     if destination.state is State.RUNNING:
         raise PlanError([_busy(folder, destination)])
     if destination.state is not State.COMPLETE and (
@@ -66,13 +66,12 @@ def finalize(folder: str) -> Manifest:
         except HeldError as error:
             raise PlanError([_busy(folder, look(record))]) from error
         try:
-            _finish(folder, look(record))
+            with lock:
+                _finish(folder, look(record))
         except OSError as error:
             raise ExecutionError(str(record.manifest), describe_os_error(error)) from error
-        finally:
-            lock.release()
-    has_finished = destination.state is State.STOPPED
-    remove_leftovers(record, destination.plan if has_finished else None)
+        ended = destination.plan
+    remove_leftovers(record, ended)
     return _check_complete(folder, record)
 
 
@@ -89,49 +88,32 @@ def _finish(folder: str, destination: Destination) -> None:
         raise PlanError([_busy(folder, destination)])
     if destination.state is not State.STOPPED:
         return  # another run has ended meanwhile
-    raise_all(error.with_hint(_remedy_for(record, error)) for error in destination.damaged)
+    raise_all(error.with_hint(_remedy_for(record, error)) for error in destination.damaged.values())
     if plan is None or not destination.parts:
-        raise PlanError([unfinished_problem(destination, Path(folder))])
-    errors: list[CkptToolError] = []
+        raise PlanError([unfinished_problem(destination)])
     problems = list(_missing_parts(folder, destination))
-    outside = [one.path for one in plan.documents if not is_within(record.folder, one.path)]
-    if outside:
+    if outside := [one.path for one in plan.documents if not is_within(record.folder, one.path)]:
         text, facts = "a link leads out of the folder of the set", shorten(outside, 3)
         problems.append(Diagnostic("parts", text, facts=facts, where=str(record.plan)))
     documents = [replace(one, path=str(record.folder / one.path)) for one in plan.documents]
+    text, hint = "a file that is not of this set", "move it away"
     problems += (
-        Diagnostic(
-            "destination", "a file that is not of this set", hint="move it away", where=one.path
-        )
+        Diagnostic("destination", text, hint=hint, where=one.path)
         for one in documents
         if is_there(one.path) and not is_written(one)
     )
-    if problems:
-        errors.append(PlanError(problems))
+    errors: list[CkptToolError] = [PlanError(problems)] if problems else []
     logged = destination.logged(plan.provenance.digest)  # in the order in which they were written
     names = sorted(plan.outputs, key=plan.outputs.__getitem__)
     entries = {name: logged[name] for name in names if name in logged}
-    stamps = find_unchanged(
-        record.folder,
-        plan.provenance,
-        {name: entry.stamp for name, entry in entries.items()},
-        lambda names: (entries[name].read_entry() for name in names),
-    )
-    if changed := [name for name in entries if name not in stamps]:
-        errors += _changed_parts(record, {name: entries[name] for name in changed})
-    raise_all(errors)
-    absent = [name for name in names if name not in entries]
-    if absent:
-        text, hint = (
-            f"{count(len(absent), 'output')} in no log",
-            "run all parts again, with --resume",
-        )
-        raise PlanError(
-            [Diagnostic("parts", text, hint=hint, facts=shorten(absent, 3), where=folder)]
-        )
+    intact = find_intact(record.folder, plan.provenance, entries)
+    raise_all([*errors, *_changed_parts(record, entries, intact)])
+    if absent := [name for name in names if name not in entries]:
+        text, facts = f"{count(len(absent), 'output')} in no log", shorten(absent, 3)
+        hint = "run all parts again, with --resume"
+        raise PlanError([Diagnostic("parts", text, hint=hint, facts=facts, where=folder)])
     remove_half_written(record, plan.files)
-    ordered = {name: stamps[name] for name in names}
-    finish_set(record, plan.provenance, documents, entries.values(), ordered)
+    finish_set(record, plan.provenance, documents, intact)
 
 
 def _remedy_for(record: Record, error: FormatError) -> str:
@@ -151,28 +133,33 @@ def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic
     runs = shorten((f"--part {part}" for part in missing), 3)
     hint = f"the same command with {runs}, then ckpttool finalize {folder}"
     begun = [part.number for part in missing if part in destination.parts]
-    facts = ""
-    if begun:
-        facts = f"{format_ranks(begun, 'part')} had begun; --resume keeps what is complete"
+    facts = f"{format_ranks(begun, 'part')} had begun; --resume keeps what is complete"
+    facts = facts if begun else ""
     yield Diagnostic("parts", f"{named} of {of} missing", hint=hint, facts=facts, where=folder)
 
 
-def _changed_parts(record: Record, changed: Mapping[str, LoggedOutput]) -> Iterator[VerifyError]:
-    """Yield an error for each run that has to repeat outputs, which are missing or changed."""
-    found: dict[Part | None, dict[str, str]] = {}
-    for name, logged in changed.items():
-        problem = size_problem(record.folder, logged.read_entry()) or ALTERED
-        found.setdefault(record.part_of(logged.log), {})[name] = problem
-    for part, problems in found.items():
+def _changed_parts(
+    record: Record, logged: Mapping[str, LoggedOutput], intact: Container[str]
+) -> Iterator[VerifyError]:
+    """Yield an error for each output that is missing or changed, with the run that repeats it."""
+    by_part: dict[Part | None, list[OutputEntry]] = {}
+    for name, one in logged.items():
+        if name not in intact:
+            by_part.setdefault(record.part_of(one.log), []).append(one.read_entry())
+    for part, outputs in by_part.items():
         run = "the same command" + ("" if part is None else f" with --part {part}")
-        is_altered = any(is_there(record.folder / name) for name in problems)  # not for --resume
+        is_altered = any(is_there(record.folder / one.path) for one in outputs)  # not for --resume
         hint = f"{run} {'--overwrite' if is_altered else '--resume'}"
-        yield from _output_errors(record.folder, problems, hint)
+        yield from _output_errors(record.folder, outputs, hint)
 
 
-def _output_errors(folder: Path, problems: Mapping[str, str], hint: str) -> Iterator[VerifyError]:
-    """Yield an error for each output of a set, by name, with what is wrong with it."""
-    return (VerifyError(str(folder / name), [what], hint) for name, what in problems.items())
+def _output_errors(
+    folder: Path, outputs: Iterable[Written | OutputEntry], hint: str
+) -> Iterator[VerifyError]:
+    """Yield an error for each output of a set that is missing or changed."""
+    for one in outputs:
+        what = size_problem(folder, one) or "changed since it was written"
+        yield VerifyError(str(folder / one.path), [what], hint)
 
 
 def _check_complete(folder: str, record: Record) -> Manifest:
@@ -180,74 +167,62 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     path = record.manifest
     if not path.exists():
         message, facts, hint = "no parts in it", "a run with --part K/N leaves a log here", ""
-        other = _find_other_set(record.folder)
-        if other is not None:
+        if other := _find_other_set(record.folder):
             message, facts = "the parts in it are of single files", ""
             hint = f"ckpttool finalize {other}"
         raise PlanError([Diagnostic("parts", message, hint=hint, facts=facts, where=folder)])
     try:
         file = ManifestFile.read(path)
         manifest = file.manifest()
-        paths = [output.path for output in manifest.outputs]
-        changed = _changed_outputs(record, file, paths)
+        changed = _changed_outputs(record, file, manifest.outputs)
     except FormatError as error:
         raise error.with_hint(remedy_for(error)) from error
-    if path.name != MANIFEST and path.name not in {
-        f"{o.path}.{MANIFEST}" for o in manifest.outputs
-    }:
-        names = shorten((output.path for output in manifest.outputs), 3)
-        text = f"{path.name} lists {names} in place of it"
+    names = [output.path for output in manifest.outputs]
+    if path.name not in {MANIFEST, *(f"{name}.{MANIFEST}" for name in names)}:
+        text = f"{path.name} lists {shorten(names, 3)} in place of it"
         raise VerifyError(folder, [text], "rename the output and its manifest back")
-    raise_all(_set_errors(path, manifest.outputs, changed))
+    missing = [one for one in changed if not is_there(record.folder / one.path)]
+    altered = [one for one in changed if one not in missing]
+    again = "the command that writes the set, without --part, with --resume"
+    anew = "put a copy of it back, or write the set again with --overwrite"
+    raise_all(
+        [
+            *_output_errors(record.folder, missing, again),
+            *_output_errors(record.folder, altered, anew),
+        ]
+    )
     return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))
 
 
-def _changed_outputs(record: Record, manifest: ManifestFile, names: Collection[str]) -> set[str]:
+def _changed_outputs(
+    record: Record, manifest: ManifestFile, outputs: Sequence[Written]
+) -> list[Written]:
     """Return the outputs that are not as they were written, by their stamps or contents."""
     stamps = look(record).stamps
     if stamps is not None and stamps.manifest != manifest.digest:
         stamps = None  # of another set
     known = stamps.outputs if stamps is not None else {}
-    provenance = stamps.provenance if stamps is not None else manifest.provenance()
     unchanged = find_unchanged(
         record.folder,
-        provenance,
-        {name: known.get(name) for name in names},
+        stamps.provenance if stamps is not None else manifest.provenance(),
+        {one.path: known.get(one.path) for one in outputs},
         lambda unclear: (one for one in manifest.outputs() if one.path in unclear),
     )
-    return set(names) - unchanged.keys()
-
-
-def _set_errors(
-    path: Path, outputs: Sequence[Written], changed: Container[str]
-) -> Iterator[VerifyError]:
-    """Yield the problems of the outputs of a complete set."""
-    found = {one.path: size_problem(path.parent, one) for one in outputs}
-    problems = {
-        name: problem or ALTERED for name, problem in found.items() if problem or name in changed
-    }
-    for is_missing, hint in (
-        (True, "the command that writes the set, without --part, with --resume"),
-        (False, "put a copy of it back, or write the set again with --overwrite"),
-    ):
-        named = {n: p for n, p in problems.items() if is_there(path.parent / n) is not is_missing}
-        if named:
-            yield from _output_errors(path.parent, named, hint)
+    return [one for one in outputs if one.path not in unchanged]
 
 
 def _warn_of_others(folder: Path, outputs: Sequence[Written]) -> Iterator[Diagnostic]:
     """Yield a warning about files that readers would mistake for outputs of the set."""
-    first = outputs[0] if outputs else None
-    if first is None or Path(first.path).parent != Path(f"rank_{first.rank}"):
-        return
-    ranks = {output.rank for output in outputs}
-    if (stale := stale_files(first.rank, str(folder / first.path), ranks)) is not None:
-        yield stale
+    first = next(iter(outputs), None)
+    if first is not None and Path(first.path).parent == Path(f"rank_{first.rank}"):
+        ranks = {output.rank for output in outputs}
+        yield from stale_files(first.rank, str(folder / first.path), ranks)
 
 
 def _find_other_set(folder: Path) -> Path | None:
     """Return a single file in a folder that has parts; None if there is none."""
-    for home in sorted(folder.glob(f".*.{Path(MANIFEST).stem}")):
+    stem = Path(MANIFEST).stem
+    for home in sorted(folder.glob(f".*.{stem}")):
         if (home / "plan.json").exists():
-            return folder / home.name.removeprefix(".").removesuffix(f".{Path(MANIFEST).stem}")
+            return folder / home.name.removeprefix(".").removesuffix(f".{stem}")
     return None

@@ -54,7 +54,7 @@ def is_held(path: Path) -> bool | None:
 
 
 class FileLock:
-    """The lock of one file, which is made if it is not there; ends with `release`.
+    """The lock of one file, which is made if it is not there; ends with `release`, or its context.
 
     Parameters
     ----------
@@ -87,6 +87,12 @@ class FileLock:
             if time.monotonic() > end:
                 raise HeldError(errno.EWOULDBLOCK, "another run holds it", str(path))
             time.sleep(PAUSE_SECONDS)
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def _try(self) -> bool:
         """Open and lock the file; return False if it is held, or was removed meanwhile."""

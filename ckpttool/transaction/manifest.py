@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -36,8 +36,7 @@ S = TypeVar("S", bound="SealedFile")
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 1_000_000_000  # ten times the largest header; stops files of other kinds
-NO_DIGEST = "0" * 64
-OPEN, CLOSE = ', "outputs": [', '], "sha256": "'
+OPEN, CLOSE, END = ', "outputs": [', '], "sha256": "', '"}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +74,21 @@ class Manifest:
 def sealed_text(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
     """Yield the text of a sealed document; the lines of a manifest are those of `entry_text`."""
     state = hashlib.sha256()
-    for piece in _before_seal(head, outputs):
+    lines = (f"{',' if number else ''}\n{line}" for number, line in enumerate(outputs))
+    for piece in chain((json.dumps(head).removesuffix("}") + OPEN,), lines, ("\n",)):
         state.update(piece.encode("ascii"))
         yield piece
     yield _seal(state.hexdigest())
 
 
-def _before_seal(head: Mapping[str, object], outputs: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a sealed document except its last line."""
-    yield json.dumps(head).removesuffix("}") + OPEN
-    comma = ""
-    for line in outputs:
-        yield f"{comma}\n{line}"
-        comma = ","
-    yield "\n"
-
-
 def digest_in(last_line: str) -> str:
     """Return the SHA-256 in the last line of a sealed document."""
-    return last_line.removeprefix(CLOSE)[: len(NO_DIGEST)]
+    return last_line.removeprefix(CLOSE).removesuffix(END)
 
 
 def _seal(digest: str) -> str:
     """Return the last line of a sealed document, with the SHA-256 of the other lines."""
-    return f'{CLOSE}{digest}"}}\n'
+    return f"{CLOSE}{digest}{END}"
 
 
 def entry_text(output: OutputEntry) -> str:
@@ -182,11 +172,8 @@ class SealedFile:
         """
         with opened(path) as file:
             lines = _verified_lines(path, file)
-            first = next(lines, b"")
-            deque(lines, maxlen=0)
-            file.seek(-len(_seal(NO_DIGEST)), os.SEEK_END)
-            digest = digest_in(file.read().decode())
-        file_read = cls(path, _entries_of_head(path, first), digest)
+            first, rest = next(lines), deque(lines, maxlen=1)
+        file_read = cls(path, _entries_of_head(path, first), digest_in(rest[0].decode()))
         schema = file_read.entries(_Schema).schema
         if schema != MANIFEST_SCHEMA:
             reason = f"schema: expected {MANIFEST_SCHEMA}, got {schema}"
@@ -210,7 +197,7 @@ class SealedFile:
             A line is no such JSON object, or the file has changed since it was verified.
         """
         with opened(self.path) as file:
-            for line in islice(_verified_lines(self.path, file), 1, None):
+            for line, _ in pairwise(islice(_verified_lines(self.path, file), 1, None)):
                 yield parse_entries(self.path, kind, line.rstrip(b",\n"))
 
 
@@ -278,7 +265,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines except the last; raise `FormatError` unless that has their SHA-256."""
+    """Yield the lines; raise `FormatError` unless the last one has the SHA-256 of the others."""
     state = hashlib.sha256()
     line = b""
     for next_line in read_lines(path, file):
@@ -287,6 +274,7 @@ def _verified_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
             yield line
         line = next_line
     if line == _seal(state.hexdigest()).encode():
+        yield line
         return
     reason = "changed since it was written: its checksum does not match"
     if not line.startswith(CLOSE.encode()):

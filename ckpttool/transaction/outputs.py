@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, no_progress, wait_result
 from ckpttool.formats import FORMATS, read_index, suffix_of
-from ckpttool.model.manifest import OutputEntry, Provenance, TensorEntry, hashed
+from ckpttool.model.manifest import OutputEntry, Provenance
 from ckpttool.model.tensors import FileIndex, FileStamp
 from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.checksums import verify_checksum
 from ckpttool.storage.files import stamp_at
 from ckpttool.storage.sampling import hash_units
+from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import Written
 from ckpttool.wording import count, shorten
 
 ReadEntries: TypeAlias = Callable[[Collection[str]], Iterable[OutputEntry]]
 KnownStamps: TypeAlias = Mapping[str, "FileStamp | None"]
-MISSING = "missing"
 FindUnchanged: TypeAlias = Callable[[KnownStamps, ReadEntries], dict[str, FileStamp]]
 
 
@@ -30,7 +31,7 @@ def size_problem(folder: Path, output: Written | OutputEntry) -> str | None:
     try:
         nbytes = (folder / output.path).stat().st_size
     except FileNotFoundError:
-        return MISSING
+        return "missing"
     if nbytes != output.nbytes:
         return f"expected {output.nbytes} bytes, found {nbytes}"
     return None
@@ -48,16 +49,13 @@ def output_problems(
     except FormatError as error:
         yield error.reason
         return
-    found = {tensor.meta.name: hashed(tensor.meta, {}) for tensor in index.tensors.values()}
-    expected = {tensor.name: tensor for tensor in output.tensors}
+    metas = (tensor.meta for tensor in index.tensors.values())
+    found = {meta.name: f"{meta.dtype} {meta.shape}" for meta in metas}
+    expected = {tensor.name: f"{tensor.dtype} {tensor.shape}" for tensor in output.tensors}
     for name in sorted({*found, *expected}):
-        want, got = _describe(expected.get(name)), _describe(found.get(name))
+        want, got = (one.get(name, "nothing") for one in (expected, found))
         if want != got:
             yield f"{name}: expected {want}, found {got}"
-
-
-def _describe(tensor: TensorEntry | None) -> str:
-    return "nothing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
 
 
 def find_unchanged(
@@ -95,6 +93,19 @@ def find_unchanged(
     return found
 
 
+def find_intact(
+    folder: Path, provenance: Provenance, logged: Mapping[str, LoggedOutput]
+) -> dict[str, LoggedOutput]:
+    """Return the outputs that are as logs list them, in the same order, with their stamps now."""
+    stamps = find_unchanged(
+        folder,
+        provenance,
+        {name: one.stamp for name, one in logged.items()},
+        lambda names: (logged[name].read_entry() for name in names),
+    )
+    return {n: replace(logged[n], stamp=stamps[n]) for n in logged if n in stamps}
+
+
 def _has_contents(
     folder: Path,
     output: OutputEntry,
@@ -106,13 +117,11 @@ def _has_contents(
 
     An entry does not list the checksum of a file, so that is verified.
     """
-    if size_problem(folder, output):
-        return False
     try:
-        index = read_index(str(folder / output.path))
+        index = None if size_problem(folder, output) else read_index(str(folder / output.path))
     except FormatError:
-        return False
-    if any(output_problems(folder, output, index)):
+        index = None
+    if index is None or any(output_problems(folder, output, index)):
         return False
     if provenance.crc not in (None, "crc_num" in index.attrs):
         return False
@@ -127,33 +136,25 @@ def _has_contents(
     return is_equal
 
 
-def _files_of_others(rank: int, sample: str, ranks: Container[int]) -> list[str]:
-    """Return existing files that are named like outputs, but are not outputs of ``ranks``.
+def stale_files(rank: int, sample: str, ranks: Container[int]) -> Iterator[Diagnostic]:
+    """Yield a warning about files that a loader would take for outputs of ``ranks``.
 
     They are files of other ranks, or of these ranks in another format.  ``sample`` is the output of
     ``rank``, whose name the others resemble.
     """
     folder, suffix = Path(sample).parent.parent, Path(sample).suffix
     prefix = Path(sample).name.removesuffix(f"{rank}{suffix}")
-    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in sorted(folder.glob("rank_*")))
-    paths = (
+    matches = (re.fullmatch(r"rank_(\d+)", path.name) for path in folder.glob("rank_*"))
+    found = (
         folder / match[0] / f"{prefix}{match[1]}{ending}"
         for match in matches
         for ending in map(suffix_of, FORMATS)
         if match is not None and (int(match[1]) not in ranks or ending != suffix)
     )
-    return sorted(str(path) for path in paths if path.exists())
-
-
-def stale_files(rank: int, sample: str, ranks: Container[int]) -> Diagnostic | None:
-    """Return the warning about files that a loader would take for outputs of ``ranks``, or None.
-
-    ``sample`` is the output of ``rank``, whose name such files resemble.
-    """
-    paths = _files_of_others(rank, sample, ranks)
+    paths = sorted(str(path) for path in found if path.exists())
     if not paths:
-        return None
+        return
     message, them = f"{count(len(paths), 'file')} of another run", "them" if paths[1:] else "it"
     facts = f"{shorten(paths, 3)}; loaders would take {them} for this set"
-    where = str(Path(sample).parent.parent)
-    return Diagnostic("stale", message, hint=f"move {them} away", facts=facts, where=where)
+    hint, where = f"move {them} away", str(folder)
+    yield Diagnostic("stale", message, hint=hint, facts=facts, where=where)

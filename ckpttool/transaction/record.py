@@ -2,7 +2,7 @@
 
 1. `look` (preflight) keeps no lock and writes nothing.
 2. It returns COMPLETE, RUNNING, STOPPED or NONE.
-3. `Transaction.open` makes the record and locks it until line 6.  If another run is writing, this
+3. `Transaction` makes the record and locks it until line 6.  If another run is writing, this
    one is refused; only parts of one plan write side by side.
 4. What the run would replace is as preflight saw it, or the run is refused.
 5. The plan is written, or replaces that of a run that stopped.
@@ -16,19 +16,19 @@
 13. A whole run, or `ckpttool.finalize` for parts: the outputs are unchanged.  The stamps and
     documents are written, then the manifest: COMPLETE.
 14. The logs and the plan are removed, with the record locked.
-15. `Transaction.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
+15. `Claim.abandon`, when a run fails: STOPPED if there is something to resume, otherwise the
     record is removed.  After a crash line 2 decides.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckpttool.model.manifest import OutputEntry, Provenance, hashed
 from ckpttool.model.plan import Document, OutputFile, Plan
-from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import (
     Diagnostic,
     ExecutionError,
@@ -39,9 +39,9 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.files import PARTIAL, clean_up, remove_document, stamp_at, write_document
 from ckpttool.transaction.claim import Claim, remove_leftovers
-from ckpttool.transaction.log import LoggedOutput, LogWriter
+from ckpttool.transaction.log import LoggedOutput
 from ckpttool.transaction.manifest import ManifestFile, digest_in, entry_text, sealed_text
-from ckpttool.transaction.outputs import find_unchanged
+from ckpttool.transaction.outputs import find_intact
 from ckpttool.transaction.resume import Assignment
 from ckpttool.transaction.sources import changed_sources
 from ckpttool.transaction.states import FinishedStamps, Record, look
@@ -50,8 +50,8 @@ from ckpttool.wording import shorten
 MIXTURE = "outputs may mix old and new data"
 
 
-class Transaction:
-    """A run that writes a set of outputs, or a part of it; ends with `finish` or `abandon`.
+class Transaction(Claim):
+    """A run that writes a set of outputs, or a part of it; ends with `finish` or `Claim.abandon`.
 
     Attributes
     ----------
@@ -59,82 +59,64 @@ class Transaction:
         Ranks of the outputs that are not written again.
     writing
         Path of the document that `finish` writes or could not write; empty before.
-    notes
-        What is worth knowing of the destination, and only the lock has shown.
     CHANGED_HINT
         What to do if a source file has changed.
+
+    Raises
+    ------
+    PlanError
+        A source file has changed.  Or another run is writing the set, or has written it since
+        preflight.  Nothing was written.
+    FormatError
+        The record is damaged.
+    OSError
+        A file cannot be read or created.
     """
 
     CHANGED_HINT = "the same command with --overwrite, when the source is complete"
 
-    def __init__(self, plan: Plan, assignment: Assignment, claim: Claim | None) -> None:
+    def __init__(self, plan: Plan, run: Assignment) -> None:
         self._plan = plan
-        self._claim = claim
-        self._outputs = assignment.outputs
-        self._record = self._outputs.record
-        self._entries: dict[str, LoggedOutput] = {}
-        self._stamps: dict[str, FileStamp] = dict(assignment.kept)
+        self._entries: dict[str, LoggedOutput] = {}  # with the stamps of those that are in place
         self._has_replaced = False
-        self.kept = frozenset(self._outputs.outputs[name] for name in assignment.kept)
+        self.kept = frozenset(run.outputs[name] for name in run.kept)
         self.writing = ""
-        self.notes = () if claim is None else claim.notes
-
-    @classmethod
-    def open(cls, plan: Plan, assignment: Assignment) -> Transaction:
-        """Claim the destination of a plan.
-
-        A set, or a part, of which all is there and kept is neither locked nor written.
-
-        Raises
-        ------
-        PlanError
-            A source file has changed.  Or another run is writing the set, or has written it since
-            preflight.  Nothing was written.
-        FormatError
-            The record is damaged.
-        OSError
-            A file cannot be read or created.
-        """
-        if assignment.is_finished:
-            ended = assignment.destination.plan if assignment.options.no_locks else None
-            remove_leftovers(assignment.outputs.record, ended)
-            return cls(plan, assignment, None)
-        if changed := changed_sources(*plan.inputs):
+        if run.is_finished:
+            remove_leftovers(run.record, run.destination.plan if run.options.no_locks else None)
+        elif changed := changed_sources(*plan.inputs):
             raise PlanError(changed)
-        transaction = cls(plan, assignment, Claim(assignment))
+        super().__init__(run)
         try:
-            if assignment.replaces_itself:
-                transaction._list_finished(assignment)
-            if assignment.options.resume:
-                transaction._find_kept()
+            if run.replaces_itself and not run.is_finished:
+                self._list_finished()
+            if run.options.resume and not run.is_finished:
+                self._find_kept()
         except BaseException as error:
-            clean_up(error, transaction.abandon)
+            clean_up(error, self.abandon)
             raise
-        return transaction
 
-    def _list_finished(self, assignment: Assignment) -> None:
+    def _list_finished(self) -> None:
         """Append the entries of a finished set to the log: its manifest is about to go."""
-        finished = assignment.destination.stamps
-        stamps = finished.outputs if finished is not None else {}
+        finished = self._run.destination.stamps
+        stamps = {**(finished.outputs if finished is not None else {}), **self._run.kept}
         for entry in ManifestFile.read(self._record.manifest).outputs():
-            self._log.add(entry_text(entry), is_durable=False)
-            if stamp := self._stamps.get(entry.path, stamps.get(entry.path)):
-                self._log.add_stamp(entry.path, stamp)
-        self._log.sync()
+            self.log.add(entry_text(entry), is_durable=False)
+            if stamp := stamps.get(entry.path):
+                self.log.add_stamp(entry.path, stamp)
+        self.log.sync()
 
     def _find_kept(self) -> None:
         """Find the entries of outputs that logs list."""
-        logged = look(self._record).logged(self._outputs.provenance.digest)
-        self._entries = {name: logged[name] for name in self._outputs.outputs if name in logged}
-        if self._stamps.keys() - self._entries.keys():
+        logged = look(self._record).logged(self._run.provenance.digest)
+        self._entries = {
+            name: replace(logged[name], stamp=self._run.kept.get(name))
+            for name in self._run.outputs
+            if name in logged
+        }
+        if self._run.kept.keys() - self._entries.keys():
             text = "another run has written here since this one began"
             where = str(self._record.home)
             raise PlanError([Diagnostic("destination", text, hint="the same command", where=where)])
-
-    @property
-    def _log(self) -> LogWriter:
-        assert self._claim is not None, "what is complete is not written"
-        return self._claim.log
 
     def record_complete(
         self, output: OutputFile, nbytes: int, hashes: Mapping[str, Mapping[int, str]]
@@ -162,16 +144,15 @@ class Transaction:
         if before is not None and before.read_line() != line:
             text = "differs from what the same command wrote before: a source file has changed"
             raise VerifyError(output.path, [text], "--overwrite, without --resume")
-        self._entries[name] = self._log.add(line)
+        self._entries[name] = self.log.add(line)
         if not self._has_replaced:
             self._remove_older_set()
             self._has_replaced = True
 
     def _remove_older_set(self) -> None:
         """Remove what says that the set is complete, before the first output is replaced."""
-        assert self._claim is not None, "what is complete is not written"
-        self._claim.require_record()
-        documents = (document.path for document in self._outputs.documents)
+        self.require_record()
+        documents = (document.path for document in self._run.documents)
         for path in (self._record.manifest, self._record.stamps, *documents):
             remove_document(str(path))
 
@@ -180,8 +161,8 @@ class Transaction:
         name = os.path.relpath(output.path, self._record.folder)
         stamp = stamp_at(Path(output.path))
         if stamp is not None:
-            self._stamps[name] = stamp
-            self._log.add_stamp(name, stamp)
+            self._entries[name] = replace(self._entries[name], stamp=stamp)
+            self.log.add_stamp(name, stamp)
 
     def finish(self) -> None:
         """Write the documents of the set and its manifest; a part only says that it is done.
@@ -194,35 +175,30 @@ class Transaction:
         OSError
             A document cannot be written; the error names it.
         """
-        if self._claim is None:
+        if self._run.is_finished:
             return
-        record, outputs = self._record, self._outputs
-        self.writing = str(record.manifest if outputs.part is None else record.log(outputs.part))
-        self._claim.require_record()
+        record, run = self._record, self._run
+        self.writing = str(record.manifest if run.part is None else record.log(run.part))
+        self.require_record()
         if changed := self._describe_source_changes():
             cause = "a source file has changed"
             raise ExecutionError(self.writing, cause, (), self.CHANGED_HINT, changed)
-        if outputs.part is not None:
-            self._log.end()
+        if run.part is not None:
+            self.log.end()
         else:
-            entries = {name: self._entries[name] for name in outputs.outputs}
-            stamps = find_unchanged(
-                record.folder,
-                outputs.provenance,
-                {name: self._stamps.get(name) for name in entries},
-                lambda names: (entries[name].read_entry() for name in names),
-            )
-            if damaged := [str(record.folder / name) for name in entries if name not in stamps]:
+            entries = {name: self._entries[name] for name in run.outputs}
+            intact = find_intact(record.folder, run.provenance, entries)
+            if damaged := [str(record.folder / name) for name in entries if name not in intact]:
                 cause, hint = "another program has changed an output", "--resume --overwrite"
                 raise ExecutionError(damaged[0], cause, (), hint, shorten(damaged, 3))
             try:
-                finish_set(record, outputs.provenance, outputs.documents, entries.values(), stamps)
+                finish_set(record, run.provenance, run.documents, intact)
             except OSError as error:
                 self.writing = str(error.filename or self.writing).removesuffix(PARTIAL)
                 raise
-        self._claim.release()
-        if outputs.part is None:
-            remove_leftovers(record, self._claim.plan)
+        self.release()
+        if run.part is None:
+            remove_leftovers(record, self.plan)
 
     def _describe_source_changes(self) -> str:
         changed = join_alike(changed_sources(*self._plan.inputs))
@@ -235,18 +211,12 @@ class Transaction:
         except OSError:  # the sources cannot be read, which the failure itself reports
             return ""
 
-    def abandon(self) -> None:
-        """End an incomplete run; the record stays if there is something to resume."""
-        if self._claim is not None:
-            self._claim.abandon()
-
 
 def finish_set(
     record: Record,
     provenance: Provenance,
     documents: Iterable[Document],
-    entries: Collection[LoggedOutput],
-    stamps: Mapping[str, FileStamp],
+    entries: Mapping[str, LoggedOutput],
 ) -> None:
     """Write what says that a set is complete.
 
@@ -257,9 +227,7 @@ def finish_set(
     documents
         Documents of the set.
     entries
-        Its outputs in the order of their ranks.
-    stamps
-        Stamps of the outputs, from `find_unchanged`.
+        Its outputs in the order of their ranks, from `find_intact`.
 
     Raises
     ------
@@ -268,11 +236,12 @@ def finish_set(
     """
 
     def manifest_text() -> Iterator[str]:
-        return sealed_text(provenance.head(), (entry.read_line() for entry in entries))
+        return sealed_text(provenance.head(), (entry.read_line() for entry in entries.values()))
 
     *_, seal = manifest_text()
+    stamps = {name: entry.stamp for name, entry in entries.items() if entry.stamp is not None}
     finished = FinishedStamps(provenance, digest_in(seal), stamps)
-    write_document(str(record.stamps), sealed_text(finished.head(), finished.lines()))
+    write_document(str(record.stamps), finished.text())
     for document in documents:
         write_document(document.path, document.data)
     write_document(str(record.manifest), manifest_text())

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from ckpttool.storage.files import ELSEWHERE, PARTIAL, access_problem, is_there,
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Writer
 from ckpttool.transaction.manifest import ManifestFile
-from ckpttool.transaction.outputs import FindUnchanged, KnownStamps, find_unchanged
+from ckpttool.transaction.outputs import FindUnchanged, find_unchanged
 from ckpttool.transaction.parts import Part, ranks_of_part
 from ckpttool.transaction.sources import provenance_of
 from ckpttool.transaction.states import (
@@ -46,7 +45,7 @@ from ckpttool.transaction.states import (
     State,
     choose_entries,
     look,
-    records_around,
+    runs_that_list,
 )
 from ckpttool.wording import count, shorten
 
@@ -134,14 +133,18 @@ class Assignment:
 
     Attributes
     ----------
-    outputs
-        Where the outputs lie.
-    destination
-        What lies there, as seen without a lock.
     options
         What the user wants.
-    ranks
-        Ranks of the outputs.
+    provenance
+        What the run reads and does.
+    outputs
+        Path of each output of this run, relative to the manifest, and its rank.
+    whole
+        The same for the outputs of all parts.
+    documents
+        Documents of the set.
+    destination
+        What lies there, as seen without a lock.
     kept
         Outputs that hold what an earlier run recorded, by path relative to the manifest, with the
         stamp that each had then.
@@ -159,10 +162,12 @@ class Assignment:
         What is worth knowing of all that.
     """
 
-    outputs: RunOutputs
-    destination: Destination
     options: OutputOptions
-    ranks: tuple[int, ...]
+    provenance: Provenance
+    outputs: Mapping[str, int]
+    whole: Mapping[str, int]
+    documents: tuple[Document, ...]
+    destination: Destination
     kept: Mapping[str, FileStamp] = field(default_factory=dict)
     seen: Mapping[str, FileStamp] | None = None
     replaceable: frozenset[str] = frozenset()
@@ -173,82 +178,55 @@ class Assignment:
 
     @classmethod
     def of(cls, plan: Plan, options: OutputOptions) -> Assignment:
-        """Return which outputs a run writes, before anything is known of what lies there."""
-        notes: list[Diagnostic] = []
-        part = None if options.part is None else Part(*options.part)
-        ranks = tuple(plan.target.paths) if part is None else ranks_of_part(plan, part)
-        if part is not None and not ranks:
-            facts = f"{count(len(plan.target.paths), 'output file')} for {part.count} parts"
-            notes.append(Diagnostic("part", f"part {part} has nothing to write", facts=facts))
-        outputs = RunOutputs.of(plan, ranks, part, options.command)
-        nothing = Destination(outputs.record, State.NONE)
-        return cls(outputs, nothing, options, ranks, notes=tuple(notes))
+        """Return which outputs a run writes, before anything is known of what lies there.
+
+        Raises
+        ------
+        OSError
+            A source or strategy file is gone.
+        """
+        nothing = Destination(Record(Path(plan.target.manifest_path)), State.NONE)
+        paths = plan.target.paths
+        whole = {os.path.relpath(path, nothing.record.folder): rank for rank, path in paths.items()}
+        provenance = provenance_of(plan, options.command)
+        run = cls(options, provenance, whole, whole, plan.documents, nothing)
+        if run.part is None:
+            return run
+        own = set(ranks_of_part(plan, run.part))
+        outputs = {path: rank for path, rank in whole.items() if rank in own}
+        facts = f"{count(len(paths), 'output file')} for {run.part.count} parts"
+        note = Diagnostic("part", f"part {run.part} has nothing to write", facts=facts)
+        return replace(run, outputs=outputs, notes=() if outputs else (note,))
 
     @property
     def part(self) -> Part | None:
         """Which of several runs this is; None if one run writes all outputs."""
-        return self.outputs.part
-
-    def busy_problems(self) -> Iterator[Diagnostic]:
-        """Yield why the run cannot begin beside those that are writing now."""
-        return busy_problems(self, look(self.outputs.record))
+        return None if self.options.part is None else Part(*self.options.part)
 
     @property
-    def resume_hint(self) -> str:
-        """How to go on after this run has ended early; its plan is there."""
-        more = f" {NO_LOCKS}" if is_held(self.outputs.record.lock) is None else ""
-        return f"the same command with --resume{more}"
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the outputs."""
+        return tuple(self.outputs.values())
 
-    def count_complete(self) -> int:
-        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
-        outputs = self.outputs
-        logged = look(outputs.record).logged(outputs.provenance.digest)
-        stamps = {name: logged[name].stamp for name in outputs.outputs if name in logged}
-        return len(find_unchanged(outputs.folder, outputs.provenance, stamps, lambda names: ()))
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutputs:
-    """Where the outputs of a run and their record lie.
-
-    Attributes
-    ----------
-    record
-        The record of the set.
-    provenance
-        What the run reads and does.
-    outputs
-        Path of each output of this run, relative to the manifest, and its rank.
-    whole
-        The same for the outputs of all parts.
-    part
-        Which of several runs this is; None if one run writes all outputs.
-    documents
-        Documents of the set.
-    """
-
-    record: Record
-    provenance: Provenance
-    outputs: Mapping[str, int]
-    whole: Mapping[str, int]
-    part: Part | None
-    documents: tuple[Document, ...]
-
-    @classmethod
-    def of(cls, plan: Plan, ranks: Iterable[int], part: Part | None, command: str) -> RunOutputs:
-        """Return those of a plan; raises `OSError` if a source or strategy file is gone."""
-        record = Record(Path(plan.target.manifest_path))
-        paths = plan.target.paths
-        whole = {os.path.relpath(path, record.folder): rank for rank, path in paths.items()}
-        own = set(ranks)
-        outputs = {path: rank for path, rank in whole.items() if rank in own}
-        provenance = provenance_of(plan, command)
-        return cls(record, provenance, outputs, whole, part, plan.documents)
+    @property
+    def record(self) -> Record:
+        """The record of the set."""
+        return self.destination.record
 
     @property
     def folder(self) -> Path:
         """The folder that paths of outputs are relative to."""
         return self.record.folder
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that the run would replace or remove.
+
+        A part removes the documents of an older set, which `finalize` writes again.
+        """
+        outputs = (self.folder / name for name in self.outputs)
+        documents = (Path(document.path) for document in self.documents)
+        return tuple(map(str, (*outputs, *documents, self.record.manifest)))
 
     @property
     def written_documents(self) -> frozenset[str]:
@@ -268,185 +246,178 @@ class RunOutputs:
         return RecordedPlan(Writer.this(), self.provenance, self.whole, documents)
 
     def stamps(self) -> dict[str, FileStamp]:
-        """Return the stamps of all files that the run would replace or remove, by path.
+        """Return the stamps of those of its files that are there."""
+        return {path: stamp for path in self.files if (stamp := stamp_at(Path(path))) is not None}
 
-        A part removes the documents of an older set, which `finalize` writes again.
-        """
-        documents = (document.path for document in self.documents)
-        outputs = (str(self.folder / name) for name in self.outputs)
-        paths = (*outputs, *documents, str(self.record.manifest))
-        return {path: stamp for path in paths if (stamp := stamp_at(Path(path))) is not None}
+    def recorded_stamps(self) -> dict[str, FileStamp | None]:
+        """Return the stamps of its outputs in a finished set; None if one is not recorded."""
+        finished = self.destination.stamps
+        stamps = {} if finished is None else finished.outputs
+        return {name: stamps.get(name) for name in self.outputs}
+
+    def busy_problems(self, now: Destination | None = None) -> Iterator[Diagnostic]:
+        """Yield why the run cannot begin beside those that are writing ``now``."""
+        record, now = self.record, now or look(self.record)
+        plan, running = now.plan, now.running
+        if is_held(record.lock) is None:
+            if plan is not None and not (self.options.overwrite or self.options.no_locks):
+                yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
+            return
+        if self.part is not None:
+            in_the_way = {record.log(None), record.log(self.part)}
+            is_beside = bool(running) and not in_the_way & running.keys()
+            if is_beside and plan is not None and self.provenance.digest != plan.provenance.digest:
+                yield beside_problem(now, self.provenance, plan.provenance)
+            running = {path: by for path, by in running.items() if path in in_the_way}
+        for by in list(running.values())[:1]:
+            yield busy_problem(record, by)
+
+    @property
+    def resume_hint(self) -> str:
+        """How to go on after this run has ended early; its plan is there."""
+        more = f" {NO_LOCKS}" if is_held(self.record.lock) is None else ""
+        return f"the same command with --resume{more}"
+
+    def count_complete(self) -> int:
+        """Return how many outputs ``--resume`` keeps, after a run was stopped."""
+        logged = look(self.record).logged(self.provenance.digest)
+        stamps = {name: logged[name].stamp for name in self.outputs if name in logged}
+        return len(find_unchanged(self.folder, self.provenance, stamps, lambda names: ()))
 
 
 def inspect_previous_run(
-    assignment: Assignment,
-    executor: Executor,
-    open_progress: OpenProgress,
-    diagnostics: Diagnostics,
+    run: Assignment, executor: Executor, open_progress: OpenProgress, diagnostics: Diagnostics
 ) -> Assignment:
     """Find what an earlier run left where a plan is to write, and which outputs can be kept.
 
     Parameters
     ----------
-    assignment
+    run
         Which outputs this run writes.
     executor, open_progress
         Read outputs whose stamps have changed, to prove them by their contents.
     diagnostics
         Gets everything that stands in the way, and what is worth knowing.
     """
-    outputs = assignment.outputs
-    overwrites = assignment.options.overwrite
-    record, seen = outputs.record, None if overwrites else outputs.stamps()
-    assignment = replace(assignment, seen=seen)
-    if not outputs.folder.is_dir():
-        return assignment
-    if closed := tuple(access_problems(record, [record.log(outputs.part)])):
-        return replace(assignment, refusals=closed)
-    destination = look(record)
-    assignment = replace(assignment, destination=destination)
-    diagnostics.add(*_foreign_partials(outputs, destination, overwrites))
+    record, overwrites = run.record, run.options.overwrite
+    run = replace(run, seen=None if overwrites else run.stamps())
+    if not run.folder.is_dir():
+        return run
+    if closed := tuple(access_problems(record, [record.log(run.part)])):
+        return replace(run, refusals=closed)
+    run = replace(run, destination=look(record))
+    diagnostics.add(*_foreign_partials(run))
     find = partial(
         find_unchanged,
-        outputs.folder,
-        outputs.provenance,
+        run.folder,
+        run.provenance,
         executor=executor,
         open_progress=open_progress,
     )
-    problems = list(busy_problems(assignment, destination))
-    if destination.state is State.COMPLETE and not problems:
-        return _inspect_finished(outputs, destination, assignment, find, diagnostics)
-    problems += () if overwrites else _damage(outputs, destination)
+    problems = list(run.busy_problems(run.destination))
+    if run.destination.state is State.COMPLETE and not problems:
+        return _inspect_finished(run, find, diagnostics)
+    problems += () if overwrites else _damage(run)
     if problems:
-        return replace(assignment, refusals=tuple(problems))
-    return _inspect_stopped(outputs, destination, assignment, find, diagnostics)
+        return replace(run, refusals=tuple(problems))
+    return _inspect_stopped(run, find, diagnostics)
 
 
-def _inspect_stopped(
-    outputs: RunOutputs,
-    destination: Destination,
-    assignment: Assignment,
-    find: FindUnchanged,
-    diagnostics: Diagnostics,
-) -> Assignment:
+def _inspect_stopped(run: Assignment, find: FindUnchanged, diagnostics: Diagnostics) -> Assignment:
     """Return what a run keeps and may replace where others have not ended."""
-    digest = outputs.provenance.digest
+    destination, plan, options = run.destination, run.destination.plan, run.options
+    digest = run.provenance.digest
     logged = destination.logged(digest)
-    chosen = choose_entries(outputs.folder, (logged, destination.logged()))
-    stamps = {name: chosen[name].stamp for name in outputs.outputs if name in chosen}
-    is_read = assignment.options.resume or not assignment.options.overwrite
+    chosen = choose_entries(run.folder, (logged, destination.logged()))
+    stamps = {name: chosen[name].stamp for name in run.outputs if name in chosen}
+    is_read = options.resume or not options.overwrite
     intact = find(stamps, lambda names: (chosen[n].read_entry() for n in names if is_read))
     done = {n for log in destination.finished_parts.values() for n in log.outputs}
-    replaceable = intact.keys() if assignment.options.resume else intact.keys() - done
-    paths = outputs.written_documents.union(str(outputs.folder / name) for name in replaceable)
-    assignment = replace(assignment, replaceable=paths)
-    plan = destination.plan
+    replaceable = intact.keys() if options.resume else intact.keys() - done
+    paths = run.written_documents.union(str(run.folder / name) for name in replaceable)
+    run = replace(run, replaceable=paths)
     is_other = plan is not None and plan.provenance.digest != digest
     if plan is not None and is_other and (destination.finished_parts or not logged):
-        changes = _compare_runs(outputs.provenance, plan.provenance)
-        found = tuple(_inspect_other_plan(destination, assignment, changes, len(intact)))
-        if any(one.code != "resumed" for one in found):
-            return replace(assignment, refusals=found)
-        diagnostics.add(*found)
-        return assignment
+        problem = _other_plan(run, plan, len(intact))
+        if problem is not None and problem.code != "resumed":
+            return replace(run, refusals=(problem,))
+        diagnostics.add(*filter(None, [problem]))
+        return run
     complete = {name: intact[name] for name in intact if chosen[name].plan == digest}
-    is_done = outputs.part in destination.finished_parts and len(complete) == len(outputs.outputs)
-    if is_done and not assignment.options.resume and not assignment.options.overwrite:
-        return replace(assignment, refusals=(_already_written(outputs),))
+    is_done = run.part in destination.finished_parts and len(complete) == len(run.outputs)
+    if is_done and not options.resume and not options.overwrite:
+        return replace(run, refusals=(_already_written(run),))
     stopped = destination.parts.keys() - destination.finished_parts.keys()
-    ran_here = destination.state is not State.NONE
-    if ran_here and (outputs.part is None or outputs.part in stopped):
-        diagnostics.add(*_describe_stopped(outputs, complete, assignment.options.resume))
-    if not assignment.options.resume:
-        return assignment
+    if destination.state is not State.NONE and (run.part is None or run.part in stopped):
+        diagnostics.add(*_describe_stopped(run, complete))
+    if not options.resume:
+        return run
     if plan is not None and complete:
-        diagnostics.add(*_describe_replicas(outputs, plan.provenance))
-    return replace(assignment, kept=complete, is_finished=is_done)
+        diagnostics.add(*_describe_replicas(run, plan.provenance))
+    return replace(run, kept=complete, is_finished=is_done)
 
 
-def _inspect_other_plan(
-    destination: Destination, assignment: Assignment, changes: str, intact: int
-) -> Iterator[Diagnostic]:
-    """Yield what becomes of a stopped run of another plan, which left ``intact`` outputs."""
-    where, parts = str(destination.record.output), destination.finished_parts
-    several = len(parts) > 1
-    named = f"part{'s' if several else ''} {shorten(map(str, parts), 3)}"
-    written = f"{named} {'were' if several else 'was'} written by another run"
-    if assignment.options.overwrite:
-        if parts:
-            message = f"{written} and {'are' if several else 'is'} replaced"
-            yield Diagnostic("resumed", message, where=where)
-    elif parts:
+def _other_plan(run: Assignment, plan: RecordedPlan, intact: int) -> Diagnostic | None:
+    """Return what becomes of a stopped run of another plan, which left ``intact`` outputs."""
+    parts, options, diagnostic = run.destination.finished_parts, run.options, run.record.diagnostic
+    changes = _compare_runs(run.provenance, plan.provenance)
+    s, was, are = ("s", "were", "are") if len(parts) > 1 else ("", "was", "is")
+    written = f"part{s} {shorten(map(str, parts), 3)} {was} written by another run"
+    stopped = "another run did not end here"
+    if options.overwrite:
+        return diagnostic("resumed", f"{written} and {are} replaced") if parts else None
+    if parts:
         hint = "the same source, step and options for all parts, or --overwrite; "
-        hint += "`ckpttool help parts` explains"
-        yield Diagnostic("parts", written, hint=hint, facts=changes, where=where)
-    elif assignment.options.resume:
-        message, hint = "another run did not end here", WITHOUT_RESUME
-        yield Diagnostic("resume", message, hint=hint, facts=changes, where=where)
-    elif intact:
-        facts = f"{count(intact, 'complete output')} of it are replaced"
-        message = "another run did not end here"
-        yield Diagnostic("resumed", message, facts=facts, where=where)
+        return diagnostic("parts", written, f"{hint}`ckpttool help parts` explains", changes)
+    if options.resume:
+        return diagnostic("resume", stopped, WITHOUT_RESUME, changes)
+    facts = f"{count(intact, 'complete output')} of it are replaced"
+    return diagnostic("resumed", stopped, facts=facts) if intact else None
 
 
-def _inspect_finished(
-    outputs: RunOutputs,
-    destination: Destination,
-    assignment: Assignment,
-    find: FindUnchanged,
-    diagnostics: Diagnostics,
-) -> Assignment:
+def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnostics) -> Assignment:
     """Return what a run keeps of a finished set, of which outputs may be gone or changed."""
-    record = outputs.record
+    record, options = run.record, run.options
     try:
         manifest = ManifestFile.read(record.manifest)
         if not any(is_there(record.folder / one.path) for one in manifest.outputs()):
-            paths = outputs.written_documents | {str(record.manifest)}
-            return replace(assignment, replaceable=paths)
+            return replace(run, replaceable=run.written_documents | {str(record.manifest)})
     except FormatError as error:
-        if assignment.options.resume and not assignment.options.overwrite:
+        if options.resume and not options.overwrite:
             damage = _damaged(error, "destination", "--resume needs it")
-            return replace(assignment, refusals=(damage,))
-        return assignment
-    known = destination.stamps.outputs if destination.stamps is not None else {}
-    stamps = {name: known.get(name) for name in outputs.outputs}
-    code = "resume" if assignment.options.resume else "destination"
-    problem = _other_set(outputs, destination, manifest, code)
-    assignment = replace(assignment, replaces_itself=problem is None)
-    if outputs.part is not None and assignment.options.overwrite:
+            return replace(run, refusals=(damage,))
+        return run
+    problem = _other_set(run, manifest)
+    run = replace(run, replaces_itself=problem is None)
+    if run.part is not None and options.overwrite:
         text = "complete, and this part takes the set apart"
         hint = f"run the other parts again{'' if problem else ', with --resume'}"
-        diagnostics.add(Diagnostic("resumed", text, hint=hint, where=str(record.output)))
-    if assignment.options.resume and problem is None:
-        return _inspect_outputs(
-            outputs, destination, assignment, manifest, stamps, find, diagnostics
-        )
-    if assignment.options.overwrite:
-        return assignment
-    is_unchanged = all(stamp_at(record.folder / n) == stamp for n, stamp in stamps.items())
-    if problem is None and not is_unchanged:
-        return assignment
-    return replace(assignment, refusals=(problem or _already_written(outputs),))
+        diagnostics.add(record.diagnostic("resumed", text, hint))
+    if options.resume and problem is None:
+        return _inspect_outputs(run, manifest, find, diagnostics)
+    if options.overwrite:
+        return run
+    stamps = run.recorded_stamps().items()
+    if problem is None and any(stamp_at(run.folder / name) != stamp for name, stamp in stamps):
+        return run
+    return replace(run, refusals=(problem or _already_written(run),))
 
 
-def _other_set(
-    outputs: RunOutputs, destination: Destination, manifest: ManifestFile, code: str
-) -> Diagnostic | None:
+def _other_set(run: Assignment, manifest: ManifestFile) -> Diagnostic | None:
     """Return why a finished set is not known to be that of a run, or None."""
-    record, stamps = outputs.record, destination.stamps
-    for error in destination.damaged:
-        if error.path == str(record.stamps):
-            return _damaged(error, code)
+    record, stamps = run.record, run.destination.stamps
+    code = "resume" if run.options.resume else "destination"
+    if error := run.destination.damaged.get(record.stamps):
+        return _damaged(error, code)
     if stamps is None:
-        text, facts = "complete, but its source files are not known", f"no {record.stamps}"
-        return Diagnostic(code, text, hint="--overwrite", facts=facts, where=str(record.output))
-    facts = _compare_runs(outputs.provenance, stamps.provenance)
-    if outputs.provenance.digest == stamps.provenance.digest:
+        text = "complete, but its source files are not known"
+        return record.diagnostic(code, text, "--overwrite", f"no {record.stamps}")
+    facts = _compare_runs(run.provenance, stamps.provenance)
+    if run.provenance.digest == stamps.provenance.digest:
         if manifest.digest == stamps.manifest:
             return None
         facts = f"{record.stamps} is of another set than {record.manifest}"
-    message, hint = "written by another run", f"--overwrite, or {ELSEWHERE}"
-    return Diagnostic(code, message, hint=hint, facts=facts, where=str(record.output))
+    return record.diagnostic(code, "written by another run", f"--overwrite, or {ELSEWHERE}", facts)
 
 
 def _compare_runs(mine: Provenance, other: Provenance) -> str:
@@ -470,51 +441,31 @@ def _damaged(error: FormatError, code: str, facts: str = "") -> Diagnostic:
 
 
 def _inspect_outputs(
-    outputs: RunOutputs,
-    destination: Destination,
-    assignment: Assignment,
-    manifest: ManifestFile,
-    stamps: KnownStamps,
-    find: FindUnchanged,
-    diagnostics: Diagnostics,
+    run: Assignment, manifest: ManifestFile, find: FindUnchanged, diagnostics: Diagnostics
 ) -> Assignment:
     """Return what a resumed run keeps of its own finished set."""
-    folder, where = outputs.folder, str(outputs.record.output)
-    gone = [name for name in outputs.outputs if not is_there(folder / name)]
-    kept = find(stamps, lambda names: (one for one in manifest.outputs() if one.path in names))
-    changed = [str(folder / n) for n in outputs.outputs if n not in kept and n not in gone]
-    missing = [str(folder / name) for name in gone]
-    documents = outputs.documents if outputs.part is None else ()  # a part does not write them
-    for path in (one.path for one in documents if not is_written(one)):
-        (changed if is_there(path) else missing).append(path)
-    if missing and outputs.part is not None:
+    diagnostic = run.record.diagnostic
+    kept = find(run.recorded_stamps(), lambda of: (o for o in manifest.outputs() if o.path in of))
+    documents = run.documents if run.part is None else ()  # a part does not write them
+    is_right = {str(run.folder / name): name in kept for name in run.outputs}
+    is_right |= {document.path: is_written(document) for document in documents}
+    missing = [path for path in is_right if not (is_right[path] or is_there(path))]
+    changed = [path for path in is_right if not (is_right[path] or path in missing)]
+    if missing and run.part is not None:
         text = f"{count(len(missing), 'output')} missing of a finalized set"
-        hint, facts = "the same command without --part", shorten(missing, 3)
-        refusal = Diagnostic("destination", text, hint=hint, facts=facts, where=where)
-        return replace(assignment, refusals=(refusal,))
-    if destination.stamps is not None and kept:
-        diagnostics.add(*_describe_replicas(outputs, destination.stamps.provenance))
-    if changed and not assignment.options.overwrite:
+        hint = "the same command without --part"
+        return replace(run, refusals=(diagnostic("destination", text, hint, shorten(missing, 3)),))
+    if run.destination.stamps is not None and kept:
+        diagnostics.add(*_describe_replicas(run, run.destination.stamps.provenance))
+    if changed and not run.options.overwrite:
         text = f"{count(len(changed), 'output')} changed since written"
-        hint, facts = "--resume --overwrite", shorten(changed, 3)
-        refusal = Diagnostic("destination", text, hint=hint, facts=facts, where=where)
-        return replace(assignment, refusals=(refusal,))
+        refusal = diagnostic("destination", text, "--resume --overwrite", shorten(changed, 3))
+        return replace(run, refusals=(refusal,))
     if missing and kept:
         text = f"{count(len(missing), 'missing output')} written again, the others kept"
-        diagnostics.add(Diagnostic("resumed", text, facts=shorten(missing, 3), where=where))
-    return replace(
-        assignment,
-        kept=kept,
-        replaceable=_all_files(outputs),
-        is_finished=not (missing or changed),
-    )
-
-
-def _all_files(outputs: RunOutputs) -> frozenset[str]:
-    """Return all files of a run; those of a set in parts include what `finalize` writes."""
-    documents = (str(Path(document.path)) for document in outputs.documents)
-    names = (str(outputs.folder / name) for name in outputs.outputs)
-    return frozenset({str(outputs.record.manifest), *names, *documents})
+        diagnostics.add(diagnostic("resumed", text, facts=shorten(missing, 3)))
+    is_finished = not (missing or changed)
+    return replace(run, kept=kept, replaceable=frozenset(run.files), is_finished=is_finished)
 
 
 def is_written(document: Document) -> bool:
@@ -549,24 +500,23 @@ def _in_the_way(path: Path) -> Diagnostic:
     return Diagnostic("destination", message, hint="move it away", where=str(path))
 
 
-def _foreign_partials(
-    outputs: RunOutputs, destination: Destination, may_replace: bool
-) -> Iterator[Diagnostic]:
+def _foreign_partials(run: Assignment) -> Iterator[Diagnostic]:
     """Yield the problems of temporary files that are not of this set."""
-    plan = destination.plan
-    known = outputs.whole if destination.state is State.STOPPED else {}  # if its plan is gone
+    plan = run.destination.plan
+    known = run.whole if run.destination.state is State.STOPPED else {}  # if its plan is gone
     known = known if plan is None else plan.outputs
     left: dict[Path | None, list[str]] = {}
     held: dict[str, list[str]] = {}
-    for name in sorted(outputs.outputs):
-        path = Path(f"{outputs.folder / name}{PARTIAL}")
+    for name in sorted(run.outputs):
+        path = Path(f"{run.folder / name}{PARTIAL}")
         if not _is_file(path):
             continue
-        other = None if name in known else _plan_that_lists(path)
+        others = () if name in known else runs_that_list(run.folder / name)
+        other = next((found.record.plan for found, _ in others), None)
         if is_held(path):
-            by = "it is of another part" if name in known and outputs.part is not None else ""
+            by = "it is of another part" if name in known and run.part is not None else ""
             held.setdefault(by if other is None else f"see {other}", []).append(str(path))
-        elif name not in known and not may_replace:
+        elif name not in known and not run.options.overwrite:
             left.setdefault(other, []).append(str(path))
     for by, paths in held.items():
         message, where = "another run is writing it", shorten(paths, 3)
@@ -580,112 +530,74 @@ def _foreign_partials(
         yield Diagnostic("destination", message, hint=hint, facts=facts, where=shorten(paths, 3))
 
 
-def _plan_that_lists(partial: Path) -> Path | None:
-    """Return the plan of another set that lists the output of a temporary file."""
-    for record, name in records_around(Path(str(partial).removesuffix(PARTIAL))):
-        with suppress(FileNotFoundError, FormatError):  # nothing is known from it
-            if name in RecordedPlan.read(record.plan).outputs:
-                return record.plan
-    return None
-
-
 def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def busy_problems(assignment: Assignment, destination: Destination) -> Iterator[Diagnostic]:
-    """Yield why a run cannot begin beside those that are writing."""
-    outputs, running = assignment.outputs, destination.running
-    record, plan = outputs.record, destination.plan
-    if is_held(record.lock) is None:
-        if plan is not None and not (assignment.options.overwrite or assignment.options.no_locks):
-            yield undecided_problem(record, f"{plan.writer} since {plan.writer.time}")
-        return
-    if outputs.part is not None:
-        in_the_way = {record.log(None), record.log(outputs.part)}
-        is_beside = bool(running) and not in_the_way & running.keys()
-        if is_beside and plan is not None:
-            mine, other = outputs.provenance, plan.provenance
-            if mine.digest != other.digest:
-                yield beside_problem(destination, mine, other)
-        running = {path: by for path, by in running.items() if path in in_the_way}
-    for by in list(running.values())[:1]:
-        yield busy_problem(record, by)
+    return path.is_file() and not path.is_symlink()
 
 
 def busy_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that another run is writing."""
-    message, hint = "another run is writing it", f"wait until it ends, or {ELSEWHERE}"
-    return Diagnostic("busy", message, hint=hint, facts=by, where=str(record.output))
+    hint = f"wait until it ends, or {ELSEWHERE}"
+    return record.diagnostic("busy", "another run is writing it", hint, by)
 
 
 def undecided_problem(record: Record, by: str) -> Diagnostic:
     """Return the problem that without locks only the user knows whether another run has ended."""
     facts = f"{by}; this file system has no locks, so it may have ended"
-    hint, where = f"wait until it ends; if it has ended, {NO_LOCKS}", str(record.output)
-    return Diagnostic("busy", "another run may be writing it", hint=hint, facts=facts, where=where)
+    hint = f"wait until it ends; if it has ended, {NO_LOCKS}"
+    return record.diagnostic("busy", "another run may be writing it", hint, facts)
 
 
 def beside_problem(destination: Destination, mine: Provenance, other: Provenance) -> Diagnostic:
     """Return the problem of a part of another plan than that which is being written."""
-    message = "a part of another run is being written"
     by = shorten(destination.running.values(), 1) or "it has just ended"
-    facts = join_clauses(by, _compare_runs(mine, other))
-    hint, where = f"wait until it ends, or {ELSEWHERE}", str(destination.record.output)
-    return Diagnostic("busy", message, hint=hint, facts=facts, where=where)
+    facts, hint = (
+        join_clauses(by, _compare_runs(mine, other)),
+        f"wait until it ends, or {ELSEWHERE}",
+    )
+    return destination.record.diagnostic(
+        "busy", "a part of another run is being written", hint, facts
+    )
 
 
-def _damage(outputs: RunOutputs, destination: Destination) -> Iterator[Diagnostic]:
+def _damage(run: Assignment) -> Iterator[Diagnostic]:
     """Yield the problems of files of the record that this run needs and that are damaged."""
-    record = outputs.record
-    needed = {str(record.plan), str(record.log(outputs.part))}
-    for error in destination.damaged:
-        if outputs.part is None or error.path in needed:
+    needed = {run.record.plan, run.record.log(run.part)}
+    for path, error in run.destination.damaged.items():
+        if run.part is None or path in needed:
             yield _damaged(error, "destination")
 
 
-def _already_written(outputs: RunOutputs) -> Diagnostic:
+def _already_written(run: Assignment) -> Diagnostic:
     """Return the problem that a run has nothing to do, without ``--resume``."""
-    message = f"{outputs.record.output} is already complete"
-    if outputs.part is not None:
-        message = f"part {outputs.part} of {message}"
+    output, of = str(run.record.output), "" if run.part is None else f"part {run.part} of "
     hint = "--resume accepts it, --overwrite writes it again"
-    return Diagnostic("destination", message, hint=hint, path=str(outputs.record.output))
+    return Diagnostic("destination", f"{of}{output} is already complete", hint=hint, path=output)
 
 
-def _describe_stopped(
-    outputs: RunOutputs, complete: Collection[str], is_resumed: bool
-) -> Iterator[Diagnostic]:
+def _describe_stopped(run: Assignment, complete: Collection[str]) -> Iterator[Diagnostic]:
     """Yield how much is kept of a run that did not end, or could be."""
-    where = str(outputs.record.output)
+    diagnostic, is_resumed = run.record.diagnostic, run.options.resume
     if complete:
-        what = f"{len(complete)} of {count(len(outputs.outputs), 'output')} that a run completed"
+        what = f"{len(complete)} of {count(len(run.outputs), 'output')} that a run completed"
         then, hint = ("kept", "") if is_resumed else ("written again", "--resume keeps them")
-        yield Diagnostic("resumed", f"{what} before it stopped: {then}", hint=hint, where=where)
+        yield diagnostic("resumed", f"{what} before it stopped: {then}", hint)
     elif is_resumed:
-        text = "a run did not end here, and nothing of it can be kept"
-        yield Diagnostic("resumed", text, where=where)
+        yield diagnostic("resumed", "a run did not end here, and nothing of it can be kept")
 
 
-def _describe_replicas(outputs: RunOutputs, earlier: Provenance) -> Iterator[Diagnostic]:
+def _describe_replicas(run: Assignment, earlier: Provenance) -> Iterator[Diagnostic]:
     """Yield a note if the run that is resumed could read other files of the same source."""
-    if files := list(read_otherwise(outputs.provenance, earlier)):
-        text, where = "the run that is resumed read other replicas", str(outputs.record.output)
-        yield Diagnostic("resumed", text, facts=join_clauses(*files[:3]), where=where)
+    if files := list(read_otherwise(run.provenance, earlier)):
+        text = "the run that is resumed read other replicas"
+        yield run.record.diagnostic("resumed", text, facts=join_clauses(*files[:3]))
 
 
-def destination_changes(
-    assignment: Assignment,
-) -> Iterator[Diagnostic]:
+def destination_changes(run: Assignment) -> Iterator[Diagnostic]:
     """Yield the problem that another run has written here since the destination was seen."""
-    seen, now = assignment.seen, assignment.outputs.stamps()
-    if seen is None:
+    if run.seen is None:
         return
-    new = [path for path, stamp in now.items() if seen.get(path) != stamp]
+    new = [path for path, stamp in run.stamps().items() if run.seen.get(path) != stamp]
     if new:
         text, where = "another run has written it since this one began", shorten(new, 3)
-        hint = "the same command" if assignment.options.resume else "--overwrite"
+        hint = "the same command" if run.options.resume else "--overwrite"
         yield Diagnostic("destination", text, hint=hint, where=where)

@@ -13,8 +13,8 @@ from ckpttool._version import __version__
 from ckpttool.formats.local import is_file, read_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import InputFile, Provenance, StrategyFile
-from ckpttool.model.plan import Plan
-from ckpttool.model.slicing import BoxSlicing, Slicing
+from ckpttool.model.plan import Plan, Term
+from ckpttool.model.slicing import BoxSlicing
 from ckpttool.model.tensors import FileStamp
 from ckpttool.problems import CkptToolError, Diagnostic, PlanError, UnreadableError
 
@@ -33,7 +33,8 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
     base, folder = Path(catalog.root).absolute().parent, plan.target.output_folder
     stamps = catalog.stamps
     files = [(path, stamps[path] or stat_file(path), True) for path in catalog.paths]
-    files += [(path, stamp, False) for path, stamp in _unread(catalog).values()]
+    files += ((path, stamp, False) for path, stamp in _unread(catalog).values())
+    strategies = {path: read_file(path) for path in plan.strategies}
     return Provenance(
         __version__,
         plan_digest(plan),
@@ -42,10 +43,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
             InputFile(os.path.relpath(path, base), stamp.nbytes, stamp, is_read)
             for path, stamp, is_read in files
         ),
-        tuple(
-            _describe_strategy(Path(path).name, read_file(path))
-            for path in dict.fromkeys(plan.strategies)
-        ),
+        tuple(_describe_strategy(Path(path).name, data) for path, data in strategies.items()),
         tuple(
             _describe_strategy(os.path.relpath(document.path, folder), document.data)
             for document in plan.documents
@@ -91,40 +89,32 @@ def plan_digest(plan: Plan) -> str:
     The folders of source and outputs do not count: hosts may mount them in different places.
     Neither does which of several replicas can be read.
     """
-    target, folder = plan.target, plan.target.output_folder
     state = hashlib.sha256()
-    for line in (
-        (target.format, target.ranks, sorted(target.attrs.items())),
-        *((rank, os.path.relpath(path, folder)) for rank, path in target.paths.items()),
-        *chain(*map(_names_of_files, plan.inputs)),
-        *(
-            (
-                transfer.name,
-                transfer.dtype,
-                *(
-                    (
-                        term.input,
-                        term.weight,
-                        term.source.meta,
-                        _how_sliced(term.source.slicing),
-                        term.source.parameter,
-                        term.source.only_for,
-                    )
-                    for term in transfer.terms
-                ),
-                transfer.layouts,
-            )
-            for transfer in plan.transfers
-        ),
-        *((document.kind, os.path.relpath(document.path, folder)) for document in plan.documents),
-    ):
+    for line in _decisive_lines(plan):
         state.update(f"{line!r}\n".encode())
     return f"sha256:{state.hexdigest()}"
 
 
-def _how_sliced(slicing: Slicing) -> object:
-    """Return how a source is sharded, without who holds a slice."""
-    return slicing.slice_counts if isinstance(slicing, BoxSlicing) else slicing.distribution_key
+def _decisive_lines(plan: Plan) -> Iterator[object]:
+    """Yield everything that decides what a plan writes."""
+    target, folder = plan.target, plan.target.output_folder
+    yield target.format, target.ranks, sorted(target.attrs.items())
+    for rank, path in target.paths.items():
+        yield rank, os.path.relpath(path, folder)
+    yield from chain(*map(_names_of_files, plan.inputs))
+    for transfer in plan.transfers:
+        yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), transfer.layouts
+    for document in plan.documents:
+        yield document.kind, os.path.relpath(document.path, folder)
+
+
+def _decisive_parts(term: Term) -> tuple[object, ...]:
+    """Return everything that decides what a term reads, but not who holds a slice."""
+    source, slicing = term.source, term.source.slicing
+    how: object = slicing.distribution_key
+    if isinstance(slicing, BoxSlicing):
+        how = slicing.slice_counts
+    return term.input, term.weight, source.meta, how, source.parameter, source.only_for
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:

@@ -31,7 +31,7 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -46,7 +46,7 @@ from ckpttool.problems import Diagnostic, FormatError
 from ckpttool.storage.files import PARTIAL, is_there, stamp_at
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.log import Log, LoggedOutput, PlannedOutput, StampedOutput, Writer
-from ckpttool.transaction.manifest import SealedFile
+from ckpttool.transaction.manifest import SealedFile, sealed_text
 from ckpttool.transaction.parts import Part
 from ckpttool.wording import count, shorten
 
@@ -58,7 +58,7 @@ ANEW = "the command that writes it, with --overwrite"
 MOST = 3  # logs that are described; an array job may leave thousands
 
 
-T = TypeVar("T", "RecordedPlan", "FinishedStamps")
+T = TypeVar("T")
 
 
 class State(Enum):
@@ -114,6 +114,10 @@ class Record:
     def stamps(self) -> Path:
         """The stamps of a finished set."""
         return self.home / "stamps.json"
+
+    def diagnostic(self, code: str, message: str, hint: str = "", facts: str = "") -> Diagnostic:
+        """Return a fact about the set."""
+        return Diagnostic(code, message, hint=hint, facts=facts, where=str(self.output))
 
     def log(self, part: Part | None) -> Path:
         """Return the path of the log of a whole run, or of a part."""
@@ -199,22 +203,17 @@ class RecordedPlan:
         documents = file.entries(_Documents).documents
         return cls(file.entries(Writer), file.provenance(), outputs, documents)
 
-    def head(self) -> Mapping[str, object]:
-        """Return the entries of the first line of the document."""
+    def text(self) -> Iterator[str]:
+        """Return the text of the document."""
         documents = [
             {"path": one.path, "kind": one.kind, "data": b64encode(one.data).decode()}
             for one in self.documents
         ]
-        return {
-            **self.provenance.head_with_stamps(),
-            **asdict(self.writer),
-            "documents": documents,
-        }
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the outputs."""
-        for path, rank in self.outputs.items():
-            yield json.dumps({"rank": rank, "path": path})
+        head = {**self.provenance.head_with_stamps(), **asdict(self.writer), "documents": documents}
+        outputs = self.outputs.items()
+        return sealed_text(
+            head, (json.dumps({"rank": rank, "path": path}) for path, rank in outputs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +241,11 @@ class FinishedStamps:
         outputs = {line.path: line.stamp for line in file.lines(StampedOutput)}
         return cls(file.provenance(), file.entries(_ManifestDigest).manifest, outputs)
 
-    def head(self) -> Mapping[str, object]:
-        """Return the entries of the first line of the document."""
-        return {**self.provenance.head_with_stamps(), "manifest": self.manifest}
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the outputs."""
-        for path, stamp in self.outputs.items():
-            yield json.dumps({"path": path, "stamp": stamp})
+    def text(self) -> Iterator[str]:
+        """Return the text of the document."""
+        head = {**self.provenance.head_with_stamps(), "manifest": self.manifest}
+        outputs = self.outputs.items()
+        return sealed_text(head, (json.dumps({"path": path, "stamp": at}) for path, at in outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +268,7 @@ class Destination:
     stamps
         The stamps of a finished set; None if they are not there, or are damaged.
     damaged
-        Files of the record that cannot be used.
+        Files of the record that cannot be used, by path.
     """
 
     record: Record
@@ -281,7 +277,7 @@ class Destination:
     logs: tuple[Log, ...] = ()
     running: Mapping[Path, str] = field(default_factory=dict)
     stamps: FinishedStamps | None = None
-    damaged: tuple[FormatError, ...] = ()
+    damaged: Mapping[Path, FormatError] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[Part, Log]:
@@ -330,39 +326,29 @@ def look(record: Record) -> Destination:
         state = State.COMPLETE if is_there(record.manifest) else State.NONE
         home = str(record.home)
         error = PermissionError(errno.EACCES, os.strerror(errno.EACCES), home)
-        return Destination(record, state, damaged=(unreadable(home, error),))
-    damaged: list[FormatError] = []
-    plan = _read(RecordedPlan, record.plan, damaged)
-    logs = tuple(_read_logs(record.logs(), damaged))
+        return Destination(record, state, damaged={record.home: unreadable(home, error)})
+    damaged: dict[Path, FormatError] = {}
+
+    def read(reader: Callable[[Path], T], path: Path) -> T | None:
+        try:
+            return reader(path)
+        except FormatError as error:
+            damaged[path] = error
+        except FileNotFoundError:
+            pass  # of a log: its run has just ended
+        return None
+
+    plan = read(RecordedPlan.read, record.plan)
+    logs = tuple(log for path in record.logs() if (log := read(Log.read, path)) is not None)
     running = find_writers(record, logs)
     state, stamps = State.NONE, None
     if is_there(record.manifest):
-        state, stamps = State.COMPLETE, _read(FinishedStamps, record.stamps, damaged)
+        state, stamps = State.COMPLETE, read(FinishedStamps.read, record.stamps)
     elif running:
         state = State.RUNNING
     elif is_there(record.plan) or any(log.writer for log in logs):
         state = State.STOPPED
-    return Destination(record, state, plan, logs, running, stamps, tuple(damaged))
-
-
-def _read(kind: type[T], path: Path, damaged: list[FormatError]) -> T | None:
-    try:
-        return kind.read(path)
-    except FileNotFoundError:
-        return None
-    except FormatError as error:
-        damaged.append(error)
-        return None
-
-
-def _read_logs(paths: list[Path], damaged: list[FormatError]) -> Iterator[Log]:
-    for path in paths:
-        try:
-            yield Log.read(path)
-        except FileNotFoundError:
-            continue  # its run has just ended
-        except FormatError as error:
-            damaged.append(error)
+    return Destination(record, state, plan, logs, running, stamps, damaged)
 
 
 def find_writers(record: Record, logs: Iterable[Log] = ()) -> Mapping[Path, str]:
@@ -374,49 +360,49 @@ def find_writers(record: Record, logs: Iterable[Log] = ()) -> Mapping[Path, str]
 def find_unfinished_run(output: Path) -> Diagnostic | None:
     """Return why a folder, or a single file, is not a complete output; None if nothing says so."""
     destination = look(Record.of(output))
+    diagnostic = destination.record.diagnostic
     if destination.state in {State.RUNNING, State.STOPPED}:
-        return unfinished_problem(destination, output)
+        return unfinished_problem(destination)
     if destination.state is State.NONE and destination.damaged:  # which nobody may read
-        error = destination.damaged[0]
+        error = next(iter(destination.damaged.values()))
         text = "it is not known whether a run has ended here"
-        return _unfinished(output, text, f"{error.path}: {error.reason}", "run it as the owner")
-    for record, name in records_around(output) if output.is_file() else ():
-        of_set = look(record)
-        is_complete = of_set.state is State.COMPLETE or name in of_set.logged()
-        if of_set.plan is not None and name in of_set.plan.outputs and not is_complete:
-            facts = f"{record.plan} lists it, and no log there lists it as complete"
-            return _unfinished(output, "a run has not completed it", facts, RESUME)
+        return diagnostic(
+            "unfinished", text, "run it as the owner", f"{error.path}: {error.reason}"
+        )
+    for found, name in runs_that_list(output) if output.is_file() else ():
+        if found.state is not State.COMPLETE and name not in found.logged():
+            facts = f"{found.record.plan} lists it, and no log there lists it as complete"
+            return diagnostic("unfinished", "a run has not completed it", RESUME, facts)
     return None
 
 
-def _unfinished(output: Path, message: str, facts: str, hint: str) -> Diagnostic:
-    return Diagnostic("unfinished", message, hint=hint, facts=facts, where=str(output))
+def runs_that_list(output: Path) -> Iterator[tuple[Destination, str]]:
+    """Yield what lies where a plan lists a file, and the path of the file in that plan."""
+    folders = output.absolute().parents[:2]
+    around = ((Record(folder / MANIFEST), os.path.relpath(output, folder)) for folder in folders)
+    for record, name in ((Record.of(output), output.name), *around):
+        found = look(record)
+        if found.plan is not None and name in found.plan.outputs:
+            yield found, name
 
 
-def records_around(output: Path) -> Iterator[tuple[Record, str]]:
-    """Yield the records that may tell of a file, and its path relative to the manifest of each."""
-    yield Record.of(output), output.name
-    for folder in output.absolute().parents[:2]:
-        yield Record(folder / MANIFEST), os.path.relpath(output, folder)
-
-
-def unfinished_problem(destination: Destination, output: Path) -> Diagnostic:
+def unfinished_problem(destination: Destination) -> Diagnostic:
     """Return the problem of a destination that is RUNNING or STOPPED."""
+    diagnostic, output = destination.record.diagnostic, destination.record.output
     if destination.state is State.RUNNING:
-        by = next(iter(destination.running.values()))
-        message, hint = "a run of ckpttool is writing here", "wait until it ends"
-        return _unfinished(output, message, f"{by}; {MAY_LACK}", hint)
+        message, by = "a run of ckpttool is writing here", next(iter(destination.running.values()))
+        return diagnostic("unfinished", message, "wait until it ends", f"{by}; {MAY_LACK}")
     parts = destination.parts
     if parts and len(parts) == len(destination.finished_parts):
         hint = f"ckpttool finalize {output}"
         if missing := destination.missing_parts:
             hint = f"{shorten((f'--part {part}' for part in missing), 3)}, then {hint}"
         message = "its parts (--part) are not finalized"
-        return _unfinished(output, message, "files may be missing", hint)
+        return diagnostic("unfinished", message, hint, "files may be missing")
     hint = RESUME
     if is_held(destination.record.lock) is None:
         hint = f"when it has ended, {RESUME} {NO_LOCKS}"
-    return _unfinished(output, "a run of ckpttool did not end here", MAY_LACK, hint)
+    return diagnostic("unfinished", "a run of ckpttool did not end here", hint, MAY_LACK)
 
 
 def describe_record(output: Path) -> Iterator[Diagnostic]:
@@ -426,10 +412,10 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
     """
     record = Record.of(output)
     destination = look(record)
-    for error in destination.damaged:
-        if error.path == str(record.home) and destination.state is State.NONE:
+    for path, error in destination.damaged.items():
+        if path == record.home and destination.state is State.NONE:
             continue  # `find_unfinished_run` reports it
-        hint = "" if error.path == str(record.home) else ANEW
+        hint = "" if path == record.home else ANEW
         (one,) = error.diagnostics
         yield replace(one, code="leftover", hint=hint)
     plan, logs = destination.plan, destination.logs

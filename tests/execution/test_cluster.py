@@ -74,13 +74,14 @@ def test_a_cluster_seals_with_the_same_checksum(tmp_path, threads, output_format
 
 def requirements(folder: Path, *paths: Path) -> WorkerRequirements:
     files = tuple(map(identify_file, map(str, paths)))
-    return WorkerRequirements(*software(), files, str(folder))
+    return WorkerRequirements(software(), files, str(folder))
 
 
 def test_a_worker_that_sees_everything_has_no_problems(tmp_path):
     (tmp_path / "a").write_bytes(b"1234")
     assert check_worker(requirements(tmp_path, tmp_path / "a")) is None
-    assert software()[1] == ".".join(platform.python_version().split(".")[:2])
+    python = ".".join(platform.python_version().split(".")[:2])
+    assert software() == f"ckpttool {ckpttool.__version__} on Python {python}"
 
 
 @pytest.mark.parametrize("change", ["remove", "grow", "touch"])
@@ -117,11 +118,13 @@ def test_a_file_that_shows_late_is_seen(tmp_path, monkeypatch):
 
 
 def test_another_version_of_the_package_or_of_python_is_a_problem(tmp_path):
-    mine = f"workers have ckpttool {ckpttool.__version__} on Python {software()[1]}"
-    for other in (("0.0.9", software()[1]), (ckpttool.__version__, "3.9")):
-        answer = check_worker(WorkerRequirements(*other, (), str(tmp_path)))
-        here = f"this run is ckpttool {other[0]} on Python {other[1]}"
-        assert answer == (mine, cluster.SAME_SOFTWARE, here)
+    mine = f"workers have {software()}"
+    for other in (
+        "ckpttool 0.0.9 on Python 3.12",
+        f"ckpttool {ckpttool.__version__} on Python 3.9",
+    ):
+        answer = check_worker(WorkerRequirements(other, (), str(tmp_path)))
+        assert answer == (mine, cluster.SAME_SOFTWARE, f"this run is {other}")
 
 
 def test_a_folder_that_a_worker_may_not_write_to_is_a_problem(tmp_path, monkeypatch):
@@ -207,8 +210,8 @@ def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name
 
     def twice(task):
         first, second = write_file(task), write_file(task)
-        paths.append((first.path, second.path))
-        assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
+        paths.append((first.attempt, second.attempt))
+        assert Path(first.attempt).read_bytes() == Path(second.attempt).read_bytes()
         return second
 
     monkeypatch.setattr(execute_module, "write_file", twice)

@@ -25,7 +25,7 @@ from ckpttool.model.region import Region
 from ckpttool.model.tensors import Block, Ciphertext, TensorMeta
 from ckpttool.secret import Secret
 from ckpttool.storage.checksums import verify_checksum
-from ckpttool.storage.compare import CompareOptions, CompareTask, CompareUnit, compare_units
+from ckpttool.storage.compare import CompareOptions, CompareUnit, compare_units
 from ckpttool.storage.sampling import digest
 from ckpttool.wording import printable
 from tests.support.checkpoints import create_file
@@ -304,7 +304,7 @@ def look_at(index):
     tensor = index.tensors["w"]
     region = Region.whole(tensor.meta.shape)
     unit = CompareUnit(region, (OutputTensor.copy_of(tensor),))
-    return compare_units(CompareTask((unit,), CompareOptions(wants_counts=True)))
+    return compare_units(CompareOptions(wants_counts=True), [unit])
 
 
 def hash_all(index):

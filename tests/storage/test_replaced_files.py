@@ -30,7 +30,7 @@ from ckpttool.storage import files
 from ckpttool.storage.checksums import compute_checksum
 from ckpttool.storage.compare import compare_tensors
 from ckpttool.storage.files import PartialFile
-from ckpttool.storage.sampling import digest, nearness, take_samples, unit_digests
+from ckpttool.storage.sampling import digest, hash_units, nearness, take_samples
 from tests.support.checkpoints import noise, write_ranks
 from tests.support.checkpoints import write_file as write_checkpoint
 from tests.support.commands import message, run
@@ -110,7 +110,7 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
     with pytest.raises(CkptToolError, match=OTHER):
         write_file(task)
     link.to("a")
-    remote.attempt = write_file(task)
+    remote.attempt = write_file(task).attempt
     remote.seal()
     remote.rename()
 
@@ -131,7 +131,7 @@ def tensor_of(link):
 READERS = {
     "samples": lambda tensor: take_samples([tensor]),
     "digest": lambda tensor: digest(tensor, 1 << 20),
-    "hashes": lambda tensor: unit_digests(tensor, 1 << 20),
+    "hashes": hash_units,
     "nearness": lambda tensor: nearness((tensor, tensor)),
     "comparison": lambda tensor: list(
         compare_tensors([(0, [OutputTensor.copy_of(tensor)])], InlineExecutor())

@@ -35,7 +35,7 @@ def state_of(folder):
 
 def kill(transaction):
     """End a run without another word; its locks go."""
-    transaction._claim.release()
+    transaction.release()
 
 
 def complete_first(transaction, plan):
@@ -56,7 +56,7 @@ def test_a_complete_set_is_kept_whole_and_neither_locked_nor_touched(tmp_path):
     plan, assignment = plan_to(out, resume=True)
     assert assignment.destination.state is State.COMPLETE
     assert len(assignment.kept) == len(assignment.ranks)
-    transaction = Transaction.open(plan, assignment)
+    transaction = Transaction(plan, assignment)
     assert transaction.kept == {*assignment.ranks}
     assert state_of(out) is State.COMPLETE
     transaction.finish()
@@ -69,16 +69,16 @@ def test_what_changes_after_preflight_is_refused_under_the_lock(tmp_path):
     Path(path).parent.mkdir(parents=True)
     Path(path).write_text("of another run")
     with pytest.raises(ckpttool.PlanError, match="another run has written it since this one began"):
-        Transaction.open(plan, assignment)
+        Transaction(plan, assignment)
     assert os.listdir(tmp_path / "out") == ["rank_0"]  # noqa: PTH208
 
 
 def test_parts_of_two_plans_that_begin_at_once_do_not_write_side_by_side(tmp_path):
     out = tmp_path / "out"
     mine, other = plan_to(out, part=(1, 2)), plan_to(out, part=(2, 2), prefix="other_")
-    first = Transaction.open(*mine)
+    first = Transaction(*mine)
     with pytest.raises(ckpttool.PlanError, match="a part of another run is"):
-        Transaction.open(*other)
+        Transaction(*other)
     first.abandon()
     assert files_below(tmp_path) == []
 
@@ -87,7 +87,7 @@ def test_a_manifest_goes_with_the_first_output_that_is_replaced_and_not_before(t
     out = tmp_path / "out"
     ckpttool.execute(*plan_to(out))
     plan, assignment = plan_to(out, overwrite=True)
-    transaction = Transaction.open(plan, assignment)
+    transaction = Transaction(plan, assignment)
     assert state_of(out) is State.COMPLETE
     complete_first(transaction, plan)
     assert not (out / MANIFEST).exists()
@@ -99,13 +99,13 @@ def test_a_manifest_goes_with_the_first_output_that_is_replaced_and_not_before(t
 def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_path):
     out = tmp_path / "out"
     plan, assignment = plan_to(out)
-    transaction = Transaction.open(plan, assignment)
+    transaction = Transaction(plan, assignment)
     complete_first(transaction, plan)
     transaction.abandon()
     output = next(iter(plan))
     Path(output.path).unlink()
     plan, assignment = plan_to(out, resume=True)
-    transaction = Transaction.open(plan, assignment)
+    transaction = Transaction(plan, assignment)
     with pytest.raises(
         ckpttool.VerifyError, match="differs from what the same command wrote before"
     ):
@@ -116,7 +116,7 @@ def test_an_output_that_is_not_what_the_same_run_wrote_before_is_refused(tmp_pat
 
 def test_temporary_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
     out = tmp_path / "out"
-    kill(Transaction.open(*plan_to(out)))
+    kill(Transaction(*plan_to(out)))
     (out / "rank_0").mkdir()
     (out / "rank_1").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
@@ -124,14 +124,14 @@ def test_temporary_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
     attempt = f"{names[0]}.0123456789abcdef"
     for name in (*names, attempt, f"{names[1]}.0123456789abcdef", "rank_0/other.partial"):
         (out / name).touch()
-    Transaction.open(*plan_to(out)).abandon()
+    Transaction(*plan_to(out)).abandon()
     assert files_below(out / "rank_0") == ["other.partial"]
     assert len(files_below(tmp_path / "elsewhere")) == 2  # a link leads out of the folder
 
 
 def test_a_temporary_file_that_another_run_writes_is_not_removed(tmp_path):
     out = tmp_path / "out"
-    kill(Transaction.open(*plan_to(out)))
+    kill(Transaction(*plan_to(out)))
     planned = plan_to(out)
     path = out / "rank_0" / "checkpoint_0.ckpt.partial"
     path.parent.mkdir()
@@ -139,7 +139,7 @@ def test_a_temporary_file_that_another_run_writes_is_not_removed(tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ckpttool.PlanError, match="another run is writing it"):
             plan_to(out)
-        transaction = Transaction.open(*planned)
+        transaction = Transaction(*planned)
         assert path.exists()
         transaction.abandon()
     assert path.exists()

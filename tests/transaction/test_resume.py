@@ -63,12 +63,12 @@ def test_a_signal_is_heard_while_what_is_kept_is_read(tmp_path):
         "from ckpttool.concurrency import check_cancelled\n"
         "from ckpttool.storage import sampling\n"
         "turn = threading.Lock()\n"
-        "def read_for_ever(tensor, buffer_bytes):\n"
+        "def read_for_ever(tensor, spans, buffer_bytes):\n"
         "    if turn.acquire(blocking=False):\n"
         "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "    while True:\n"
         "        check_cancelled()\n"
-        "sampling.unit_digests = read_for_ever\n"
+        "sampling._hash_spans = read_for_ever\n"
         "main(sys.argv[1:])"
     )
     words = [*ordered_words(tmp_path), "--resume"]

@@ -16,7 +16,6 @@ from ckpttool.storage.files import stamp_at, write_document
 from ckpttool.transaction import locks
 from ckpttool.transaction.locks import FileLock, HeldError, is_held
 from ckpttool.transaction.log import LogWriter, Writer
-from ckpttool.transaction.manifest import sealed_text
 from ckpttool.transaction.parts import Part
 from ckpttool.transaction.record import Transaction
 from ckpttool.transaction.states import (
@@ -51,7 +50,7 @@ def state_of(out):
 @contextmanager
 def running(out, part=None, **options):
     """Have a run that writes to a folder, and fails at the end."""
-    transaction = Transaction.open(*make_plan(out, part=part, **options))
+    transaction = Transaction(*make_plan(out, part=part, **options))
     try:
         yield transaction
     finally:
@@ -144,7 +143,7 @@ def test_a_run_that_failed_is_stopped_and_what_it_completed_is_known(out):
     assert destination.state is State.STOPPED
     assert destination.running == {}
     assert len(destination.logs) == 1
-    assert destination.damaged == ()
+    assert destination.damaged == {}
     names = {name for name in files_below(out) if name.startswith("rank_")}
     assert destination.logged().keys() == names
     for name, output in destination.logged().items():
@@ -200,10 +199,10 @@ def test_a_damaged_file_of_a_record_is_named_and_not_used(out, name, damage):
     state = State.COMPLETE if name == STAMPS else State.STOPPED
     assert destination.state is state
     if path.suffix == ".log" and damage in ("cut", "empty"):
-        assert destination.damaged == ()  # as after a power loss
+        assert destination.damaged == {}  # as after a power loss
         assert Part(1, 2) not in destination.finished_parts
         return
-    (error,) = destination.damaged
+    (error,) = destination.damaged.values()
     assert error.path == str(path)
     if name == PLAN:
         assert destination.plan is None
@@ -221,7 +220,9 @@ def test_every_damaged_file_is_named(out):
     paths = [out / PLAN, *sorted((out / RECORD).glob("*.log"))]
     for path in paths:
         path.write_bytes(b"\0" * 100 + b"\n")
-    assert [error.path for error in look(record_of(out)).damaged] == [str(path) for path in paths]
+    assert [error.path for error in look(record_of(out)).damaged.values()] == [
+        str(path) for path in paths
+    ]
 
 
 # ----------------------------------------------------------------------------- without locks
@@ -299,7 +300,7 @@ def test_a_plan_and_stamps_are_read_as_they_were_written(out):
     outputs = {"rank_1/b": 1, "rank_0/a": 0, "rank_2/\udcff": 2}
     recorded = RecordedPlan(Writer.this(), stamps.provenance, outputs, documents)
     for value in (recorded, stamps):
-        write_document(str(out / "file"), sealed_text(value.head(), value.lines()))
+        write_document(str(out / "file"), value.text())
         assert type(value).read(out / "file") == value
         assert type(value).read(out / "file").provenance.command == stamps.provenance.command
 
