@@ -115,7 +115,6 @@ CHECKS = (
     ),
     _of_contents(samples.check_shards, "a shard that is not there makes tensors too large"),
     _of_contents(samples.check_slices, "other equal slices may be equal by chance"),
-    Check(presence.check_read_instead, "the result is right, and a file is not", ("convert",)),
     Check(
         unlisted.check_not_full,
         "only who writes full tensors needs all of them",
@@ -131,7 +130,9 @@ CHECKS = (
     Check(
         headers.check_unlisted, "a conversion reads one rank, and the others differ", ("verify",)
     ),
-    Check(presence.check_lacking, "a conversion reads a replica", ("verify",)),
+    Check(
+        presence.check_lacking, "a replica is read, so the result is right", ("verify", "convert")
+    ),
     Check(presence.check_lacking_names, "a conversion reads another rank", ("verify",)),
     Check(readings.check_unlisted_samples, "every byte says it of all ranks", ("verify",)),
     Check(readings.check_manifest, "what it lists may no longer be there", ("verify",), _BOTH),

@@ -185,7 +185,9 @@ def _missing_problem(checkpoint: Checkpoint, owners: Sequence[int]) -> Diagnosti
         lack = f"not in {shorten((file.path for file in files), 1)}{state}"
     states = ((without_file, f"{_NO_FILE} {catalog.root}"), (damaged, "not read"), (held, lack))
     remarks = [f"{format_ranks(ranks)}: {state}" for ranks, state in states if ranks]
-    codes = ("leftover", "absent", "part") if without_file else ()
+    codes = {"leftover", "absent", "part"} if without_file else set()
+    if catalog.expected_ranks is not None:
+        codes.discard("part")  # all that were written are meant to be there
     notes = [note for note in catalog.diagnostics if note.code in codes]
     remarks += [note.message if note.where == catalog.root else note.fact for note in notes]
     if checkpoint.is_deduplicated:
@@ -466,23 +468,13 @@ def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
         yield Diagnostic("no_elements", text, hint=hint, facts=facts, where=catalog.root)
 
 
-def check_read_instead(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield the files that lack slices which are read from other ranks."""
-    if not checkpoint.is_deduplicated:
-        for one in check_lacking(checkpoint):
-            if one.code == "lacking":
-                yield replace(one, facts=join_clauses(one.facts, "those are read"))
-
-
 def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each file that lacks slices that its replicas hold.
-
-    If every slice is in the file of one rank, yield one diagnostic for the whole checkpoint.
-    """
+    """Yield each file that lacks slices, and the ranks that hold them."""
+    if checkpoint.is_deduplicated:
+        return
     catalog, holders = checkpoint.catalog, checkpoint.catalog.holders
     missing: dict[int, list[str]] = defaultdict(list)
     replicas: dict[int, set[int]] = defaultdict(set)
-    is_held_twice = False
     sharded = [one for one in checkpoint.tensors if one.has_layout and one.meta.text is None]
     slicings = {one.slicing.distribution_key: one.slicing for one in sharded}
     expected = {
@@ -492,15 +484,10 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         return  # nearly every checkpoint is complete, and the loop over all slices is slow
     for one in sharded:
         for holding, owners in zip(one.slicing.replicas(), one.slicing.owners(), strict=True):
-            is_held_twice = is_held_twice or len(holding) > 1
             for rank in owners:
                 if rank in catalog.files and rank not in holding:
                     missing[rank].append(one.meta.name)
                     replicas[rank].update(sorted(holding)[:1])
-    if missing and not is_held_twice:
-        text = "saved without redundancy: every slice is in the file of one rank only"
-        yield Diagnostic("deduplicated", text)
-        return
     alike: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = defaultdict(list)
     for rank, names in sorted(missing.items()):
         alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)

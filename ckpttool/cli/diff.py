@@ -78,7 +78,6 @@ sides = options.OptionGroup(
         "Unlisted parameters that differ between ranks: rank, first or drop.",
         **options.UNLISTED,
         default="rank",
-        show_default=True,
     ),
 )
 @options.option(

@@ -28,7 +28,6 @@ from ckpttool.problems import (
 )
 from ckpttool.wording import nearest
 
-AS_JSON = "ckpttool.json"  # key of click's ``Context.meta``: whether to print JSON documents
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
 # The question that each command answers.  The module of that name is imported only when the command
@@ -117,16 +116,18 @@ class CommandGroup(click.Group):
             ctx = super().make_context(info_name, words, parent, color=color, **extra)
         from ckpttool.cli.options import WORDS
 
-        ctx.meta[AS_JSON], ctx.meta[WORDS] = as_json, tuple(args)
+        ctx.meta[WORDS] = tuple(args)
         return ctx
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; docs/reference/exit-codes.md lists the exit codes."""
-        with _output_errors(), _usage_errors(ctx.meta[AS_JSON]):
+        from ckpttool.cli.options import WORDS
+
+        with _output_errors(), _usage_errors("--json" in ctx.meta[WORDS]):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> object:
-        from ckpttool.cli.options import ANSWERED, DEBUG, SIGNALS
+        from ckpttool.cli.options import ANSWERED, SIGNALS, WORDS
 
         # No command uses linear algebra, and numpy would take 0.1 s to start threads for it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -141,11 +142,11 @@ class CommandGroup(click.Group):
             raise
         except (Exception, Terminated) as error:
             cause = guard.ended or error  # a library may turn a signal into an error of its own
-            if ctx.meta.get(DEBUG) and cause is not guard.ended:
+            if "--debug" in ctx.meta[WORDS] and cause is not guard.ended:
                 import traceback
 
                 traceback.print_exc()
-            as_json = ctx.meta[AS_JSON] and not ctx.meta.get(ANSWERED)
+            as_json = "--json" in ctx.meta[WORDS] and not ctx.meta.get(ANSWERED)
             ctx.exit(_report(cause, as_json))
 
 

@@ -30,6 +30,7 @@ from ckpttool.cli.params import (
     Choice,
     Existing,
     OutputPath,
+    Parsed,
     StrategyFile,
     StrategyName,
     UsageProblem,
@@ -80,10 +81,8 @@ def parse_key_file(data: bytes) -> Secret | None:
     return None
 
 
-def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> Secret | None:
+def read_key(value: str) -> Secret:
     """Read the key from a file; no message repeats the argument, which may be the key itself."""
-    if value is None:
-        return None
     if (problem := url_problem(value)) is not None:
         raise UsageProblem(*problem)
     forbid_core_dumps()
@@ -107,7 +106,6 @@ def read_key(ctx: click.Context, param: click.Parameter, value: str | None) -> S
 
 # Keys of click's ``Context.meta``.
 WORDS = "ckpttool.words"  # the command line behind the name of the program
-DEBUG = "ckpttool.debug"  # whether to print a traceback
 ANSWERED = "ckpttool.answered"  # whether the JSON document was printed
 SIGNALS = "ckpttool.guard"  # the `ckpttool.cli.signals.SignalGuard`
 
@@ -195,16 +193,11 @@ class GroupedCommand(click.Command):
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
         found: dict[str, list[click.Option]] = {heading: [] for heading in HEADINGS}
-        of_flag = {}
         for param in self.get_params(ctx):
-            if not isinstance(param, click.Option):
-                continue
-            everyday = [flag for flag in param.opts if flag in EVERYDAY]
-            if everyday:
-                of_flag[everyday[0]] = param
-            else:
-                found[param.heading if isinstance(param, GroupedOption) else DISPLAY].append(param)
-        found[HEADINGS[0]] = [of_flag[flag] for flag in EVERYDAY if flag in of_flag]
+            if isinstance(param, click.Option):
+                is_everyday = not {*EVERYDAY}.isdisjoint(param.opts)
+                found[HEADINGS[0] if is_everyday else getattr(param, "heading", DISPLAY)] += [param]
+        found[HEADINGS[0]].sort(key=lambda one: min(map(EVERYDAY.index, {*EVERYDAY} & {*one.opts})))
         return {heading: options for heading, options in found.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -286,13 +279,14 @@ def refuse_options(what: str, used: Collection[str]) -> None:
 def option(help: str, *flags: str, **settings: Any) -> Parameter:
     """Return a function that takes the name and the heading of an option, and adds it.
 
-    Its flag is its name, without ``flags``.  The setting ``heading`` replaces the heading.
+    Its flag is its name, without ``flags``.  The help shows a default that is set.  The setting
+    ``heading`` replaces the heading.
     """
 
     def add(name: str, heading: str) -> Decorator:
         names = flags or (f"--{name.replace('_', '-')}",)
-        shown = {"cls": GroupedOption, "help": help, "heading": heading}
-        return click.option(*names, name, **{**shown, **settings})
+        own = {"heading": heading, "show_default": "default" in settings, **settings}
+        return click.option(*names, name, cls=GroupedOption, help=help, **own)
 
     return add
 
@@ -427,12 +421,7 @@ def _build_run(
     return RunOptions(of_jobs or engine or "threads", max_memory_bytes)
 
 
-def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    ctx.meta[DEBUG] = value
-    return value
-
-
-def _check_prefix(ctx: click.Context, param: click.Parameter, value: str) -> str:
+def _check_prefix(value: str) -> str:
     if "/" in value or "\0" in value:
         raise UsageProblem(f"{value!r} has a / in it", facts="It begins the name of a file.")
     return value
@@ -461,8 +450,7 @@ source_options = OptionGroup(
         "key": option(
             "File with the key of encrypted files; - is standard input.",
             "--dec-key-file",
-            metavar="FILE",
-            callback=read_key,
+            type=Parsed("file", read_key),
         ),
     },
 )
@@ -506,13 +494,11 @@ output_options = OptionGroup(
     "output",
     _build_output,
     {
-        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5", show_default=True),
+        "format": option(f"{ANY_FORMAT}.", **FORMAT_CHOICE, default="hdf5"),
         "prefix": option(
             "Name the output files PREFIX<rank>.",
-            metavar="PREFIX",
+            type=Parsed("prefix", _check_prefix),
             default="checkpoint_",
-            show_default=True,
-            callback=_check_prefix,
         ),
         "ranks": option("Write only these target ranks, such as 0,3-7.", "--rank", type=RANKS),
         "not_in_target": option(
@@ -520,7 +506,6 @@ output_options = OptionGroup(
             type=Choice(["follow", "full", "drop"]),
             metavar="HOW",
             default="follow",
-            show_default=True,
         ),
         "strategy_path": option(
             "Write the strategy of the output to FILE, too.",
@@ -596,7 +581,7 @@ report_options = OptionGroup(
     {
         "as_json": flag("Print one JSON document.", "--json"),
         "quiet": flag("Print nothing but warnings and errors.", "-q", "--quiet"),
-        "debug": flag("Print a traceback with an error.", is_eager=True, callback=_set_debug),
+        "debug": flag("Print a traceback with an error."),
     },
 )
 

@@ -529,10 +529,11 @@ def _owners(row: Row, longest: int) -> str:
     """Return the ranks of each slice, in all stages; numbers, if the text is too long."""
     placements = sorted(row.placements, key=lambda one: one.first_rank)
     of_stages = len(placements) > 1 and placements[0].known == "layout"
-    texts = [_placement_text(one, one.first_rank, longest) for one in placements]
-    if of_stages:
-        texts = [f"stage {one.stage}: {text}" for one, text in zip(placements, texts, strict=True)]
-    texts = [*dict.fromkeys(texts)]
+    of_each: dict[str, None] = {}
+    for one in placements:
+        stage = f"stage {one.layout.stage}: " if of_stages and one.layout else ""
+        of_each[stage + _placement_text(one, one.first_rank, longest)] = None
+    texts = [*of_each]
     text = "; ".join(texts)
     if len(texts) == 1 or len(text) <= longest:
         return text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -33,10 +34,7 @@ from ckpttool.problems import (
 from ckpttool.wording import count, format_bytes, format_sizes, shorten
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from ckpttool.cli.signals import SignalGuard
-    from ckpttool.concurrency import OpenProgress
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.plan import Plan
     from ckpttool.model.strategy import Strategy
@@ -97,7 +95,7 @@ def load(
     found = attempt("SRC", partial(find, source.path, source.options, command=command))
     if find_strategy and not src_files and found is not None and found.strategy_files:
         src_files = found.strategy_files
-        used = [_found_strategy_note(src_files)]
+        used = [Diagnostic("strategy_file", f"strategy from {shorten(src_files, 1)}")]
     files = {"-s": src_files, "-d": dst_strategy}
     src, dst = (
         attempt(option, partial(ckpttool.read_strategy, paths)) if paths else None
@@ -157,28 +155,16 @@ def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
     return Diagnostic("source", text, hint=f"{context.command_path} {join(words)}", facts=facts)
 
 
-def _found_strategy_note(files: tuple[str, ...]) -> Diagnostic:
-    """Return the note on strategy files that were found without -s."""
-    return Diagnostic("strategy_file", f"strategy from {shorten(files, 1)}")
-
-
-class MakePlan(Protocol):
-    """A function like `ckpttool.plan_merge`, with all other arguments bound."""
-
-    def __call__(
-        self, *, executor: Executor, open_progress: OpenProgress
-    ) -> tuple[Plan, Assignment]:
-        """Return a plan, and what this run writes of it."""
-        ...
-
-
-def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None:
+def convert(
+    make_plan: Callable[..., tuple[Plan, Assignment]], run: RunOptions, report: ReportOptions
+) -> None:
     """Make a plan, execute it, and report.
 
     Parameters
     ----------
     make_plan
-        Receives an executor on this host, which compares contents, and a progress function.
+        A function like `ckpttool.plan_merge`, which lacks ``executor`` and ``open_progress`` only.
+        The executor is on this host, and compares contents.
     run
         The engine and its limit of memory.
     report
@@ -198,11 +184,9 @@ def convert(make_plan: MakePlan, run: RunOptions, report: ReportOptions) -> None
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
     with ckpttool.open_engine(run.engine) as executor:
-        if is_cluster(run.engine):
-            with ckpttool.open_engine("threads") as local:
-                plan, assignment = make_plan(executor=local, open_progress=show)
-        else:
-            plan, assignment = make_plan(executor=executor, open_progress=show)
+        is_here = not is_cluster(run.engine)
+        with nullcontext(executor) if is_here else ckpttool.open_engine("threads") as local:
+            plan, assignment = make_plan(executor=local, open_progress=show)
         mine = plan.limited_to(assignment.ranks)
         sizes = ckpttool.fit_memory(run, executor, mine)
         notes = (*plan.notes, *assignment.notes)

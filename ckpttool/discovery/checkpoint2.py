@@ -79,17 +79,17 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple
 
-from ckpttool.discovery.headers import (
+from ckpttool.discovery.described import (
     BARE_NAME,
     Fault,
     FilesByName,
+    NumberedSaves,
     describe_faults,
     errors_of,
     find_tensor,
     read_existing_files,
 )
-from ckpttool.discovery.leftovers import note_leftovers
-from ckpttool.discovery.numbered_saves import NumberedSaves
+from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
 from ckpttool.formats.local import identify_file, is_file, list_folder
 from ckpttool.formats.strict_json import convert_as, read_json_object
@@ -183,7 +183,8 @@ def _is_iteration(folder: Path) -> bool:
     if any(MINDFORMERS_FILE.fullmatch(path.name) for path in list_folder(folder)):
         return True
     metadata = folder / _METADATA
-    return is_file(metadata) and _is_metadata(str(metadata))
+    document = read_json_object(str(metadata), _MAX_BYTES) if is_file(metadata) else {}
+    return "state_dict_metadata" in document and "storage_data" in document
 
 
 def _read_common(folder: Path, diagnostics: Diagnostics) -> Mapping[str, str]:
@@ -329,12 +330,12 @@ def _find_iteration(root: Path, wanted: str | None, diagnostics: Diagnostics) ->
     if wanted is None:
         if last is None:
             text = f"no {_TRACKER}, which names the last complete iteration"
-            raise _ITERATIONS.problem(root, folders, text)
+            raise _ITERATIONS.problem(root, text)
         if last not in folders.values():
             facts, hint = _list_alternatives(folders, last)
             text = f"no folder of iteration {last}, which {_TRACKER} names"
             raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
-    chosen = _ITERATIONS.choose(root, folders, str(last) if wanted is None else wanted)
+    chosen = _ITERATIONS.choose(root, str(last) if wanted is None else wanted)
     taken = folders[chosen]
     if last is not None and taken > last:
         text, facts = f"iteration {taken} was perhaps not finished", f"{_TRACKER} names {last}"
@@ -377,9 +378,7 @@ def _select_files(folder: Path, named: set[str], diagnostics: Diagnostics) -> li
         for name, match in matches.items()
         if name not in named and match.group("prefix", "total") not in sets
     ]
-    if others:
-        text = f"{count(len(others), 'file')} of another save: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=shorten(others, 3), where=str(folder)))
+    diagnostics.add(*describe_ignored(folder, others, "of another save"))
     _note_unnamed(folder, named, diagnostics)
     return sorted({*named, *matches}.difference(others))
 
@@ -396,9 +395,8 @@ def _note_unnamed(folder: Path, named: Collection[str], diagnostics: Diagnostics
     """Note checkpoint files that metadata does not name and that have other names."""
     names = (path.name for path in checkpoint_files(folder) if path.name not in named)
     unnamed = [name for name in names if MINDFORMERS_FILE.fullmatch(name) is None]
-    if unnamed:
-        text = f"{count(len(unnamed), 'file')} with other names than MindFormers gives: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=shorten(unnamed, 3), where=str(folder)))
+    what = "with other names than MindFormers gives"
+    diagnostics.add(*describe_ignored(folder, unnamed, what))
 
 
 def _incomplete_sets(folder: Path, matches: Iterable[re.Match[str]]) -> Iterator[Diagnostic]:
@@ -509,12 +507,6 @@ class _Parameter:
     def regions(self) -> Sequence[Region]:
         """The elements of each slice, by its number."""
         return [self.grid.region(number, self.meta.shape) for number in self.grid.ranks]
-
-
-def _is_metadata(path: str) -> bool:
-    """Return whether a ``metadata.json`` is MindFormers'."""
-    document = read_json_object(path, _MAX_BYTES)
-    return "state_dict_metadata" in document and "storage_data" in document
 
 
 def read_metadata(path: str, diagnostics: Diagnostics) -> dict[str, _Parameter]:

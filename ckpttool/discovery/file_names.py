@@ -92,6 +92,16 @@ class SaveName(NamedTuple):
         step = "" if self.step is None else f"-{self.step.label}"
         return f"{self.prefix}{counter}{step}{self.suffix}"
 
+    @property
+    def order(self) -> Step:
+        """The step for comparison; names without a step come first."""
+        return self.step or Step(-1, -1, False)
+
+    @property
+    def text(self) -> str:
+        """The step, or the name if it has none."""
+        return f"step {self.step.label}" if self.step else self.key
+
 
 def read_names(found: Sequence[RankFile]) -> list[SaveName]:
     """Return what the names of all files of all ranks say, in the order of ``found``.

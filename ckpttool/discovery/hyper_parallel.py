@@ -59,17 +59,18 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import NamedTuple, TypeVar
 
-from ckpttool.discovery.file_names import HYPER_METADATA
-from ckpttool.discovery.headers import (
+from ckpttool.discovery.described import (
     BARE_NAME,
     Fault,
     FilesByName,
+    NumberedSaves,
     describe_faults,
     errors_of,
     find_tensor,
     read_existing_files,
 )
-from ckpttool.discovery.numbered_saves import NumberedSaves
+from ckpttool.discovery.file_names import HYPER_METADATA
+from ckpttool.discovery.leftovers import describe_ignored
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -138,14 +139,13 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
     OSError
         A file cannot be read.
     """
-    diagnostics = Diagnostics()
-    found = _metadata_files(Path(src))
-    if not found or not _is_complete(Path(src)):
+    folder, diagnostics = Path(src), Diagnostics()
+    if not _is_complete(folder):
         return None
     if step is not None:
-        raise PlanError(
-            [Diagnostic("source", "it has one save and no steps", hint="omit --step", where=src)]
-        )
+        text = "it has one save and no steps"
+        raise PlanError([Diagnostic("source", text, hint="omit --step", where=src)])
+    found = _metadata_files(folder)
     if found[0][0] == _ALL_RANKS and found[1:]:
         names = shorten(sorted(path.name for _, path in found[1:]), 3)
         text = "metadata files of single ranks beside .metadata: ignored"
@@ -153,20 +153,24 @@ def scan_hyper_parallel(src: str, step: str | None) -> Catalog | None:
         found = found[:1]
     documents = tuple(identify_file(str(path)) for _, path in found)
     tensors, objects = _read_all(documents)
-    if objects:
-        text = f"{count(len(objects), 'object')} that are not tensors: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=shorten(objects, 3), where=src))
+    diagnostics.add(*describe_ignored(folder, objects, "that are not tensors", noun="object"))
     named = {box.file for tensor in tensors.values() for box in tensor.stored}
-    _note_unnamed(Path(src), named, diagnostics)
-    files = read_existing_files(Path(src), sorted(named))
+    others = [
+        path.name
+        for path in list_folder(folder)
+        if path.name not in named
+        and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
+    ]
+    diagnostics.add(*describe_ignored(folder, others, "not in .metadata"))
+    files = read_existing_files(folder, sorted(named))
     description = replace(
-        _place_boxes(tensors, Path(src), files, diagnostics),
+        _place_boxes(tensors, folder, files, diagnostics),
         files=tuple(str(path) for _, path in found),
     )
     return Catalog(
         src,
         _by_rank(tensors, files),
-        step=None if (number := _STEPS.number(Path(src))) is None else str(number),
+        step=None if (number := _STEPS.number(folder)) is None else str(number),
         damaged=errors_of(files),
         diagnostics=tuple(diagnostics),
         documents=documents,
@@ -220,7 +224,7 @@ def choose_step_folder(
         if newer:
             others.append(f"newer than {_STEPS.tracker} says: {shorten(map(str, newer), 3)}")
         wanted = str(last)
-    chosen = _STEPS.choose(root, folders, wanted, complete)
+    chosen = _STEPS.choose(root, wanted, complete)
     _STEPS.note_choice(folders, folders[chosen], unfinished, diagnostics, others)
     return chosen, None
 
@@ -340,19 +344,6 @@ def _read_all(files: Sequence[StoredFile]) -> tuple[dict[str, _HyperTensor], tup
         errors.append(PlanError(problems))
     raise_all(errors)
     return tensors, tuple(objects)
-
-
-def _note_unnamed(folder: Path, named: set[str], diagnostics: Diagnostics) -> None:
-    """Note the files of tensors and layouts that no metadata names."""
-    others = sorted(
-        path.name
-        for path in list_folder(folder)
-        if path.name not in named
-        and (path.suffix == ".layout" or _TENSOR_FILE.fullmatch(path.name))
-    )
-    if others:
-        text = f"{count(len(others), 'file')} not in .metadata: ignored"
-        diagnostics.add(Diagnostic("skipped", text, facts=shorten(others, 3), where=str(folder)))
 
 
 def _by_rank(tensors: Mapping[str, _HyperTensor], files: FilesByName) -> dict[int, FileIndex]:

@@ -20,7 +20,8 @@ MindSpore 2.10 ``train/serialization.py`` (``_exec_save``),
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckpttool.discovery.file_names import RankFile, step_of
@@ -32,7 +33,7 @@ from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.storage.files import PARTIAL
 from ckpttool.transaction.locks import is_held
 from ckpttool.transaction.manifest import written_strategies
-from ckpttool.wording import format_ranks, shorten
+from ckpttool.wording import count, format_ranks, shorten
 
 _UNFINISHED_SUFFIXES = (".tmp", PARTIAL)
 EMERGENCY = re.compile(r"ttp_saved_checkpoints-step_\d+(_tmp)?")
@@ -91,27 +92,21 @@ def drop_backups(found: list[RankFile], diagnostics: Diagnostics) -> list[RankFi
 
 def note_leftovers(root: Path, folders: Iterable[Path], diagnostics: Diagnostics) -> None:
     """Note unfinished and failed saves, broken links and special files in some folders."""
-    unfinished = []
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
     failed = []
-    broken_links = []
-    special_files = []
     for folder in (root, *(folder for folder in folders if folder != root)):
         for path in list_folder(folder):
+            name = str(path.relative_to(root))
             if is_unfinished_name(path) and is_file(path) and not is_held(path):
-                unfinished.append(str(path.relative_to(root)))
+                found["leftover", "files of a save that did not finish"].append(name)
             elif _FAILED_CONVERSION.fullmatch(path.name) and is_file(path):
                 failed.append(path)
             elif is_link(path) and not exists(path):
-                broken_links.append(str(path.relative_to(root)))
+                found["absent", "broken links"].append(name)
             elif format_of_suffix(path.name) and not (is_file(path) or is_folder(path)):
-                special_files.append(str(path.relative_to(root)))
-    for code, text, paths in (
-        ("absent", "broken links", broken_links),
-        ("absent", "pipes or devices, which are not read", special_files),
-        ("leftover", "files of a save that did not finish", unfinished),
-    ):
-        if paths:
-            diagnostics.add(Diagnostic(code, f"{text}: {shorten(paths, 3)}", where=str(root)))
+                found["absent", "pipes or devices, which are not read"].append(name)
+    for (code, text), names in sorted(found.items()):
+        diagnostics.add(Diagnostic(code, f"{text}: {shorten(names, 3)}", where=str(root)))
     if failed:
         text = "MindFormers could not convert files here"
         facts = f"{shorten((path.name for path in failed), 3)}: {_read_reason(failed[0])}"
@@ -138,6 +133,15 @@ def note_emergencies(saves: Iterable[Path], diagnostics: Diagnostics) -> None:
         else:
             code, text, hint = "skipped", "an emergency save: ignored", f"{save} as SRC"
         diagnostics.add(Diagnostic(code, text, hint=hint, path=str(save), where=str(save)))
+
+
+def describe_ignored(
+    folder: Path, names: Sequence[str], what: str, *, noun: str = "file", hint: str = ""
+) -> Iterator[Diagnostic]:
+    """Yield a note on what is not read in a folder, if there is any; ``what`` says what it is."""
+    if names:
+        text = f"{count(len(names), noun)} {what}: ignored"
+        yield Diagnostic("skipped", text, hint=hint, facts=shorten(names, 3), where=str(folder))
 
 
 def note_skipped(root: Path, others: Sequence[str], diagnostics: Diagnostics) -> None:

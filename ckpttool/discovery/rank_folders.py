@@ -45,6 +45,7 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.discovery.leftovers import (
     EMERGENCY,
+    describe_ignored,
     find_emergency_saves,
     find_unfinished_save,
     note_emergencies,
@@ -152,9 +153,6 @@ def _folder_problems(
     def problem(text: str, hint: str, facts: str, ranks: tuple[int, ...] = ()) -> Diagnostic:
         return Diagnostic("source", text, hint=hint, facts=facts, ranks=ranks, where=str(root))
 
-    def names(paths: Iterable[Path]) -> str:
-        return shorten((str(path.relative_to(root)) for path in paths), 3)
-
     folders: dict[int, list[Path]] = defaultdict(list)
     kinds: dict[str, Path] = {}
     for word, rank, path in found:
@@ -163,7 +161,7 @@ def _folder_problems(
     twice = {rank: paths for rank, paths in sorted(folders.items()) if len(paths) > 1}
     if len(kinds) > 1:
         hint = "--pattern with the form of one of them"
-        yield problem("rank folders of several kinds", hint, names(kinds.values()))
+        yield problem("rank folders of several kinds", hint, _names(root, kinds.values()))
     elif twice:
         text = f"two folders for {format_ranks(tuple(twice))}"
         pairs = (" and ".join(str(p.relative_to(root)) for p in two[:2]) for two in twice.values())
@@ -189,18 +187,20 @@ def _folder_problems(
             if path != folder:
                 places.setdefault(_place(path.relative_to(folder), rank), path)
     if len(places) > 1:
+        hint = "--pattern with the folder that is meant"
         text = "the files of ranks lie in folders of different names, perhaps of different steps"
-        yield problem(text, "--pattern with the folder that is meant", names(places.values()))
+        yield problem(text, hint, _names(root, places.values()))
     if not listed:
-        facts, hint = _find_packed(root) or _find_nested_files(root, (one.path for one in found))
-        facts = facts or names(folders[rank][-1] for rank in homes)
+        last = {rank: paths[-1] for rank, paths in folders.items()}
+        facts, hint = _find_packed(root) or _find_nested_files(root, last.values())
+        facts = facts or _names(root, (last[rank] for rank in homes))
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
         text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
         yield problem(text, hint, facts, tuple(homes))
     elif of_others:
         hint = "--pattern with {rank} for the right one; `ckpttool help source` explains"
         text = "paths name two ranks, and nothing shows which one is right"
-        yield problem(text, hint, names(of_others))
+        yield problem(text, hint, _names(root, of_others))
 
 
 def _without_strategies(found: Sequence[RankFile]) -> list[RankFile]:
@@ -256,10 +256,8 @@ def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     if names := [one.path.name for one in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        text = f"{count(len(names), 'folder')} of ranks, of another checkpoint: ignored"
-        hint = f"--pattern '{pattern}'"
-        facts = shorten(names, 3)
-        diagnostics.add(Diagnostic("skipped", text, hint=hint, facts=facts, where=str(root)))
+        hint, what = f"--pattern '{pattern}'", "of ranks, of another checkpoint"
+        diagnostics.add(*describe_ignored(root, names, what, noun="folder", hint=hint))
 
 
 def sibling_rank_folders(file: Path) -> tuple[str, list[str]]:
@@ -314,28 +312,25 @@ def find_twins(file: Path) -> Iterator[tuple[str, list[str], Path]]:
             steps = [1 << i for i in range(len(names).bit_length())]
             for other in (own + sign * step for step in steps for sign in (-1, 1)):
                 if other in names:
-                    folder, inside = path.with_name(names[other]), file.relative_to(path).parts
-                    yield from ((path.name, others, p) for p in _at(folder, inside, own, other))
+                    folder, inside = path.with_name(names[other]), file.relative_to(path)
+                    twins = _find_like(folder, inside, own, other) if depth else [folder]
+                    yield from ((path.name, others, twin) for twin in twins)
 
 
-def _at(folder: Path, parts: Sequence[str], own: int, other: int) -> Iterator[Path]:
-    """Yield what has the same place in a folder; ``own`` may be replaced by ``other`` in it.
+def _find_like(folder: Path, inside: Path, own: int, other: int) -> Iterator[Path]:
+    """Yield the files at the same place in a folder; ``own`` may be replaced by ``other`` in it.
 
     A file of the same step may have another counter.
     """
-    if not parts:
-        yield folder
-        return
-    name = parts[0]
-    heads, tail = {name}, ""
-    if len(parts) == 1:
-        heads, tail = {run_of(name), base_of(name)}, name[len(run_of(name)) :]
-    wanted = "|".join(_with_either(head, own, other) for head in sorted(heads))
-    counter = r"(?:_[1-9]\d*)?" if len(parts) == 1 and step_of(name) is not None else ""
-    expression = re.compile(f"(?:{wanted}){counter}{re.escape(tail)}")
-    for path in list_folder(folder) if is_folder(folder) else ():
-        if expression.fullmatch(path.name):
-            yield from _at(path, parts[1:], own, other)
+    run, base = run_of(inside.name), base_of(inside.name)
+    counter = r"(?:_[1-9]\d*)?" if step_of(inside.name) is not None else ""
+    above = str(inside).removesuffix(inside.name)
+    heads = (_with_either(above + head, own, other) for head in sorted({run, base}))
+    tail = re.escape(inside.name[len(run) :])
+    expression = re.compile(f"(?:{'|'.join(heads)}){counter}{tail}")
+    for path in sorted(find_paths(folder, _any_save(inside))):
+        if expression.fullmatch(str(path.relative_to(folder))):
+            yield path
 
 
 def _with_either(text: str, own: int, other: int) -> str:
@@ -578,8 +573,7 @@ def _by_names(
     notes, problems = [], []
     if copies:
         text = f"{count(len(copies), 'file')} of other ranks than their folders: ignored"
-        facts = shorten((str(path.relative_to(root)) for path in copies), 3)
-        notes.append(Diagnostic("skipped", text, facts=facts, where=str(root)))
+        notes.append(Diagnostic("skipped", text, facts=_names(root, copies), where=str(root)))
     rest = [(one, match) for one, match in misplaced if one.path not in copies]
     if rest:
         one, match = rest[0]
@@ -593,7 +587,7 @@ def _by_names(
         elif rank in folders and not exists(folders[rank] / one.path.name) and not rest[1:]:
             hint = f"mv {shlex.quote(str(one.path))} {shlex.quote(str(folders[rank]))}/"
         text = f"{count(len(rest), 'file')} in the folder of another rank than the name says"
-        facts = shorten((str(other.path.relative_to(root)) for other, _ in rest), 3)
+        facts = _names(root, (other.path for other, _ in rest))
         problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=str(root)))
     return [one for one in found if one.path not in copies], notes, problems
 
@@ -673,14 +667,14 @@ def _files_in_hosts(root: Path) -> list[RankFile]:
     return found if len(homes) == len({rank for rank, _ in homes}) else []
 
 
-def _repeated_in_hosts(root: Path) -> list[str]:
+def _repeated_in_hosts(root: Path) -> list[Path]:
     """Return the files of a name in several folders, if a folder has files of several ranks."""
     ranks: dict[Path, set[int]] = defaultdict(set)
-    by_name: dict[str, list[str]] = defaultdict(list)
+    by_name: dict[str, list[Path]] = defaultdict(list)
     for item in _files_in_folders(root):
         if RANK_IN_NAME.search(item.name) or step_of(item.name) is not None:
             ranks[item.path.parent].add(item.rank)
-            by_name[item.name].append(str(item.path.relative_to(root)))
+            by_name[item.name].append(item.path)
     is_of_hosts = any(len(numbers) > 1 for numbers in ranks.values())
     return next((p for p in by_name.values() if len(p) > 1), []) if is_of_hosts else []
 
@@ -703,30 +697,27 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         return problem(text, f"{finished[0]} as SRC", shorten(finished, 3))
     if nested := find_nested_checkpoints(root):
         text = f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}"
-        return problem(text, f"{nested[0]} as SRC", shorten((path.name for path in nested), 3))
+        return problem(text, f"{nested[0]} as SRC", _names(root, nested))
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
         hint = f"{os.path.normpath(root / '..')} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
     if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
-        facts = shorten((path.name for path in files), 3)
-        return problem("strategy files, not a checkpoint", hint, facts)
+        return problem("strategy files, not a checkpoint", hint, _names(root, files))
     if len(files) == 1:
         return problem("no ranks in it, but one file", f"{files[0]} as SRC")
     if models := _find_merged(root):
         text = "not a checkpoint, but a folder that holds one"
         if len(models) > 1:
             text = f"not a checkpoint, but a folder of {len(models)} merged checkpoints"
-        facts = shorten((str(path.relative_to(root)) for path in models), 3)
-        return problem(text, f"{shlex.quote(str(models[0]))} as SRC", facts)
+        return problem(text, f"{shlex.quote(str(models[0]))} as SRC", _names(root, models))
     if repeated := _repeated_in_hosts(root):
         text = "files of one rank by their names in several folders: copies, or numbers of devices"
         hint = "move copies away, or link each file to a name with its rank (net_rank_0.ckpt)"
-        return problem(text, hint, shorten(repeated, 3))
+        return problem(text, hint, _names(root, repeated))
     if below := _find_checkpoints_below(root):
         text = f"not a checkpoint, but a folder of {count(len(below), 'checkpoint')}"
-        facts = shorten((str(path.relative_to(root)) for path in below), 3)
-        return problem(text, f"{shlex.quote(str(below[0]))} as SRC", facts)
+        return problem(text, f"{shlex.quote(str(below[0]))} as SRC", _names(root, below))
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if packed := _find_packed(root):
         return problem(text, packed[1], packed[0])
@@ -857,16 +848,21 @@ def _match_pattern(
 # -------------------------------------------------------------------------------- files in messages
 
 
+def _names(root: Path, paths: Iterable[Path]) -> str:
+    """Return the names of some paths below a folder for a message."""
+    return shorten((str(path.relative_to(root)) for path in paths), 3)
+
+
 def _find_nested_files(root: Path, folders: Iterable[Path]) -> tuple[str, str]:
     """Return files in nested rank folders, as of several hosts, and a hint; else ("", "")."""
     nested = (path for folder in folders for path in sorted(find_paths(folder, "*/*")))
     found = [
-        str(path.relative_to(root))
+        path
         for path in nested
         if RANK_FOLDER.fullmatch(path.parent.name) and format_of_suffix(path.name) is not None
     ]
     hint = "a folder with a link rank_N to each of these folders (ln -s)"
-    return (f"found {shorten(found, 3)}", hint) if found else ("", "")
+    return (f"found {_names(root, found)}", hint) if found else ("", "")
 
 
 def _find_packed(root: Path) -> tuple[str, str] | None:
@@ -874,15 +870,14 @@ def _find_packed(root: Path) -> tuple[str, str] | None:
     for end, tool in _UNPACK.items():
         for pattern in (f"*{end}", f"*/*{end}"):
             if packed := sorted(find_paths(root, pattern)):
-                names = (str(path.relative_to(root)) for path in packed)
-                return f"found {shorten(names, 3)}", f"{tool} {shlex.quote(str(root))}/{pattern}"
+                hint = f"{tool} {shlex.quote(str(root))}/{pattern}"
+                return f"found {_names(root, packed)}", hint
     return None
 
 
 def _list_files_below(root: Path) -> str:
     """Return the checkpoint files below a folder as facts; "" if there are none."""
-    files = islice(_files_below(root, _MAX_DEPTH), _MAX_FILES)
-    found = shorten((str(path.relative_to(root)) for path in files), 3)
+    found = _names(root, islice(_files_below(root, _MAX_DEPTH), _MAX_FILES))
     return f"found {found}" if found else ""
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from ckpttool.discovery.saves import SavedFile, SavedFiles
+from ckpttool.discovery.saves import Run, SavedFile, SavedFiles
 from ckpttool.formats import read_indexes
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import FileIndex
@@ -19,7 +19,6 @@ from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.secret import Secret
 from ckpttool.wording import shorten
 
-_Runs: TypeAlias = "dict[tuple[int, tuple[str, str, int]], list[SavedFile]]"
 # Parameter to the full shape that a slice implies; None for one of another stage.
 _Implied: TypeAlias = "frozenset[tuple[str, tuple[int, ...] | None]]"
 
@@ -33,23 +32,23 @@ def drop_unfit_runs(
     if another one fits all ranks of the stage, or as many as hold all slices, unless it holds a
     parameter that this one lacks.
     """
-    runs: _Runs = defaultdict(list)
+    runs: dict[Run, list[SavedFile]] = defaultdict(list)
     for file in found.files:
         if file.rank in strategy.ranks:
-            runs[file.rank, file.run].append(file)
-    if len({run for _, run in runs}) < 2:
+            runs[file.run].append(file)
+    if len({run[1:] for run in runs}) < 2:
         return found
     headers = _read_newest(runs, key)
     metas = {name: one.meta for file in headers.values() for name, one in file.header.items()}
     strategy, _ = strategy.resolve(metas, is_rest_decided=True)
-    implied = {one: _implied_shapes(strategy, one[0], file) for one, file in headers.items()}
-    dropped: list[tuple[int, tuple[str, str, int]]] = []
+    implied = {one: _implied_shapes(strategy, one.rank, file) for one, file in headers.items()}
+    dropped: list[Run] = []
     for stage in range(strategy.stages):
         ranks = strategy.ranks_of(stage)
         holding: dict[_Implied, set[int]] = defaultdict(set)
-        for (rank, _), shapes in implied.items():
-            if rank in ranks and all(shape is not None for _, shape in shapes):
-                holding[shapes].add(rank)
+        for run, shapes in implied.items():
+            if run.rank in ranks and all(shape is not None for _, shape in shapes):
+                holding[shapes].add(run.rank)
         fits = {shapes for shapes, of in holding.items() if strategy.is_covered_by(of, stage)}
         names = {
             name for one, file in headers.items() if implied[one] in fits for name in file.header
@@ -58,24 +57,24 @@ def drop_unfit_runs(
             dropped += [
                 one
                 for one, file in headers.items()
-                if one[0] in ranks and implied[one] not in fits
+                if one.rank in ranks and implied[one] not in fits
                 if names.issuperset(file.header) or None in dict(implied[one]).values()
             ]
     if dropped:
         lost = dict.fromkeys(runs[one][0].path.name for one in dropped)
         text = f"{shorten(lost, 3)}: files of a run that does not fit the strategy: ignored"
-        ranks_of = tuple(sorted({rank for rank, _ in dropped}))
+        ranks_of = tuple(sorted({one.rank for one in dropped}))
         diagnostics.add(Diagnostic("skipped", text, ranks=ranks_of))
-    return found.without([runs[one][0] for one in dropped])
+    return found.without(dropped)
 
 
 def slices_of(
     files: Iterable[SavedFile], key: Secret | None
 ) -> set[frozenset[tuple[str, tuple[int, ...]]]]:
     """Return names and shapes in the newest readable file of each run of each rank."""
-    runs: _Runs = defaultdict(list)
+    runs: dict[Run, list[SavedFile]] = defaultdict(list)
     for file in files:
-        runs[file.rank, file.run].append(file)
+        runs[file.run].append(file)
     return {
         frozenset((name, tensor.meta.shape) for name, tensor in header.header.items())
         for header in _read_newest(runs, key).values()
@@ -83,8 +82,8 @@ def slices_of(
 
 
 def _read_newest(
-    runs: Mapping[tuple[int, tuple[str, str, int]], Sequence[SavedFile]], key: Secret | None
-) -> dict[tuple[int, tuple[str, str, int]], FileIndex]:
+    runs: Mapping[Run, Sequence[SavedFile]], key: Secret | None
+) -> dict[Run, FileIndex]:
     """Return the header of the newest readable file of each run of each rank."""
     left = {one: sorted(files, key=lambda file: file.save.order) for one, files in runs.items()}
     headers = {}

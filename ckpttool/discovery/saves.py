@@ -28,7 +28,6 @@ from ckpttool.discovery.file_names import (
     RANK_IN_NAME,
     RankFile,
     SaveName,
-    Step,
     read_names,
     step_of,
 )
@@ -42,22 +41,13 @@ _BEGUN = ".tmp"  # MindSpore renames a file when all of it is written
 MAX_BYTES = 1 << 16  # of meta.json: three short entries; what is larger is something else
 
 
-class Save(NamedTuple):
-    """What the names of all files of a save have in common."""
+class Run(NamedTuple):
+    """A run in the folder of a rank, as far as names tell: rank, series and counter."""
 
+    rank: int
     prefix: str
     suffix: str
-    step: Step | None
-
-    @property
-    def order(self) -> Step:
-        """The step for comparison; names without a step come first."""
-        return self.step or Step(-1, -1, False)
-
-    @property
-    def text(self) -> str:
-        """The step, or the name if it has none."""
-        return f"step {self.step.label}" if self.step else self.prefix + self.suffix
+    counter: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +59,9 @@ class SavedFile:
     name: SaveName
 
     @property
-    def save(self) -> Save:
-        """The save that it is of, by its name."""
-        return Save(self.name.prefix, self.name.suffix, self.name.step)
+    def save(self) -> SaveName:
+        """The save that it is of: what the names of all its files have in common."""
+        return self.name._replace(counter=None)
 
     @property
     def series(self) -> tuple[str, str]:
@@ -84,9 +74,9 @@ class SavedFile:
         return self.name.counter or 0
 
     @property
-    def run(self) -> tuple[str, str, int]:
-        """Series and counter, equal for all files of a run in a folder."""
-        return *self.series, self.counter
+    def run(self) -> Run:
+        """What all files of a run have in common in the folder of a rank."""
+        return Run(self.rank, *self.series, self.counter)
 
     def is_called(self, name: str) -> bool:
         """Return whether ``name`` is that of the file, perhaps without its suffix.
@@ -132,9 +122,9 @@ class SavedFiles:
         return tuple(sorted({file.rank for file in self.files}))
 
     @cached_property
-    def saves(self) -> Mapping[Save, Mapping[int, Sequence[SavedFile]]]:
+    def saves(self) -> Mapping[SaveName, Mapping[int, Sequence[SavedFile]]]:
         """Save to rank to files, the highest counter first."""
-        saves: dict[Save, dict[int, list[SavedFile]]] = {}
+        saves: dict[SaveName, dict[int, list[SavedFile]]] = {}
         for file in sorted(self.files, key=lambda file: (file.rank, -file.counter)):
             saves.setdefault(file.save, {}).setdefault(file.rank, []).append(file)
         return saves
@@ -142,11 +132,8 @@ class SavedFiles:
     @cached_property
     def last_counters(self) -> Mapping[tuple[int, tuple[str, str]], int]:
         """Rank and series to the highest counter."""
-        last: dict[tuple[int, tuple[str, str]], int] = {}
-        for file in self.files:
-            key = file.rank, file.series
-            last[key] = max(file.counter, last.get(key, 0))
-        return last
+        ascending = sorted(self.files, key=lambda file: file.counter)
+        return {(file.rank, file.series): file.counter for file in ascending}
 
     def is_recorded(self, file: SavedFile) -> bool:
         """Return whether the record of its rank names just this file."""
@@ -162,13 +149,12 @@ class SavedFiles:
             begun=tuple(file for file in self.begun if file.rank in ranks),
         )
 
-    def without(self, dropped: Collection[SavedFile]) -> SavedFiles:
+    def without(self, runs: Collection[Run]) -> SavedFiles:
         """Return the files without some runs, and without the records of these."""
-        runs = {(file.rank, file.run) for file in dropped}
         return replace(
             self,
-            files=tuple(file for file in self.files if (file.rank, file.run) not in runs),
-            records={n: file for n, file in self.records.items() if (n, file.run) not in runs},
+            files=tuple(file for file in self.files if file.run not in runs),
+            records={n: file for n, file in self.records.items() if file.run not in runs},
         )
 
 

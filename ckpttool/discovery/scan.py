@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
+from ckpttool.discovery.described import read_files
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
-from ckpttool.discovery.headers import read_files
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
     find_unfinished,
@@ -379,9 +379,9 @@ def _may_be_of_one_run(
     They are of another run if they hold no parameter that the chosen ones lack, and if those of
     the same step have other slices.
     """
-    runs = {(file.rank, file.run) for file in chosen}
+    runs = {file.run for file in chosen}
     slices = slices_of(chosen, key) or slices_of(
-        (file for file in counted if (file.rank, file.run) in runs), key
+        (file for file in counted if file.run in runs), key
     )
     of_step = [file for file in others if file.save == chosen[0].save]
     if of_step and (chosen[0].save.step is None or slices & slices_of(of_step, key)):

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ckpttool.discovery.described import read_files
 from ckpttool.discovery.file_names import NUMBER
-from ckpttool.discovery.headers import read_files
+from ckpttool.discovery.leftovers import describe_ignored
 from ckpttool.discovery.rank_folders import is_checkpoint_file, named_folders
 from ckpttool.formats import format_of_suffix, read_index
 from ckpttool.formats.local import is_file, is_folder, list_folder
@@ -224,9 +225,7 @@ def _index_notes(
         for path in list_folder(root)
         if format_of_suffix(path.name) is not None and path.name not in named
     ]
-    if others:
-        text = f"{count(len(others), 'file')} not in the index: ignored"
-        yield Diagnostic("skipped", text, facts=shorten(others, 3), where=str(root))
+    yield from describe_ignored(root, others, "not in the index")
     tensors = {name: tensor.meta for file in files for name, tensor in file.tensors.items()}
     for index in indexes:
         total = sum(meta.nbytes for name, meta in tensors.items() if name in index.files)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
-from ckpttool.discovery.saves import Save, SavedFile, SavedFiles
+from ckpttool.discovery.saves import Run, SavedFile, SavedFiles
 from ckpttool.formats.local import stat_file
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, StepError
 from ckpttool.wording import format_ranks, parse_numbers, shorten
@@ -106,18 +106,18 @@ def _other_steps(
     Steps of other runs are those behind the chosen one in the order of proposals, so that one
     proposal after the other comes to an end.
     """
-    runs = {(file.rank, file.run) for file in chosen}
+    runs = {file.run for file in chosen}
     of_run: list[str] = []
     before: list[str] = []
     behind: list[str] | None = None
     for name, files in _taken(found):
         if files == chosen:
             behind = []
-        elif {(file.rank, file.run) for file in files} <= runs:
+        elif {file.run for file in files} <= runs:
             of_run.append(name)
         else:
             (before if behind is None else behind).append(name)
-    has_others = any((file.rank, file.run) not in runs for file in found.files)
+    has_others = any(file.run not in runs for file in found.files)
     return tuple(of_run), tuple(before if behind is None else behind) if has_others else None
 
 
@@ -129,18 +129,18 @@ def _choose_newest(found: SavedFiles, diagnostics: Diagnostics) -> list[SavedFil
     picked = {save: _pick_recorded_runs(found, save) for save in found.saves}
     complete = [save for save in picked if len(picked[save]) == len(found.ranks)]
     if not complete:
-        raise StepError([_incomplete_problem(found, found.saves)])
+        raise _refusal(found, _incomplete_problem(found, found.saves))
     recorded = [save for save in complete if _is_recorded(found, picked[save])]
     best = max(recorded or complete, key=lambda save: (save.order, save.prefix, save.suffix))
     files = picked[best]
-    if problem := _mixed_runs(found, files, is_recorded=bool(recorded)):
-        raise StepError([_with_proposal(found, problem)])
+    if problem := _mixed_runs(found, files):
+        raise _refusal(found, problem)
     diagnostics.add(*(_record_notes if recorded else _choice_notes)(found, files))
     diagnostics.add(*_warn_of_times(found, files))
     return files
 
 
-def _pick_recorded_runs(found: SavedFiles, save: Save) -> list[SavedFile]:
+def _pick_recorded_runs(found: SavedFiles, save: SaveName) -> list[SavedFile]:
     """Return a file of each rank: of the run that is recorded, or else of the highest counter."""
     files = []
     for rank, of_rank in found.saves[save].items():
@@ -158,9 +158,7 @@ def _is_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> bool:
     )
 
 
-def _mixed_runs(
-    found: SavedFiles, files: Sequence[SavedFile], *, is_recorded: bool
-) -> Diagnostic | None:
+def _mixed_runs(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | None:
     """Return why files of one step may be of several runs, or None.
 
     If they are recorded, files of other names are of other runs, and no rivals.
@@ -184,7 +182,7 @@ def _mixed_runs(
     if found.records and without:
         text = f"{format_ranks(without)}: no meta.json says which run saved {save.text}"
         return _problem(found, text, "the other ranks have one", without)
-    if not is_recorded and (rivals := _rivals(found, files)):
+    if not _is_recorded(found, files) and (rivals := _rivals(found, files)):
         ranks = sorted({file.rank for file in rivals})
         of_rank = next(file for file in files if file.rank == rivals[0].rank)
         names = dict.fromkeys(
@@ -234,10 +232,10 @@ def _unlike_runs(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic | 
     if not earlier or len(earlier) == len(files):
         return None
     # A later run that was killed in its first save leaves the earlier one alike on all ranks.
-    steps: dict[tuple[int, tuple[str, str, int]], set[Step]] = defaultdict(set)
+    steps: dict[Run, set[Step]] = defaultdict(set)
     for file in found.files:
-        steps[file.rank, file.run].add(file.save.order)
-    are_alike = len({frozenset(steps[file.rank, file.run]) for file in files}) == 1
+        steps[file.run].add(file.save.order)
+    are_alike = len({frozenset(steps[file.run]) for file in files}) == 1
     repeated = (save for save in found.saves if (save.prefix, save.suffix) == files[0].series)
     if are_alike and not any(_uneven_numbers(found, save) for save in repeated):
         return None
@@ -259,7 +257,7 @@ def _unlike_counters(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnosti
     return _problem(found, text, facts, sorted({highest.rank, lowest.rank}))
 
 
-def _uneven_numbers(found: SavedFiles, save: Save) -> Diagnostic | None:
+def _uneven_numbers(found: SavedFiles, save: SaveName) -> Diagnostic | None:
     """Return the problem that some ranks have more files of a step than others, or None."""
     folders = found.saves[save]
     most = max(len(files) for files in folders.values())
@@ -277,9 +275,9 @@ def _problem(found: SavedFiles, text: str, facts: str, ranks: Sequence[int]) -> 
     return Diagnostic("mixed_runs", text, facts=facts, ranks=tuple(ranks), where=found.src)
 
 
-def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
+def _incomplete_problem(found: SavedFiles, saves: Iterable[SaveName]) -> Diagnostic:
     """Return the problem that no wanted step is on every rank."""
-    holding: dict[Step | Save, set[int]] = defaultdict(set)
+    holding: dict[Step | SaveName, set[int]] = defaultdict(set)
     for save in found.saves:
         holding[save.step or save].update(found.saves[save])
     texts = [
@@ -290,11 +288,11 @@ def _incomplete_problem(found: SavedFiles, saves: Iterable[Save]) -> Diagnostic:
     if not texts:  # each rank has files of a step, but not of one name, or of the recorded run
         names = {file.rank: file.path.name for file in found.files}
         text = "the files of all ranks are not of one run"
-        return _with_proposal(found, _problem(found, text, shorten(names.values(), 3), ()))
+        return _problem(found, text, shorten(names.values(), 3), ())
     text, facts = texts[0], ""
     if len(texts) > 1:
         text, facts = "no step is on every rank", shorten(dict.fromkeys(texts), 3)
-    return _with_proposal(found, Diagnostic("mixed_steps", text, facts=facts, where=found.src))
+    return Diagnostic("mixed_steps", text, facts=facts, where=found.src)
 
 
 # ---------------------------------------------------------------------------------- a step by name
@@ -309,22 +307,22 @@ def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
         files = [min(found.saves[save].items())[1][0] for save in saves]
         text = f"several checkpoints of {saves[0].text}"
         names = shorten(dict.fromkeys(file.path.name for file in files), 3)
-        raise StepError([_with_proposal(found, _problem(found, text, names, ()))])
+        raise _refusal(found, _problem(found, text, names, ()))
     picked = _pick_named(found, saves[0], name)
     if problem := _contradiction(found, picked) or _ambiguity(found, picked):
-        raise StepError([_with_proposal(found, problem)])
+        raise _refusal(found, problem)
     if len(picked) < len(found.ranks) and not found.covers({file.rank for file in picked}):
-        raise StepError([_incomplete_problem(found, saves)])
+        raise _refusal(found, _incomplete_problem(found, saves))
     return picked
 
 
-def _matches(found: SavedFiles, save: Save, name: str) -> bool:
+def _matches(found: SavedFiles, save: SaveName, name: str) -> bool:
     """Return whether ``--step name`` means a save, by its step or by the name of a file."""
     files = (file for of_rank in found.saves[save].values() for file in of_rank)
     return is_step(save.step, name) or any(file.is_called(name) for file in files)
 
 
-def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagnostic:
+def _no_such_step(found: SavedFiles, name: str, saves: Sequence[SaveName]) -> Diagnostic:
     """Return the problem of a step that no save has, or of a number that several have."""
     shown = [
         save.step.label if save.step else min(found.saves[save].items())[1][0].path.name
@@ -339,7 +337,7 @@ def _no_such_step(found: SavedFiles, name: str, saves: Sequence[Save]) -> Diagno
     return Diagnostic("source", text, hint=hint, facts=facts, where=found.src)
 
 
-def _pick_named(found: SavedFiles, save: Save, name: str) -> list[SavedFile]:
+def _pick_named(found: SavedFiles, save: SaveName, name: str) -> list[SavedFile]:
     """Return the file of each rank that ``--step name`` means.
 
     Of several files of a rank a step means the one of the recorded run, else the highest counter.
@@ -505,7 +503,7 @@ def _pick_recorded(found: SavedFiles, files: Iterable[SavedFile]) -> list[SavedF
     return recorded if is_one_run and found.covers({file.rank for file in recorded}) else []
 
 
-def _pick_by_times(found: SavedFiles, save: Save) -> list[SavedFile]:
+def _pick_by_times(found: SavedFiles, save: SaveName) -> list[SavedFile]:
     """Return the files of a save that were written last, if their times set them apart, or [].
 
     The files of one save are written at about the same time.  So the longest gap must be before
@@ -540,8 +538,8 @@ def _name_by_rank(files: Sequence[SavedFile]) -> str:
     )
 
 
-def _with_proposal(found: SavedFiles, problem: Diagnostic) -> Diagnostic:
-    """Return a problem with the first proposals as its hint, or else the page of its code."""
+def _refusal(found: SavedFiles, problem: Diagnostic) -> StepError:
+    """Return the error of a problem, with the first proposals or else its page as the hint."""
     hint = f"copy the missing files; `ckpttool help {problem.code}` explains"
     if problem.code == "mixed_runs":
         hint = "name the file of each rank; `ckpttool help mixed_runs` shows how"
@@ -549,7 +547,7 @@ def _with_proposal(found: SavedFiles, problem: Diagnostic) -> Diagnostic:
         hint = ", or ".join(names)
         if ":" in names[0]:
             hint = f"{names[0]}, if the dates of these files agree"
-    return replace(problem, hint=hint)
+    return StepError([replace(problem, hint=hint)])
 
 
 def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Diagnostic]:
@@ -561,11 +559,11 @@ def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
         if best.order != last:
             facts += f"; meta.json records {last.label}"
         yield Diagnostic("step", f"{best.text} is read", facts=facts)
-    runs = {file.rank: file.run for file in files}
+    runs = {file.run for file in files}
     newer = set()
     others: dict[SaveName, str] = {}
     for file in found.files:
-        if file.run != runs.get(file.rank):
+        if file.run not in runs:
             others.setdefault(file.name, file.path.name)
         elif file.save.order > last:
             newer.add(file.save.order)

@@ -291,12 +291,10 @@ def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> Ci
         raise LibraryError(path, None, reason, "pip install 'ckpttool[crypto]'") from error
     key = cipher.key.reveal()
     try:
-        if cipher.mode == "SM4-CBC":
-            return Cipher(algorithms.SM4(key), modes.CBC(iv)).decryptor()
-        if cipher.mode == "AES-CBC":
-            return Cipher(algorithms.AES(key), modes.CBC(iv)).decryptor()
-        mode = modes.GCM(iv, tag) if tag else modes.CTR(iv)
-        return Cipher(algorithms.AES(key), mode).decryptor()
+        algorithm = algorithms.SM4(key) if cipher.mode == "SM4-CBC" else algorithms.AES(key)
+        if cipher.mode != "AES-GCM":
+            return Cipher(algorithm, modes.CBC(iv)).decryptor()
+        return Cipher(algorithm, modes.GCM(iv, tag) if tag else modes.CTR(iv)).decryptor()
     except (AttributeError, UnsupportedAlgorithm) as error:
         reason = f"encrypted with {cipher.mode}, which the installed cryptography lacks"
         raise UnsupportedError(path, None, reason, "pip install -U 'ckpttool[crypto]'") from error

@@ -92,8 +92,7 @@ def convert(done: Conversion) -> Json:
     strategies = [one.path for one in done.documents if one.kind == "strategy"]
     sharded = [{**_slices(one), **_layout(one.layout)} for one in done.largest_sharded]
     not_listed: Json = {"choice": done.assignment.options.not_in_target}
-    for kind in ("followed", "full", "dropped"):
-        tensors, nbytes = done.plan.not_listed.sizes[kind]
+    for kind, (tensors, nbytes) in done.plan.not_listed.sizes.items():  # followed, full, dropped
         not_listed[kind] = {"tensors": tensors, "nbytes": nbytes}
     return _document(
         outputs=[{**_take(one, _OUTPUT), "kept": one.is_kept} for one in done.outputs],
@@ -250,17 +249,13 @@ def _summary(found: Inspection) -> Json:
     }
 
 
-def _parallelism(one: Parallelism | None) -> Json | None:
-    return (
-        None
-        if one is None
-        else {
-            **_take(one, "tensor_parallel tensors"),
-            "splits": _each(one.splits, "slices replicas tensors"),
-            "stages": _each(one.stages, "ranks device_matrices"),
-            "optimizer_shards": _each(one.optimizer_shards, "slices tensors"),
-        }
-    )
+def _parallelism(one: Parallelism | None) -> object:
+    return one and {
+        **_take(one, "tensor_parallel tensors"),
+        "splits": _each(one.splits, "slices replicas tensors"),
+        "stages": _each(one.stages, "ranks device_matrices"),
+        "optimizer_shards": _each(one.optimizer_shards, "slices tensors"),
+    }
 
 
 def _diagnostics(found: Diagnostics) -> Json:

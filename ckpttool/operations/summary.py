@@ -78,11 +78,6 @@ class Placement:
         return self.known in ("layout", "described")
 
     @property
-    def stage(self) -> int:
-        """The pipeline stage of a layout."""
-        return self.first_rank // (math.prod(self.cuts) * self.replicas)
-
-    @property
     def cuts(self) -> Ranks:
         """Slices along each axis, without the optimizer shard."""
         first, *rest = self.slice_counts or (1,)

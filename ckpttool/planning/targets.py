@@ -83,7 +83,7 @@ def plan(
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
     diagnostics.add(*find_nothing(catalog))
-    is_incomplete = checkpoint.is_incomplete
+    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
     if not transfers and not is_incomplete and not diagnostics.has_errors:
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if is_incomplete or diagnostics.has_errors:

@@ -101,7 +101,6 @@ from ckpttool.wording import count, format_ranks, shorten
 
 MAX_BYTES = 100_000_000  # thousands of parameters take 1 MB; a larger file is something else
 MAX_STAGES = 1000  # more than the layers of any model; stops damaged numbers
-_CACHED_LAYOUT_BYTES = 512  # longest encoded layout that is cached
 _MERGED_NAME = re.compile(r"([0-9]{1,3})-(.+)", re.DOTALL)
 T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
@@ -404,13 +403,8 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     with WireReader(StoredFile(path)) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
-                for subfield in _message_fields(reader, item):
-                    if subfield.number == 2:
-                        stages |= {
-                            reader.number(one)
-                            for one in _message_fields(reader, subfield)
-                            if one.number == 1
-                        }
+                for strategies in _inside(reader, item, 2):
+                    stages |= {reader.number(one) for one in _inside(reader, strategies, 1)}
             elif item.number == 3:
                 name, entry = _read_layout_item(reader, item, cache)
                 if name in entries:
@@ -437,8 +431,7 @@ def _read_layout_item(
             messages.append(subfield)
     if name is None:
         raise FormatError(reader.path, item.start, "a layout without a parameter name")
-    is_usual = len(messages) == 1 and messages[0].stop - messages[0].start <= _CACHED_LAYOUT_BYTES
-    if not is_usual or messages[0].wire_type != LENGTH:
+    if len(messages) != 1 or messages[0].wire_type != LENGTH:
         return name, _read_layout(reader, messages)
     encoded = reader.read(messages[0].start, messages[0].stop)
     if encoded not in cache:
@@ -450,9 +443,7 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
     """Return the layout in one message, or in several that complement each other."""
 
     def dims(message: Field) -> list[int]:
-        return [
-            n for f in _message_fields(reader, message) if f.number == 1 for n in reader.numbers(f)
-        ]
+        return [n for numbers in _inside(reader, message, 1) for n in reader.numbers(numbers)]
 
     maps: list[int | list[int]] = []
     entry = _LayoutEntry(maps)
@@ -469,6 +460,11 @@ def _read_layout(reader: WireReader, messages: Sequence[Field]) -> _LayoutEntry:
     if len(maps) == 1 and isinstance(maps[0], list):
         entry.tensor_map = [*maps[0]]
     return entry
+
+
+def _inside(reader: WireReader, message: Field, number: int) -> Iterator[Field]:
+    """Return the fields of one number of a message inside another."""
+    return (one for one in _message_fields(reader, message) if one.number == number)
 
 
 def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
@@ -554,14 +550,13 @@ def _join_files(
             if stage not in stages:
                 stages[stage], origins[stage] = dict(layouts), file
             elif layouts is not origins[stage].stages[stage]:
-                _check_same_stage(origins[stage], file, stage, stages[stage], layouts)
+                _check_same_stage(origins[stage], file, stage, stages[stage])
     notes = []
     ignored = dict(unreadable)
     for file in sorted(copies, key=lambda one: one.from_json):
         try:
             for stage in file.stages.keys() & stages.keys():
-                known = dict(stages[stage])
-                _check_same_stage(origins[stage], file, stage, known, file.stages[stage])
+                _check_same_stage(origins[stage], file, stage, dict(stages[stage]))
         except StrategyError as error:
             ignored[file.path] = error
             continue
@@ -587,17 +582,13 @@ def _ignored_note(problem: Diagnostic) -> Diagnostic:
 
 
 def _check_same_stage(
-    first: _StrategyFile,
-    other: _StrategyFile,
-    stage: int,
-    known: dict[str, Layout],
-    layouts: Mapping[str, Layout],
+    first: _StrategyFile, other: _StrategyFile, stage: int, known: dict[str, Layout]
 ) -> None:
     """Raise StrategyError if two files give one stage different layouts.
 
-    ``known`` are the layouts of the first file.  They get the full shapes of ``layouts``, which
-    are those of the other file.
+    ``known`` are the layouts of the first file.  They get the full shapes of the other file.
     """
+    layouts = other.stages[stage]
     what, differing = "parameters", sorted(known.keys() ^ layouts.keys())
     facts = "in one file only"
     if not differing:

@@ -209,11 +209,6 @@ CASES = {
         held(strategy_of({"w": SHARDED}), contents={"w": "abcd"}),
     ),
     "check_slices": ("contradicted", held(contents={"w": "aaaa"}), held()),
-    "check_read_instead": (
-        "lacking",
-        ranks(BOTH, r0="wv", r1="wv", r2="wv", r3="w"),
-        ranks(BOTH, r0="w", r1="v", r2="w", r3="v"),  # saved without redundancy
-    ),
     "check_not_full": ("strategy", merged(one_of_several="rank_1 is there"), merged()),
     "check_unjoined": ("doubt", ranks(None, r0="w", r1="w"), merged()),
     "check_unlisted": (
@@ -229,7 +224,7 @@ CASES = {
     "check_lacking": (
         "lacking",
         ranks(BOTH, r0="wv", r1="wv", r2="wv", r3="w"),
-        ranks(BOTH, r0="wv", r1="wv", r2="wv", r3="wv"),
+        ranks(BOTH, r0="w", r1="v", r2="w", r3="v"),  # saved without redundancy
     ),
     "check_lacking_names": (
         "lacking",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 import pytest
 
 from tests.support.corpus import GOLDEN
@@ -11,14 +9,10 @@ from tests.support.snapshots import Transcript
 
 
 @pytest.fixture
-def shell(request, tmp_path_factory, monkeypatch):
-    """A transcript in an empty folder, in which ``golden`` is the corpus.
-
-    Its name has no number: files in folders that differ in a number alone might be those of ranks.
-    """
-    digest = sha256(request.node.nodeid.encode()).digest()[:12]
-    name = "".join(chr(ord("a") + byte % 26) for byte in digest)
-    folder = tmp_path_factory.mktemp(name, numbered=False)
+def shell(tmp_path, monkeypatch):
+    """A transcript in an empty folder, in which ``golden`` is the corpus, and beside it nothing."""
+    folder = tmp_path / "far" / "in" / "here"  # tmp_path is numbered, as ranks are
+    folder.mkdir(parents=True)
     (folder / "golden").symlink_to(GOLDEN)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")

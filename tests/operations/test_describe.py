@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import ckpttool
+from ckpttool.checkpoint import fit
 from ckpttool.problems import Diagnostics
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
@@ -48,3 +49,16 @@ def test_the_note_on_a_damaged_file_says_which_replicas_are_read(tmp_path):
     (note,) = (note for note in document["notes"] if note["code"] == "damaged_replica")
     assert (note["text"], note["ranks"]) == (problem["text"], [5])
     assert note["facts"].endswith("all slices are read from replicas: rank 0")
+
+
+def test_a_strategy_that_fits_is_fitted_once(monkeypatch):
+    case, fitted = GOLDEN / "tutorial_8_to_8_retrain", []
+
+    def count(*given, original=fit.fit_to_slices):
+        fitted.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(fit, "fit_to_slices", count)
+    strategy = ckpttool.read_strategy([str(case / "src_strategy.ckpt")])
+    ckpttool.describe(ckpttool.scan(str(case / "src")), strategy)
+    assert len(fitted) == 1

@@ -1,4 +1,4 @@
-"""Folders of numbered saves, and the file that names the last complete one.
+"""What kinds of self-described checkpoints share: numbered saves, and the files that they list.
 
 ``iteration_00000012`` and ``global_step_12`` lie in a root, a folder for each save.  When a save is
 complete, the trainer writes its number into a file beside them.  Numbers are compared as numbers.
@@ -7,14 +7,22 @@ complete, the trainer writes its number into a file beside them.  Numbers are co
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER
+from ckpttool.formats import read_indexes
 from ckpttool.formats.local import is_file, is_folder, list_folder, open_file
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.model.tensors import FileIndex, StoredTensor
+from ckpttool.problems import COPY_AGAIN, Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.secret import Secret
 from ckpttool.wording import count, shorten
+
+BARE_NAME = re.compile(r"(?!\.\.?$)[^/\0]+")  # in the same folder
+
+FilesByName = Mapping[str, FileIndex | FormatError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +83,13 @@ class NumberedSaves:
             raise FormatError(str(path), None, reason)
         return int(text)
 
-    def choose(
-        self,
-        root: Path,
-        folders: Mapping[Path, int],
-        wanted: str,
-        complete: Collection[Path] | None = None,
-    ) -> Path:
+    def choose(self, root: Path, wanted: str, complete: Collection[Path] | None = None) -> Path:
         """Return the folder that ``--step`` means.
 
         Parameters
         ----------
-        root, folders
-            The folder above, and what `find_folders` found there.
+        root
+            The folder above.
         wanted
             ``--step``.
         complete
@@ -98,23 +100,19 @@ class NumberedSaves:
         PlanError
             No folder has this number or name, or several have.
         """
+        folders = self.find_folders(root)
         chosen = [path for path in folders if self.is_wanted(path, wanted)]
         if len(chosen) == 1:
             return chosen[0]
         if not chosen:
-            raise self.problem(root, folders, f"no folder of {self.noun} {wanted}", complete)
+            raise self.problem(root, f"no folder of {self.noun} {wanted}", complete)
         text = f"{len(chosen)} folders of {self.noun} {folders[chosen[0]]}"
         facts, hint = shorten((path.name for path in chosen), 3), f"{chosen[0]} as SRC"
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
 
-    def problem(
-        self,
-        root: Path,
-        folders: Mapping[Path, int],
-        text: str,
-        complete: Collection[Path] | None = None,
-    ) -> PlanError:
+    def problem(self, root: Path, text: str, complete: Collection[Path] | None = None) -> PlanError:
         """Return the error of a save that cannot be chosen, with the saves that can."""
+        folders = self.find_folders(root)
         numbers = map(str, sorted(set(folders.values()), reverse=True))
         facts = f"found {shorten(numbers, 3) or 'none'}"
         newest = max(
@@ -138,3 +136,68 @@ class NumberedSaves:
             names = shorten((one.name for one in sorted(unfinished, key=folders.__getitem__)), 3)
             facts = "; ".join([*([f"not finished: {names}"] if names else []), *others])
             diagnostics.add(Diagnostic("step", text, facts=facts))
+
+
+# ------------------------------------------------------------------------------------ listed files
+
+
+def read_files(
+    paths: Mapping[int, str],
+    key: Secret | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[dict[int, FileIndex], dict[int, FormatError]]:
+    """Return the headers of files by their number, and the errors of the others."""
+    found = dict(zip(paths, read_indexes(paths.values(), key, on_progress), strict=True))
+    files = {n: file for n, file in found.items() if isinstance(file, FileIndex)}
+    return files, {n: error for n, error in found.items() if isinstance(error, FormatError)}
+
+
+def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
+    """Return the headers of those files that exist, or their errors."""
+    there = [name for name in names if is_file(folder / name)]
+    return dict(zip(there, read_indexes(str(folder / name) for name in there), strict=True))
+
+
+def errors_of(files: FilesByName) -> dict[int, FormatError]:
+    """Return the errors of damaged files for a catalog: a rank may have two, so not by rank."""
+    return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
+
+
+class Fault(NamedTuple):
+    """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
+
+    path: str
+    reason: str = ""
+
+
+def find_tensor(
+    folder: Path, files: FilesByName, file: str, name: str, document: str
+) -> StoredTensor | Fault:
+    """Return the tensor ``name`` in a file that ``document`` lists, or why it is not there."""
+    index, path = files.get(file), str(folder / file)
+    if index is None:
+        return Fault(path, "file not found")
+    if isinstance(index, FormatError):
+        return Fault(path)
+    return index.tensors.get(name) or Fault(path, f"lacks tensors that {document} lists")
+
+
+def describe_faults(
+    faults: Iterable[tuple[Fault, str]], *, are_harmless: bool
+) -> Iterator[Diagnostic]:
+    """Yield a problem for every fault because of which slices are missing, or notes on the others.
+
+    Each fault has the tensor that lacks slices because of it, or "" if other files have these.
+    """
+    lacking: dict[Fault, dict[str, None]] = {}
+    for fault, name in sorted(faults, key=lambda one: not one[1]):  # harm first, else in order
+        lacking.setdefault(fault, {}).update({name: None} if name else {})
+    for (path, reason), names in lacking.items():
+        if not reason or bool(names) is are_harmless:
+            continue
+        if names:
+            facts = f"{count(len(names), 'parameter')} ({shorten(names, 3)})"
+            code, hint, facts = "missing", COPY_AGAIN, f"no other file has these slices of {facts}"
+        else:
+            code, hint, facts = "faulty_replica", "", "other files have the slices"
+        yield Diagnostic(code, reason, hint=hint, facts=facts, path=path, where=path)
