@@ -19,7 +19,7 @@ from ckpttool.cli import help as help_module
 from ckpttool.cli.completion import SHELLS
 from ckpttool.cli.main import COMMANDS, main
 from ckpttool.problems import CODES
-from tests.support.commands import message, run, run_well
+from tests.support.commands import message, run_well
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
@@ -88,13 +88,6 @@ def test_a_code_and_an_option_of_one_name_are_both_printed():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_is_printed(name):
     assert run_well("help", name).stdout.startswith(run_well(name, "--help").stdout)
-
-
-def test_an_unknown_name_is_answered_with_near_ones():
-    result = run("help", "damagd")
-    assert result.exit_code == 2
-    assert result.stderr == ("error[usage]: no page about 'damagd'\n  Try: ckpttool help damaged\n")
-    assert run("help", "xyzzy").stderr.endswith("'xyzzy'\n  Try: ckpttool help\n")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

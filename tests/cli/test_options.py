@@ -1,7 +1,6 @@
 """Groups of options: one heading of ``--help`` and one object for each."""
 
 import re
-import shlex
 from dataclasses import fields
 
 import click
@@ -96,30 +95,6 @@ def test_strategies_have_one_long_name_in_every_command_and_an_alias():
         assert found in ([], [["-s", "--src-strategy", "--strategy"]]), name
 
 
-@pytest.mark.parametrize("flag", ["-s", "--src-strategy", "--strategy"])
-def test_each_name_of_a_strategy_does_the_same(tmp_path, flag):
-    run_well("merge", SRC[0], flag, SRC[2], "-o", tmp_path / "m.h5")
-    run_well("diff", SRC[0], tmp_path / "m.h5", flag, SRC[2])
-
-
-@pytest.mark.parametrize("flag", ["--overwrite", "--force"])
-def test_an_output_is_replaced_by_either_name(tmp_path, flag):
-    run_well("merge", *SRC, "-o", tmp_path / "m.ckpt")
-    (tmp_path / "m.ckpt").write_bytes(b"")
-    run_well("merge", *SRC, "-o", tmp_path / "m.ckpt", flag)
-    assert (tmp_path / "m.ckpt").stat().st_size > 0
-
-
-def test_an_alias_is_not_repeated_in_errors():
-    result = run("merge", SRC[0], "--strategy", "nowhere", "-o", "m.h5")
-    assert "error[usage]: -s, --src-strategy: 'nowhere' does not exist" in message(result)
-
-
-@pytest.mark.parametrize("words", [("-j", "2"), ("-j", "2", "--engine", "threads")])
-def test_jobs_are_threads(tmp_path, words):
-    run_well("merge", *SRC, "-o", tmp_path / "m.h5", *words)
-
-
 def test_no_engine_of_a_wrong_name_is_made():
     with pytest.raises(ValueError, match="'thread' is not an engine: threads"):
         ckpttool.RunOptions("thread")
@@ -144,15 +119,6 @@ SIDES = ("src", "dst")
 
 def test_a_key_is_not_shown_with_the_options_of_a_source():
     assert "0123456789abcdef" not in repr(ckpttool.SourceOptions(key=b"0123456789abcdef"))
-
-
-@pytest.mark.parametrize("typed", [("merge", "-o", "a b"), ("reshard", "-o", "x", "-d", SRC[2])])
-def test_an_exchange_is_answered_with_all_paths_of_the_command(typed):
-    command, *more = typed
-    result = run(command, SRC[2], "-s", SRC[0], *more)
-    assert result.exit_code == 5
-    hint = shlex.join(map(str, (command, SRC[0], "-s", SRC[2], *more)))
-    assert message(result).endswith(f"Try: ckpttool {hint}")
 
 
 VALUES = {  # of options whose types refuse other texts
