@@ -423,9 +423,10 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         return
     for log in islice(logs, MOST):
         complete = shorten(sorted(log.outputs), 3) or "nothing"
-        by = f"{log.writer} since {log.writer.time}" if log.writer else "a run"
         facts = f"`{log.command}`; complete: {complete}"
-        yield Diagnostic("leftover", f"log of {by}", facts=facts, where=str(log.path))
+        facts += f"; {log.writer} since {log.writer.time}" if log.writer else ""
+        text = "log of a run that has not ended"
+        yield Diagnostic("leftover", text, facts=facts, where=str(log.path))
     if len(logs) > MOST:
         text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
         yield Diagnostic("leftover", text, where=str(record.home))
