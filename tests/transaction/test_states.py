@@ -314,8 +314,8 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
     (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
     first, second = describe_record(out)
     names = ", ".join(sorted(look(record_of(out)).logged()))
-    assert first.text.startswith(f"{out / LOG}: log of {THIS} since ")
-    assert first.text.endswith(f"\n  `python`; complete: {names}")
+    told = f"log of a run that has not ended\n  `python`; complete: {names}; {THIS} since "
+    assert first.text.startswith(f"{out / LOG}: {told}")
     assert second.text == f"{out}: 1 half-written file\n  rank_3/checkpoint_3.ckpt"
 
 
