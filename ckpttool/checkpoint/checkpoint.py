@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
 
+_OF_CONTENTS = frozenset(
+    {"is_refused", "correction", "sampled", "differing_stages", "indexes", "copies", "read"}
+    | {"unread", "evidence"}
+)
 UnlistedChoice = Literal["rank", "first", "drop"]
 Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 
@@ -137,7 +141,7 @@ class Checkpoint:
     catalog: Catalog
     strategy: Strategy
     options: ResolveOptions = ResolveOptions()
-    records: Collection[Tensor] = ()
+    records: Iterable[Tensor] = ()
     are_joined: bool = True
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
@@ -154,6 +158,7 @@ class Checkpoint:
 
     def knowing(self, **contents: object) -> Checkpoint:
         """Return the checkpoint with more of what contents show."""
+        assert contents.keys() <= _OF_CONTENTS, "headers show the rest"
         known = copy(self)  # `replace` would forget all that follows from headers alone
         known.__dict__.update(contents)
         return known

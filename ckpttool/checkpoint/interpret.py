@@ -83,7 +83,7 @@ def _components(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class EachFile(Collection[FullTensor]):
+class EachFile:
     """A record for each tensor of each file, which holds it in full.
 
     They are made anew for each pass: the files of a thousand ranks hold a million tensors.
@@ -95,12 +95,6 @@ class EachFile(Collection[FullTensor]):
         for rank, file in self.catalog.files.items():
             for name in file.header:
                 yield full_tensor(self.catalog, name, Whole(((rank,),)), rank)
-
-    def __len__(self) -> int:
-        return sum(len(file.header) for file in self.catalog.files.values())
-
-    def __contains__(self, one: object) -> bool:
-        return any(one == other for other in self)
 
 
 def full_tensor(

@@ -24,11 +24,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
 from ckpttool.checkpoint.interpret import Tensor
-from ckpttool.formats.local import is_file
+from ckpttool.formats.local import is_file, read_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST
@@ -361,6 +362,18 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
 
 
+def other_strategy(manifest: ManifestFile, strategy: Strategy) -> str:
+    """Return the strategy file that a manifest names in place of those given; "" for the same.
+
+    A manifest lists the strategy files of the target last.
+    """
+    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
+    provenance = manifest.provenance()
+    recorded = provenance.strategies[-len(strategy.files) :] if given else ()
+    either = [{one.sha256 for one in of} for of in (recorded, provenance.dst_strategies)]
+    return recorded[-1].path if recorded and given not in either else ""
+
+
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Return the ranks of the strategy, and those that the scan found missing."""
     return {*(strategy.ranks if strategy is not None else ()), *catalog.missing_ranks}
@@ -379,7 +392,10 @@ def _written_ranks(
     if catalog.expected_ranks is not None or expected <= found or not is_file(path):
         return None
     try:
-        outputs = ManifestFile.read(path).manifest().outputs
+        manifest = ManifestFile.read(path)
+        if strategy is not None and other_strategy(manifest, strategy):
+            return None  # its ranks are others than those of this one
+        outputs = manifest.manifest().outputs
     except FormatError:
         return None
     ranks = frozenset({*found, *(output.rank for output in outputs)})

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -27,10 +26,11 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import EachFile, decided_by_contents
 from ckpttool.checkpoint.presence import (
     note_written_ranks,
+    other_strategy,
     quarantine_all_empty,
     quarantine_empty,
 )
-from ckpttool.formats.local import is_file, read_file
+from ckpttool.formats.local import is_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
@@ -268,22 +268,15 @@ def no_strategy_error(catalog: Catalog, hint: str) -> CkptToolError:
 
 
 def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic]:
-    """Yield a note if the manifest lists other strategy files, or cannot be read.
-
-    A manifest lists the strategy files of the target last.
-    """
+    """Yield a note if the manifest lists other strategy files, or cannot be read."""
     path = Path(catalog.root) / MANIFEST
     if not strategy.files or not is_file(path):
         return
-    given = {sha256(read_file(name)).hexdigest() for name in strategy.files}
     try:
-        provenance = ManifestFile.read(path).provenance()
-        recorded = provenance.strategies[-len(strategy.files) :]
-        either = [recorded, provenance.dst_strategies]
-        if recorded and given not in [{one.sha256 for one in files} for files in either]:
+        if other := other_strategy(ManifestFile.read(path), strategy):
             text = "not the strategy that the manifest names"
-            facts = f"{path} names {recorded[-1].path}"
-            hint = f"-s {recorded[-1].path}; `ckpttool help other_strategy` explains"
+            facts = f"{path} names {other}"
+            hint = f"-s {other}; `ckpttool help other_strategy` explains"
             yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
         (one,) = error.diagnostics

@@ -161,12 +161,16 @@ def run_checks(
         yield from checkpoint.misfits
         return
     steps = checkpoint.catalog.steps_of_other_runs
+    notes = (one for one in checkpoint.strategy.notes if one.code == "other_strategy")
+    other = next(notes, None)  # what the manifest names says more than what contents allow
     for check in _checks_of(checkpoint, command):
         for one in check.find(checkpoint):
             if check.needs_contents and one.code in without:
                 continue
             overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
-            if check.needs_contents and overrules and steps is not None:
+            if overrules and other is not None:
+                yield replace(one, hint=other.hint, options=())
+            elif check.needs_contents and overrules and steps is not None:
                 hint = f"--step {steps[0]}, of another run" if steps else ""
                 hint = hint or "`ckpttool help mixed_runs`"
                 yield replace(one, hint=hint, options=())

@@ -82,6 +82,8 @@ def _extra_ranks_problem(
     hint = f"the strategy of {everyone}, or the folder with the strategy files of all stages"
     if len(extra) == 1 < len(strategy.ranks):  # a stage would have as many ranks as the strategy
         hint = f"move the folder of {format_ranks(extra)} away, if it is of another run"
+        if extra[0] == strategy.ranks[-1] + 1:
+            hint = f"the strategy of {everyone}, or {hint}"
     if list(found) == [rank + 1 for rank in strategy.ranks]:
         text = "the ranks are numbered from 1, and those of the strategy from 0"
         hint = "rename the folders: rank_1 to rank_0, rank_2 to rank_1, and so on"
@@ -97,7 +99,7 @@ def _incomplete_replica_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]
     complete = alike.pop((), [])
     for missing, ranks in alike.items():
         holding = format_ranks(complete) if complete else "other ranks"
-        for one in _lacking_problems(catalog, "missing", ranks, missing, holding):
+        for one in _lacking_problems(catalog, "missing", ranks, missing, f"on {holding}"):
             yield propose_step(checkpoint, one)
 
 
@@ -122,7 +124,7 @@ def _missing_rank_problems(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def _lacking_problems(
     catalog: Catalog, code: str, ranks: Sequence[int], names: Iterable[str], holding: str
 ) -> Iterator[Diagnostic]:
-    """Yield the problem of each parameter that files lack, and that ``holding`` have."""
+    """Yield the problem of each parameter that files lack; ``holding`` says who has it."""
     files = [catalog.files[rank] for rank in ranks]
     state = "" if any(file.nbytes for file in files) else " (0 bytes)"
     for name in names:
@@ -130,7 +132,7 @@ def _lacking_problems(
             code,
             f"not on {format_ranks(ranks)}, but on others",
             hint=f"copy the file again if it was cut short; `ckpttool help {code}` explains",
-            facts=f"{shorten((file.path for file in files), 1)}{state}; on {holding}",
+            facts=f"{shorten((file.path for file in files), 1)}{state}; {holding}",
             tensor=name,
             ranks=tuple(ranks),
             path=files[0].path if len(files) == 1 else None,
@@ -448,8 +450,8 @@ def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:
     """Yield the problem of a checkpoint in which there is nothing to examine.
 
-    Every command asks it where its result is summed up: a count of zero is no pass.  Other
-    diagnostics say why files that are damaged or contradict each other were not read.
+    A count of zero is no pass.  Other diagnostics say why files that are damaged or contradict each
+    other were not read.
     """
     if not catalog.metas and not catalog.damaged and not catalog.errors():
         files = catalog.files.values()
@@ -492,4 +494,5 @@ def check_lacking(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     for rank, names in sorted(missing.items()):
         alike[tuple(names), tuple(sorted(replicas[rank]))].append(rank)
     for (lost, others), ranks in alike.items():
-        yield from _lacking_problems(catalog, "lacking", ranks, lost, format_ranks(others))
+        read = f"read from {format_ranks(others)}"
+        yield from _lacking_problems(catalog, "lacking", ranks, lost, read)

@@ -464,6 +464,8 @@ class _Location:
             raise ValueError(
                 f"storage_rank {short(self.storage_rank)} is not a rank below {MAX_RANKS}"
             )
+        if min(self.rank_group or (0,)) < 0:
+            raise ValueError(f"rank_group {short(self.rank_group)} has a rank below 0")
 
 
 @dataclass(frozen=True)  # no slots, for cached_property

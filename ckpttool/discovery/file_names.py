@@ -202,7 +202,7 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
 
     The numbers go from 0 to at least 1 without a gap.  They are not in the step of a file's name,
     and no word before them says that they count epochs, runs or folds.  Counters of files may
-    differ, steps not; of several names with a number the last one counts.
+    differ, steps not; of several files with a number the last one counts.
 
     Examples
     --------
@@ -214,11 +214,16 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
     []
     """
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    doubtful = set()  # card2 and card02: one number of two folders
     for name in names:
         for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
             form = name[: match.start()], name[match.end() :]
-            forms[form_around(name, match) if are_files else form][int(match[0])] = name
-    return [found for (head, _), found in forms.items() if _may_be_ranks(head, found)]
+            form = form_around(name, match) if are_files else form
+            if forms[form].setdefault(int(match[0]), name) != name:
+                doubtful |= set() if are_files else {form}
+            forms[form][int(match[0])] = name
+    certain = (form for form in forms if form not in doubtful)
+    return [forms[form] for form in certain if _may_be_ranks(form[0], forms[form])]
 
 
 def ranks_in_names(names: Iterable[str]) -> Mapping[str, int]:

@@ -531,10 +531,9 @@ def read_metadata(file: StoredFile) -> tuple[dict[str, _HyperTensor], tuple[str,
             errors.append(FormatError(path, None, f"{short(name)}: {error}"))
     stored: dict[str, dict[_StoredBox, None]] = {name: {} for name in tensors}
     for index, info in metadata.storage_data.items():
-        name = "storage_data"
+        name = str(getattr(index, "fqn", "storage_data"))
         try:
             place = _read(_MetadataIndex, index)
-            name = place.fqn
             if name in regions:
                 stored[name][_read_box(place, regions[name], _read(_StorageInfo, info))] = None
             elif name not in objects and not errors:
@@ -574,7 +573,7 @@ def _read_box(
     index: _MetadataIndex, regions: Mapping[tuple[int, ...], Region], info: _StorageInfo
 ) -> _StoredBox:
     """Return the location of a box; raise ValueError if it is wrong."""
-    if index.offset not in regions:
+    if index.offset is None or index.offset not in regions:
         raise ValueError(
             f"storage_data has a chunk at {index.offset}, state_dict_metadata has none"
         )
@@ -622,7 +621,7 @@ class _ChunkStorageMetadata:
 @dataclass(frozen=True, slots=True)
 class _MetadataIndex:
     fqn: str
-    offset: tuple[int, ...]
+    offset: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -636,7 +635,7 @@ class _StorageInfo:
 def _require_sizes(sizes: tuple[int, ...]) -> None:
     """Raise ValueError unless these are sizes, at most `MAX_AXES`."""
     if len(sizes) > MAX_AXES or not all(0 <= n < 1 << 62 for n in sizes):
-        raise ValueError(f"{short(sizes)} is not a tuple of at most {MAX_AXES} sizes")
+        raise ValueError(f"{short(sizes)}: expected at most {MAX_AXES} sizes, and none below 0")
 
 
 def _read(kind: type[T], value: object) -> T:

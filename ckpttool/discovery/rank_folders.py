@@ -82,7 +82,6 @@ from ckpttool.wording import count, format_ranks, shorten
 RANK_FOLDER = re.compile(r"(rank|node|ckpt|device)[_-]?(\d+)(?:_ckpt)?")
 _PYTORCH_NAME = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _PYTORCH_SUFFIXES = (".bin", ".pt", ".pth")
-_SOURCE = "the folder of the rank folders as SRC; `ckpttool help source` explains"
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 _DIGITS = re.compile(r"(\d+)")
 _MAX_HOST_DEPTH = 2  # of rank folders in those of hosts, as host0/output/checkpoint/rank_0
@@ -195,10 +194,10 @@ def _folder_problems(
     if not listed:
         last = {rank: paths[-1] for rank, paths in folders.items()}
         facts, hint = _find_packed(root) or _find_nested_files(root, last.values())
-        if not facts and (facts := _list_files_below(root)):
-            hint = f"--pattern, or {_SOURCE}"
         facts = facts or _names(root, (last[rank] for rank in homes))
         hint = hint or "copy the files into these folders; `ckpttool help source` explains"
+        if below := _find_checkpoints_below(root):
+            hint = f"{shlex.quote(str(below[0]))} as SRC, or {hint}"
         text = f"no checkpoint file in the folders of {format_ranks(tuple(homes))}"
         yield problem(text, hint, facts, tuple(homes))
     elif of_others:
@@ -467,7 +466,7 @@ def _find_numbered_in_hosts(root: Path) -> list[_RankFolder]:
             found = _find_numbered_folders(find_paths(root, below))
         except OSError:
             continue  # other folders beside those of hosts need not be readable
-        if len({one.path.relative_to(root).parts[0] for one in found}) > 1:
+        if len({one.path.parent for one in found}) > 1:
             return found
     return []
 
@@ -724,7 +723,7 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
     text = "no rank folders (rank_0, rank_1, ...) and no files named rank_N"
     if packed := _find_packed(root):
         return problem(text, packed[1], packed[0])
-    hint = _SOURCE
+    hint = "the folder of the rank folders as SRC; `ckpttool help source` explains"
     if listed := _list_files_below(root):
         return problem(text, f"--pattern, or {hint}", listed)
     inside = [path.name + "/" * is_folder(path) for path in list_folder(root)]

@@ -234,9 +234,11 @@ def read_ranks(
             text = f"{format_ranks(missing)}: no file of step {chosen.label} found in {root}"
         diagnostics.add(Diagnostic("missing_rank", text, ranks=missing))
     (rank, path), *others = paths.items()
-    evidence = "" if others else _evidence_of_ranks(path, files, found.key)
+    evidence = ""
     if missing and not others:
         evidence = f"it is of rank {rank}; {format_ranks(missing)} are expected, too"
+    elif not others:
+        evidence = _evidence_of_ranks(path, files, found.key)
     problems = tuple(_problems(root, paths.values()))
     reported = {one.path for one in problems} - {None}
     catalog = Catalog(

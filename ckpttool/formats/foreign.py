@@ -375,16 +375,29 @@ class ForeignFile:
     contents: GroupInfo | RankTable | None = None
 
 
-def _table_devices(table: dict[str, object]) -> Iterator[Device]:
-    """Yield the devices of a rank table in either form; an outer entry has what an inner lacks."""
-    of_servers, of_groups = ("server_list", "device"), ("group_list", "instance_list", "devices")
-    entries = [table]
-    for key in of_servers if "server_list" in table else of_groups:
-        entries = [{**outer, **inner} for outer in entries for inner in _entries(outer, key)]
-    for entry in entries:
-        rank = _number(entry, "rank_id" if "rank_id" in entry else "pod_name")
-        server, ip = str(entry.get("server_id", "")), str(entry.get("device_ip") or "") or None
-        yield Device(rank, server, _number(entry, "device_id"), ip)
+def _table_devices(table: Mapping[str, object]) -> Iterator[Device]:
+    """Yield the devices of a rank table in either form."""
+    if "server_list" in table:
+        for server in _entries(table, "server_list"):
+            for device in _entries(server, "device"):
+                yield _table_device(device, server, device)
+        return
+    for group in _entries(table, "group_list"):
+        for instance in _entries(group, "instance_list"):
+            for device in _entries(instance, "devices"):
+                yield _table_device(instance, instance, device)
+
+
+def _table_device(
+    rank: Mapping[str, object], server: Mapping[str, object], device: Mapping[str, object]
+) -> Device:
+    """Return the device of a rank from the entries that hold its rank, its server and itself."""
+    return Device(
+        _number(rank, "rank_id" if "rank_id" in rank else "pod_name"),
+        str(server.get("server_id", "")),
+        _number(device, "device_id"),
+        str(device.get("device_ip") or "") or None,
+    )
 
 
 def _entries(entry: Mapping[str, object], key: str) -> list[dict[str, object]]:

@@ -238,16 +238,16 @@ class _Pair:
         return "text" if a.text != b.text else None
 
     @property
-    def compared(self) -> tuple[OutputTensor, ...]:
-        """Both sides, if their values have to be compared."""
-        sides = tuple(OutputTensor.full(one) for one in (self.a, self.b) if one is not None)
-        is_text = any(one.meta.text is not None for one in sides)
-        return () if is_text or self.kind is not None else sides
-
-    @property
     def nbytes(self) -> int:
         """The bytes of one side, if values are compared; else 0."""
-        return self.compared[0].meta.nbytes if self.compared else 0
+        if self.a is None or self.a.meta.text is not None or self.kind is not None:
+            return 0
+        return self.a.meta.nbytes
+
+    @property
+    def sides(self) -> tuple[OutputTensor, ...]:
+        """What is read of both sides to compare their values."""
+        return tuple(OutputTensor.full(one) for one in (self.a, self.b) if one is not None)
 
 
 def _pairs(a: Sequence[FullTensor], b: Sequence[FullTensor]) -> Iterator[_Pair]:
@@ -278,7 +278,7 @@ def _differences(
     on_progress: Callable[[int], None],
 ) -> Iterator[TensorDifference]:
     """Yield the differences, in the order of the pairs."""
-    compared = ((i, pair.compared) for i, pair in enumerate(pairs) if pair.nbytes)
+    compared = ((i, pair.sides) for i, pair in enumerate(pairs) if pair.nbytes)
     found = compare_tensors(compared, executor, CompareOptions(tolerance), on_progress)
     deltas = {i: stats.differences[0] for i, stats in found if stats.differences[0].count}
     for i, pair in enumerate(pairs):

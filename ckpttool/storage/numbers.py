@@ -114,7 +114,6 @@ def find_same_numbers(a: Numbers, b: Numbers) -> Flags:
     return same
 
 
-@np.errstate(all="ignore")
 def find_distances(a: Numbers, b: Numbers) -> Float64s:
     """Return ``|a - b|`` of each element; 0 where both are the same number, NaN and Inf included.
 
@@ -130,24 +129,26 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
         distances = np.where(x >= y, words[0] - words[1], words[1] - words[0]).astype("<f8")
     elif a.dtype.kind == "c":
         parts = find_distances(a.view(a.real.dtype), b.view(b.real.dtype))
-        distances = np.hypot(parts[0::2], parts[1::2])
+        with np.errstate(all="ignore"):
+            distances = np.hypot(parts[0::2], parts[1::2])
     else:
-        distances = np.abs(_widen(a) - _widen(b))
+        with np.errstate(all="ignore"):
+            distances = np.abs(_widen(a) - _widen(b))
         distances[find_same_numbers(a, b)] = 0
     return distances
 
 
-@np.errstate(all="ignore")
 def find_magnitudes(numbers: Numbers) -> Float64s:
     """Return ``|x|`` of each element."""
-    magnitudes: Float64s = np.abs(_widen(numbers))
+    with np.errstate(all="ignore"):
+        magnitudes: Float64s = np.abs(_widen(numbers))
     return magnitudes
 
 
-@np.errstate(all="ignore")
 def scale_down(numbers: Numbers) -> Numbers:
     """Return a sixteenth of each element in Float64, so that sums and differences are finite."""
-    smaller: Numbers = _widen(numbers) / 16
+    with np.errstate(all="ignore"):
+        smaller: Numbers = _widen(numbers) / 16
     return smaller
 
 

@@ -408,7 +408,7 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
 def describe_record(output: Path) -> Iterator[Diagnostic]:
     """Yield notes on what the record of a folder, or of a single file, tells of runs.
 
-    They name the runs that have not ended, and files that cannot be used.
+    They name the runs of a set that is not finished, and files that cannot be used.
     """
     record = Record.of(output)
     destination = look(record)
@@ -425,10 +425,13 @@ def describe_record(output: Path) -> Iterator[Diagnostic]:
         complete = shorten(sorted(log.outputs), 3) or "nothing"
         facts = f"`{log.command}`; complete: {complete}"
         facts += f"; {log.writer} since {log.writer.time}" if log.writer else ""
-        text = "log of a run that has not ended"
+        state = "stopped"
+        if log.is_done or log.path in destination.running:
+            state = "is done" if log.is_done else "is writing"
+        text = f"log of a run that {state}"
         yield Diagnostic("leftover", text, facts=facts, where=str(log.path))
     if len(logs) > MOST:
-        text = f"{count(len(logs) - MOST, 'more log')} of runs that have not ended"
+        text = f"{count(len(logs) - MOST, 'more log')} of runs"
         yield Diagnostic("leftover", text, where=str(record.home))
     half = [name for name in plan.outputs if is_there(f"{record.folder / name}{PARTIAL}")]
     if half and destination.state is State.STOPPED:

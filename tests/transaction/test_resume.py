@@ -420,9 +420,9 @@ def test_a_run_that_was_killed_when_all_was_listed_is_complete(tmp_path, failing
     code = (  # os._exit as by SIGKILL
         "import os\n"
         "from ckpttool.cli.main import main\n"
-        "from ckpttool.transaction import record\n"
-        "end = record.LogWriter.end\n"
-        "record.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
+        "from ckpttool.transaction import log, record\n"
+        "end = log.LogWriter.end\n"
+        "log.LogWriter.end = lambda log: (end(log), os._exit(9))\n"
         "record.remove_leftovers = lambda *given: os._exit(9)\n"
         "main()"
     )

@@ -314,7 +314,7 @@ def test_runs_that_have_not_ended_are_described_with_what_they_write(out):
     (out / "rank_3" / "checkpoint_3.ckpt.partial").touch()
     first, second = describe_record(out)
     names = ", ".join(sorted(look(record_of(out)).logged()))
-    told = f"log of a run that has not ended\n  `python`; complete: {names}; {THIS} since "
+    told = f"log of a run that stopped\n  `python`; complete: {names}; {THIS} since "
     assert first.text.startswith(f"{out / LOG}: {told}")
     assert second.text == f"{out}: 1 half-written file\n  rank_3/checkpoint_3.ckpt"
 
@@ -323,7 +323,7 @@ def test_of_many_logs_few_are_described(out):
     write_parts(out, *((number, 5) for number in range(1, 6)))
     *described, rest = describe_record(out)
     assert len(described) == 3
-    assert "2 more logs of runs that have not ended" in rest.text
+    assert "2 more logs of runs" in rest.text
 
 
 def test_of_several_entries_of_an_output_that_with_its_stamp_counts(out):
