@@ -171,7 +171,6 @@ def convert(
         How to report.
     """
     from ckpttool.execution.executors import is_cluster
-    from ckpttool.operations import documents
     from ckpttool.operations.convert import Conversion
 
     def print_note(note: Diagnostic) -> None:
@@ -212,7 +211,9 @@ def convert(
     assignment = replace(assignment, notes=(*assignment.notes, *late_notes))
     done = Conversion(plan, assignment, written, time.perf_counter() - started)
     if report.as_json:
-        tables.print_json(documents.convert(done))
+        from ckpttool.operations.documents import convert as document
+
+        tables.print_json(document(done))
     elif not report.quiet:
         _print(done, report.verbose)
 
