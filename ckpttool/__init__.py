@@ -29,12 +29,15 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.formats import read_index as read_index
     from ckpttool.operations.diff import diff as diff
     from ckpttool.operations.inspect import describe as describe
+    from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
+    from ckpttool.operations.open import open as open
     from ckpttool.operations.plans import plan_merge as plan_merge
     from ckpttool.operations.plans import plan_reshard as plan_reshard
     from ckpttool.operations.plans import plan_split as plan_split
     from ckpttool.operations.source import resolve as resolve
     from ckpttool.operations.verify import verify as verify
     from ckpttool.problems import CkptToolError as CkptToolError
+    from ckpttool.problems import CkptToolWarning as CkptToolWarning
     from ckpttool.problems import CombinedError as CombinedError
     from ckpttool.problems import Diagnostic as Diagnostic
     from ckpttool.problems import Diagnostics as Diagnostics
@@ -57,6 +60,7 @@ if TYPE_CHECKING:  # an alias makes a name public
 # without arrays (--help, --version, completion) does not wait for numpy and h5py.
 _MODULES = {
     "CkptToolError": "ckpttool.problems",
+    "CkptToolWarning": "ckpttool.problems",
     "CombinedError": "ckpttool.problems",
     "Diagnostic": "ckpttool.problems",
     "Diagnostics": "ckpttool.problems",
@@ -79,6 +83,8 @@ _MODULES = {
     "execute": "ckpttool.execution.execute",
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
+    "OpenCheckpoint": "ckpttool.operations.open",
+    "open": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
     "plan_merge": "ckpttool.operations.plans",
     "plan_reshard": "ckpttool.operations.plans",

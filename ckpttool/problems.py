@@ -691,6 +691,10 @@ class SourceHashError(VerifyError):
     code = "manifest"
 
 
+class CkptToolWarning(UserWarning):
+    """What the command line prints as a warning, for Python."""
+
+
 class CombinedError(CkptToolError):
     """Several errors of one run in one report.
 

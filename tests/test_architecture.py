@@ -40,7 +40,11 @@ STRANGERS = {"execution": {"checks"}}  # that do not know a room below them
 DISK = {"os", "io", "pathlib", "h5py", "numpy", "tempfile", "shutil", "mmap", "fcntl", "glob"}
 WORLD = {"click", "rich", "concurrent", "threading", "multiprocessing", "subprocess", "sys"}
 WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
-EXTRAS = {"ckpttool.execution.dask": {"dask", "distributed"}, "ckpttool.execution.mpi": {"mpi4py"}}
+EXTRAS = {
+    "ckpttool.execution.dask": {"dask", "distributed"},
+    "ckpttool.execution.mpi": {"mpi4py"},
+    "ckpttool.operations.open": {"ml_dtypes"},
+}
 MODULES = sorted(ROOT.rglob("*.py"))
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 

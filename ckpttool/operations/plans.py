@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpttool._version import __version__
-from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -182,32 +182,12 @@ def _plan_and_check(
     FormatError, StrategyError, PlanError
         All problems, in one error.
     """
-    catalog, strategy, choices = source.catalog, source.strategy, source.options
-    executor = executor or InlineExecutor()
-    diagnostics, extension = Diagnostics(strict=choices.strict), _extension(target, options)
-    of_target = Diagnostics(strict=choices.strict)
-    checkpoint, plan = None, None
-    is_compared = choices.manifest != "ignore"
-    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
-    try:
-        if source.refusal is not None:
-            raise source.refusal
-        checkpoint = resolve(
-            *(catalog, strategy, choices, executor, diagnostics),
-            by_file=source.by_file,
-            open_progress=open_progress,
-        )
-        with open_progress(0, "planning"):
-            plan = targets.plan(checkpoint, target, options, of_target)
-            diagnostics.extend(of_target)
-            if plan is not None:
-                src = checkpoint.strategy if checkpoint.strategy.layouts else None
-                provenance = _provenance_of(catalog, src, target.strategy)
-                plan = replace(plan, provenance=provenance, listed=listed)
-            if plan is not None and extension is not None:
-                plan = extension.complete(plan, diagnostics)
-    except CkptToolError as error:
-        diagnostics.failures.append(error)
+    catalog, executor = source.catalog, executor or InlineExecutor()
+    diagnostics = Diagnostics(strict=source.options.strict)
+    extension = _extension(target, options)
+    checkpoint, plan = _plan(source, target, options, executor, diagnostics, open_progress)
+    if plan is not None and extension is not None:
+        plan = extension.complete(plan, diagnostics)
     files = catalog.files.values()
     has_checks = options.crc or any(file.cipher is not None for file in files)
     nbytes = sum(file.nbytes for file in files)
@@ -219,7 +199,7 @@ def _plan_and_check(
         if extension is not None:
             diagnostics.add(*extension.problems(plan))
         plan = replace(plan, notes=diagnostics.of("note", "warning"))
-    strategies = (checkpoint.strategy if checkpoint else strategy, target.strategy)
+    strategies = (checkpoint.strategy if checkpoint else source.strategy, target.strategy)
     assignment, found = preflight(
         target if plan is None else plan.target,
         plan,
@@ -242,6 +222,43 @@ def _plan_and_check(
     assert plan is not None, "else there is an error"
     assert assignment is not None, "there is a plan"
     return plan, assignment
+
+
+def _plan(
+    source: _Source,
+    target: Target,
+    options: OutputOptions,
+    executor: Executor,
+    diagnostics: Diagnostics,
+    open_progress: OpenProgress = no_progress,
+) -> tuple[Checkpoint | None, Plan | None]:
+    """Resolve a source and plan its transfer, with the checks of a conversion; nothing is written.
+
+    ``diagnostics`` collects all that is wrong; then there may be no checkpoint or no plan.
+    """
+    catalog, choices = source.catalog, source.options
+    of_target = Diagnostics(strict=choices.strict)
+    checkpoint, plan = None, None
+    is_compared = choices.manifest != "ignore"
+    listed = check_source(catalog, executor, diagnostics) if is_compared else {}
+    try:
+        if source.refusal is not None:
+            raise source.refusal
+        checkpoint = resolve(
+            *(catalog, source.strategy, choices, executor, diagnostics),
+            by_file=source.by_file,
+            open_progress=open_progress,
+        )
+        with open_progress(0, "planning"):
+            plan = targets.plan(checkpoint, target, options, of_target)
+            diagnostics.extend(of_target)
+            if plan is not None:
+                src = checkpoint.strategy if checkpoint.strategy.layouts else None
+                provenance = _provenance_of(catalog, src, target.strategy)
+                plan = replace(plan, provenance=provenance, listed=listed)
+    except CkptToolError as error:
+        diagnostics.failures.append(error)
+    return checkpoint, plan
 
 
 def _files(catalog: Catalog) -> list[str]:
@@ -343,11 +360,15 @@ def plan_split(
     ValueError
         An option applies to merged checkpoints only.
     """
-    is_full = not (resolve_options.replicated or catalog.description is not None)
-    refusal = _several_ranks_error(catalog) if is_full else None
-    source = _Source(catalog, None, resolve_options, refusal, by_file=is_full)
+    source = _source_of_split(catalog, resolve_options)
     target = rank_files(strategy, folder, output_options)
     return _plan_and_check(source, target, output_options, executor, open_progress)
+
+
+def _source_of_split(catalog: Catalog, options: ResolveOptions) -> _Source:
+    is_full = not (options.replicated or catalog.description is not None)
+    refusal = _several_ranks_error(catalog) if is_full else None
+    return _Source(catalog, None, options, refusal, by_file=is_full)
 
 
 def _several_ranks_error(catalog: Catalog) -> PlanError | None:
@@ -401,10 +422,46 @@ def plan_reshard(
     ValueError
         An option applies to merged checkpoints only.
     """
-    refusal = None
-    is_described = catalog.description is not None
-    if src_strategy is None and not is_described and not resolve_options.replicated:
-        refusal = no_strategy_error(catalog, "-s STRATEGY")
-    source = _Source(catalog, src_strategy, resolve_options, refusal)
+    source = _source_of_reshard(catalog, src_strategy, resolve_options)
     target = rank_files(dst_strategy, folder, output_options)
     return _plan_and_check(source, target, output_options, executor, open_progress)
+
+
+def _source_of_reshard(
+    catalog: Catalog, strategy: Strategy | None, options: ResolveOptions
+) -> _Source:
+    refusal = None
+    if strategy is None and catalog.description is None and not options.replicated:
+        refusal = no_strategy_error(catalog, "-s STRATEGY")
+    return _Source(catalog, strategy, options, refusal)
+
+
+def plan_reading(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Strategy | None,
+    options: ResolveOptions,
+    executor: Executor,
+) -> tuple[Plan, Diagnostics]:
+    """Plan what a merge, or a reshard to ``target``, would write, for who only reads it.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems of the source and of the target, in one error.
+    """
+    output_options = OutputOptions()
+    if target is None:
+        source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
+    else:
+        is_split = strategy is None and catalog.is_merged
+        source = _source_of_reshard(catalog, strategy, options)
+        source = _source_of_split(catalog, options) if is_split else source
+        outputs = rank_files(target, "", output_options)
+    diagnostics = Diagnostics(strict=options.strict)
+    _, plan = _plan(source, outputs, output_options, executor, diagnostics)
+    if wrong := catalog.errors():
+        diagnostics.failures.insert(0, PlanError(wrong))
+    diagnostics.raise_if_errors()
+    assert plan is not None, "else there is an error"
+    return plan, diagnostics

@@ -1,0 +1,365 @@
+"""A sharded checkpoint opened like one file: a tensor is read where it is indexed.
+
+What is read is planned as a conversion is, with its checks: without a target the full tensors, with
+a target the slices of one of its ranks.  Nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from difflib import get_close_matches
+from itertools import product
+from types import EllipsisType, TracebackType
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.discovery.scan import SourceOptions, scan
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import OutputTensor
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import LayoutSlicing
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.plans import plan_reading
+from ckpttool.problems import CkptToolWarning, join_alike
+from ckpttool.storage.numbers import decode
+from ckpttool.storage.region_io import FlatFiles, read_band
+from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.wording import count, format_bytes, format_ranks, format_shape
+
+Path: TypeAlias = str | os.PathLike[str]
+Paths: TypeAlias = Path | Sequence[Path]
+DTypes = Literal["float32", "ml_dtypes"]
+Index: TypeAlias = int | slice | EllipsisType | None
+Array: TypeAlias = npt.NDArray[np.generic]
+
+SCRATCH_BYTES = 64 << 10  # runs that lie closer than a page are read at once, at most so many bytes
+PAGE_BYTES = 4096
+CHUNK_BYTES = 64 << 20  # of a chunk for Dask, at most
+
+_ML_DTYPES = {
+    "BFloat16": "bfloat16",
+    "Float8E4M3FN": "float8_e4m3fn",
+    "Float8E5M2": "float8_e5m2",
+}
+
+
+def open(
+    src: Path | Catalog,
+    strategy: Paths | Strategy | None = None,
+    *,
+    target: Paths | Strategy | None = None,
+    rank: int | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    source_options: SourceOptions = SourceOptions(),
+    dtypes: DTypes = "float32",
+    executor: Executor | None = None,
+) -> OpenCheckpoint:
+    """Open a checkpoint like one file; the headers are read, and no tensor.
+
+    Parameters
+    ----------
+    src
+        The checkpoint: a path, or what `scan` returns.
+    strategy
+        The strategy files, or what `read_strategy` returns; None for a checkpoint that holds full
+        tensors or describes itself.
+    target, rank
+        The strategy of a target, and one of its ranks.  The tensors are then the slices that
+        reshard, or split, would write for this rank.
+    options, source_options
+        As for `plan_merge` and `scan`.
+    dtypes
+        How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
+        types of the package ``"ml_dtypes"``.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        Only one of ``target`` and ``rank`` is given.
+    IndexError
+        The target has no such rank.
+    ImportError
+        The package ml_dtypes is not installed.
+
+    Examples
+    --------
+    See "Python" in the guides (docs/guides/from-python.md).
+    """
+    if (target is None) != (rank is None):
+        raise ValueError("target= and rank= go together: the slices of one rank of a target")
+    if dtypes == "ml_dtypes":
+        import ml_dtypes  # noqa: F401, to fail here if it is not installed
+    src_strategy, dst_strategy = _read(strategy), _read(target)
+    if dst_strategy is not None and rank not in dst_strategy.ranks:
+        raise IndexError(f"rank={rank}: the target has {format_ranks(dst_strategy.ranks)}")
+    catalog = src
+    if not isinstance(catalog, Catalog):
+        catalog = scan(os.fspath(catalog), source_options, src_strategy)
+    executor = executor or InlineExecutor()
+    plan, found = plan_reading(catalog, src_strategy, dst_strategy, options, executor)
+    for one in join_alike(found.of("warning")):
+        warnings.warn(one.text, CkptToolWarning, stacklevel=2)
+    (output,) = plan.outputs([rank or 0])
+    attrs = set.intersection(*({*one.attrs.items()} for one in catalog.files.values()))
+    return OpenCheckpoint(catalog.root, output.tensors, dict(attrs), dtypes)
+
+
+class OpenCheckpoint(Mapping[str, "LazyTensor"]):
+    """An open checkpoint: the names of its tensors, and each tensor, read where it is indexed.
+
+    Threads may read from it together.  Use as a context manager; after it, nothing can be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tensors: Sequence[OutputTensor],
+        attrs: Mapping[str, str],
+        dtypes: DTypes = "float32",
+    ) -> None:
+        self.path = path
+        self.closed = False
+        self._attrs = attrs
+        self._tensors = {one.meta.name: LazyTensor(self, one, dtypes) for one in tensors}
+
+    def __enter__(self) -> OpenCheckpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reading; no file stays open between two reads."""
+        self.closed = True
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        near = get_close_matches(name, self._tensors, 3)
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise KeyError(f"no tensor {name!r} in {self.path}{hint}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the texts that the headers of all files have in common."""
+        return dict(self._attrs)
+
+    def get_slice(self, name: str) -> LazyTensor:
+        """Return a tensor, not yet read, as ``safetensors.safe_open`` does."""
+        return self[name]
+
+    def get_tensor(self, name: str) -> Array:
+        """Return a tensor, read as a whole."""
+        return self[name][...]
+
+    def __repr__(self) -> str:
+        nbytes = sum(one.nbytes for one in self._tensors.values())
+        state = ", closed" if self.closed else ""
+        tensors = count(len(self), "tensor")
+        return f"<ckpttool checkpoint {self.path}: {tensors}, {format_bytes(nbytes)}{state}>"
+
+
+class LazyTensor:
+    """A tensor of an open checkpoint, or a rank's slice of one; indexing it reads.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    shape
+        Its shape.
+    dtype
+        The type of the arrays that are read.
+    stored_dtype
+        MindSpore's name of the stored type, such as ``"BFloat16"``.
+    """
+
+    def __init__(self, checkpoint: OpenCheckpoint, tensor: OutputTensor, dtypes: DTypes) -> None:
+        self._checkpoint = checkpoint
+        self._tensor = tensor
+        self.name = tensor.meta.name
+        self.shape = tensor.meta.shape
+        self.stored_dtype = tensor.meta.dtype
+        self._decode = _decoder(tensor.meta.dtype, dtypes)
+        empty = np.zeros((0,), np.uint8)
+        self.dtype = np.dtype(str) if tensor.meta.text is not None else self._decode(empty).dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The stored bytes."""
+        return self._tensor.meta.nbytes
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the source is sharded; None if it describes its boxes."""
+        slicing = self._tensor.terms[0].source.slicing
+        return slicing.layout if isinstance(slicing, LayoutSlicing) else None
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The shape of a part that is read well at once, for ``dask.array.from_array``."""
+        chunk = list(self.shape)
+        for axis, size in enumerate(self.shape):
+            rest = math.prod(chunk[axis + 1 :]) * self.dtype.itemsize
+            chunk[axis] = max(1, min(size, CHUNK_BYTES // max(rest, 1)))
+            if chunk[axis] > 1:
+                break
+        return tuple(chunk)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"len() of {self.name}, which has no axes")
+        return self.shape[0]
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Array:
+        if self._checkpoint.closed:
+            raise ValueError(f"{self._checkpoint.path} is closed")
+        if (text := self._tensor.meta.text) is not None:
+            return np.array(text)[index]
+        ranges, then = _parse_index(index, self.shape)
+        return self._read(ranges)[then]
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[np.generic]:
+        if copy is False:
+            raise ValueError("its elements are in files, so they have to be copied")
+        return np.asarray(self[...], dtype)
+
+    def _read(self, ranges: Sequence[range]) -> Array:
+        """Return the elements at the positions of ``ranges``, which ascend, one for each axis."""
+        itemsize = self._tensor.meta.itemsize
+        out = np.empty((*map(len, ranges), itemsize), np.uint8)
+        # A wide step leaves out more than a page, so each position is read by itself.
+        inner = itemsize
+        single = []
+        for axis in reversed(range(len(ranges))):
+            single.append(ranges[axis].step > 1 and ranges[axis].step * inner >= PAGE_BYTES)
+            inner *= self.shape[axis]
+        parts = [
+            [(slice(i, i + 1), range(at, at + 1)) for i, at in enumerate(positions)]
+            if alone
+            else [(slice(None), positions)]
+            for positions, alone in zip(ranges, reversed(single), strict=True)
+        ]
+        with FlatFiles(SCRATCH_BYTES) as files:
+            for part in product(*parts) if out.size else ():
+                where = tuple(at for at, _ in part)
+                start = tuple(positions[0] for _, positions in part)
+                stop = tuple(positions[-1] + 1 for _, positions in part)
+                steps = tuple(slice(None, None, positions.step) for _, positions in part)
+                band = Region(start, stop)
+                if all(positions.step == 1 for _, positions in part):
+                    read_band(files, self._tensor, band, out[where])
+                    continue
+                read = np.empty((*band.shape, itemsize), np.uint8)
+                read_band(files, self._tensor, band, read)
+                out[where] = read[steps]
+        return self._decode(out.reshape(-1)).reshape(out.shape[:-1])
+
+    def __repr__(self) -> str:
+        return f"<ckpttool tensor {self.name}: {self.stored_dtype} {format_shape(self.shape)}>"
+
+
+def _parse_index(
+    index: Index | tuple[Index, ...], shape: tuple[int, ...]
+) -> tuple[list[range], tuple[int | slice | None, ...]]:
+    """Return the positions to read on each axis, ascending, and the index that is applied then.
+
+    Raises
+    ------
+    IndexError
+        As NumPy's basic indexing does.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    axes = sum(one is not None and one is not Ellipsis for one in given)
+    if axes > len(shape) or sum(one is Ellipsis for one in given) > 1:
+        raise IndexError(f"{axes} indices for {len(shape)} axes, or more than one ellipsis")
+    if not any(one is Ellipsis for one in given):
+        given = (*given, Ellipsis)
+    ranges: list[range] = []
+    then: list[int | slice | None] = []
+    for one in given:
+        if one is None:
+            then.append(None)
+        elif one is Ellipsis:
+            rest = shape[len(ranges) : len(ranges) + len(shape) - axes]
+            ranges += map(range, rest)
+            then += [slice(None)] * len(rest)
+        elif isinstance(one, slice):
+            positions = range(*one.indices(shape[len(ranges)]))
+            is_reversed = positions.step < 0
+            ranges.append(positions[::-1] if is_reversed else positions)
+            then.append(slice(None, None, -1) if is_reversed else slice(None))
+        else:
+            size, at = shape[len(ranges)], operator.index(one)
+            if not -size <= at < size:
+                raise IndexError(f"index {at} is out of bounds for axis {len(ranges)} of {size}")
+            ranges.append(range(at % size, at % size + 1))
+            then.append(0)
+    return ranges, tuple(then)
+
+
+def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Array]:
+    """Return a function from the stored bytes of elements to their numbers."""
+    if dtype == "Bool":
+        return lambda data: data.view(np.bool_)
+    if dtypes == "ml_dtypes" and dtype in _ML_DTYPES:
+        import ml_dtypes
+
+        return lambda data: data.view(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    is_float = dtype == "BFloat16" or "Float8" in dtype or dtype == "HiFloat8"
+
+    def decoded(data: npt.NDArray[np.uint8]) -> Array:
+        numbers = decode(data, dtype)
+        if numbers is None:
+            raise TypeError(f"{dtype}: NumPy has no type for it")
+        return numbers.astype(np.float32) if is_float else numbers
+
+    return decoded
+
+
+def _read(strategy: Paths | Strategy | None) -> Strategy | None:
+    if strategy is None or isinstance(strategy, Strategy):
+        return strategy
+    paths = [strategy] if isinstance(strategy, str | os.PathLike) else strategy
+    return read_strategy([os.fspath(path) for path in paths])

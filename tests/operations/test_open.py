@@ -1,0 +1,210 @@
+"""A checkpoint opened like one file: what it reads is what merge and reshard write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import basic_indices
+
+import ckpttool
+from ckpttool.model.layout import Layout
+from tests.strategies import examples
+from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
+from tests.support.commands import run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read, read_ranks
+
+CASE = GOLDEN / "tutorial_8_to_8_retrain"
+SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
+CASES = ["bfloat16_model", "pipeline_8_to_2x4", "optshard_size2_adam_8_to_4", "moe_ep4_mp2"]
+COLUMNS = Layout((4,), ((), (0,)))
+
+
+def whole(entry):
+    """The numbers of an entry as they are read."""
+    array = entry.array()
+    if entry.dtype == "BFloat16":
+        return (array.astype("u4") << 16).view("f4")
+    return array
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """A function: a checkpoint of four ranks that hold a quarter of the columns, opened."""
+
+    def make(dtype="Float32", shape=(6, 8)):
+        full = {"w": noise("w", dtype, shape)}
+        strategy = replace(strategy_of({"w": COLUMNS}), files=())
+        write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+        return full["w"], ckpttool.open(tmp_path / "src", strategy)
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_is_what_merge_writes(case, tmp_path):
+    folder = GOLDEN / case
+    words = [folder / "src", "-s", folder / "src_strategy.ckpt"]
+    run_well("merge", *words, "-o", tmp_path / "m.ckpt")
+    merged = read(tmp_path / "m.ckpt")
+    with ckpttool.open(words[0], words[2]) as opened:
+        assert [*opened] == [*merged]
+        for name, entry in merged.items():
+            assert opened[name].shape == entry.shape
+            assert opened[name].stored_dtype == entry.dtype
+            np.testing.assert_array_equal(np.asarray(opened[name]), whole(entry))
+
+
+def test_with_a_target_it_is_the_slices_that_reshard_writes(tmp_path):
+    words = [SRC, "-s", STRATEGY, "-d", TARGET, "--format", "ckpt"]
+    run_well("reshard", *words, "-o", tmp_path / "out")
+    for rank, written in read_ranks(tmp_path / "out").items():
+        opened = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=rank)
+        assert [*opened] == [*written]
+        for name, entry in written.items():
+            np.testing.assert_array_equal(opened.get_tensor(name), entry.array())
+
+
+def test_a_merged_file_is_split_for_a_rank(tmp_path):
+    run_well("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "m.h5")
+    merged = ckpttool.open(tmp_path / "m.h5", target=TARGET, rank=5)
+    ranks = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=5)
+    assert [*merged] == [*ranks]
+    for name in merged:
+        np.testing.assert_array_equal(merged[name][...], ranks[name][...])
+
+
+@cache
+def of_shape(folder, shape):
+    """A tensor of a shape in a merged file, and the same numbers."""
+    entries = {name: noise(name, "Int16", size) for name, size in (("w", shape), ("b", (1,)))}
+    path = folder / f"{'x'.join(map(str, shape)) or 'scalar'}.safetensors"
+    write_file(path, entries, "safetensors")
+    return ckpttool.open(path)["w"], entries["w"].array()
+
+
+@examples(300)
+@given(st.data(), st.sampled_from([(), (7,), (5, 0, 2), (6, 4), (3, 5, 4), (2, 3, 2, 5)]))
+def test_it_is_indexed_as_numpy_indexes(tmp_path_factory, data, shape):
+    tensor, array = of_shape(tmp_path_factory.getbasetemp(), shape)
+    index = data.draw(basic_indices(shape, allow_newaxis=True))
+    got, expected = tensor[index], array[index]
+    assert got.shape == np.shape(expected)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("index", [9, -7, (0, 8), (0, 0, 0), (..., ...)])
+def test_an_index_out_of_range_is_an_index_error(columns, index):
+    with pytest.raises(IndexError):
+        columns()[1]["w"][index]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "read_as"),
+    [
+        ("BFloat16", "f4"),
+        ("Float8E4M3FN", "f4"),
+        ("Float8E5M2", "f4"),
+        ("Bool", "?"),
+        ("Int8", "i1"),
+    ],
+)
+def test_types_that_numpy_lacks_are_read_as_float32(columns, dtype, read_as):
+    entry, opened = columns(dtype)
+    tensor = opened["w"]
+    assert tensor.dtype == np.dtype(read_as) == tensor[0].dtype
+    assert (tensor.nbytes, tensor.stored_dtype) == (len(entry.data), dtype)
+
+
+def test_a_package_for_such_types_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ImportError, match="ml_dtypes"):
+        ckpttool.open(SRC, STRATEGY, dtypes="ml_dtypes")
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"), [((700,), 1), (slice(0, 1024, 512), 2), ((slice(3, 5), slice(0, 300)), 2)]
+)
+def test_only_the_bytes_of_the_index_are_read(columns, monkeypatch, index, rows):
+    entry, opened = columns("Float32", (1024, 4096))
+    sizes, preadv = [], os.preadv
+
+    def counted(fd, parts, at):
+        got = preadv(fd, parts, at)
+        sizes.append(got)
+        return got
+
+    monkeypatch.setattr(os, "preadv", counted)
+    got = opened["w"][index]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(got, entry.array()[index])
+    assert got.nbytes <= sum(sizes) <= rows * 4 * (4096 + (128 << 10))
+
+
+def test_threads_read_together(columns):
+    entry, opened = columns("Float32", (64, 64))
+    with ThreadPoolExecutor(8) as pool:
+        rows = [*pool.map(lambda row: opened["w"][row], [*range(64)] * 4)]
+    np.testing.assert_array_equal(np.stack(rows), np.concatenate([entry.array()] * 4))
+
+
+def test_a_source_that_changes_is_an_error_at_the_read(columns, tmp_path):
+    _, opened = columns()
+    os.utime(next((tmp_path / "src" / "rank_2").iterdir()), ns=(1, 1))
+    np.testing.assert_array_equal(opened["w"][:, 0], opened["w"][:, 0])  # another file
+    with pytest.raises(ckpttool.PlanError, match=r"rank_2.*the file changed"):
+        opened["w"][:, 4]
+
+
+def test_nothing_is_read_after_it_is_closed(columns):
+    with columns()[1] as opened:
+        pass
+    with pytest.raises(ValueError, match="is closed"):
+        opened["w"][0]
+
+
+def test_it_is_a_mapping_with_what_loaders_expect():
+    opened = ckpttool.open(SRC, STRATEGY)
+    tensor = opened["layer1.weight"]
+    assert len(opened) == 21
+    assert "layer1.weight" in opened
+    assert (tensor.shape, tensor.ndim, tensor.size, len(tensor)) == ((64, 32), 2, 2048, 64)
+    assert tensor.chunks == (64, 32)
+    assert tensor.layout.device_matrix == (2, 2, 2)
+    assert opened.get_slice("layer1.weight") is tensor
+    assert repr(opened) == f"<ckpttool checkpoint {SRC}: 21 tensors, 40.6 KiB>"
+    assert repr(tensor) == "<ckpttool tensor layer1.weight: Float32 (64, 32)>"
+    with pytest.raises(KeyError, match=r"near: layer1\.weight"):
+        opened["layer1.wieght"]
+
+
+def test_what_the_command_line_warns_of_is_a_warning_and_strict_makes_it_an_error(tmp_path):
+    words = {"strategy": STRATEGY}
+    source = tmp_path / "src"
+    source.mkdir()
+    for rank in (0, 1, 2, 4, 5, 6, 7):
+        (source / f"rank_{rank}").symlink_to(SRC / f"rank_{rank}")
+    with pytest.warns(ckpttool.CkptToolWarning, match="rank 3: no checkpoint file found"):
+        opened = ckpttool.open(source, **words)
+    np.testing.assert_array_equal(
+        opened["layer1.weight"][...], ckpttool.open(SRC, **words)["layer1.weight"][...]
+    )
+    with pytest.raises(ckpttool.PlanError, match="rank 3"):
+        ckpttool.open(source, **words, options=ckpttool.ResolveOptions(strict=True))
+
+
+def test_all_that_is_wrong_is_one_error():
+    with pytest.raises(ckpttool.PlanError, match="no strategy for 8 ranks"):
+        ckpttool.open(SRC)
+    with pytest.raises(ValueError, match="go together"):
+        ckpttool.open(SRC, STRATEGY, target=TARGET)
+    with pytest.raises(IndexError, match="rank=8: the target has ranks 0-7"):
+        ckpttool.open(SRC, STRATEGY, target=TARGET, rank=8)
