@@ -35,10 +35,17 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
     from ckpttool.checkpoint.samples import SampledTensor
 
-_OF_CONTENTS = frozenset(
-    {"is_refused", "correction", "sampled", "differing_stages", "indexes", "copies", "read"}
-    | {"unread", "evidence"}
-)
+_OF_CONTENTS = {
+    "is_refused",
+    "correction",
+    "sampled",
+    "differing_stages",
+    "indexes",
+    "copies",
+    "read",
+    "unread",
+    "evidence",
+}
 UnlistedChoice = Literal["rank", "first", "drop"]
 Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 

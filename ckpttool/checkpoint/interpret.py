@@ -86,7 +86,7 @@ def _components(name: str) -> tuple[str, ...]:
 class EachFile:
     """A record for each tensor of each file, which holds it in full.
 
-    They are made anew for each pass: the files of a thousand ranks hold a million tensors.
+    Each pass makes them again: the files of a thousand ranks hold a million tensors.
     """
 
     catalog: Catalog

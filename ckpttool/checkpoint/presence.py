@@ -374,6 +374,15 @@ def other_strategy(manifest: ManifestFile, strategy: Strategy) -> str:
     return recorded[-1].path if recorded and given not in either else ""
 
 
+def other_strategy_hint(strategy: Strategy) -> str:
+    """Return the hint with the strategy that the manifest names; "" if it names none or this one.
+
+    A note on a manifest that cannot be read has the place of that manifest, and no such hint.
+    """
+    noted = (one for one in strategy.notes if one.code == "other_strategy")
+    return next((one.hint for one in noted if one.where == strategy.origin), "")
+
+
 def _expected_ranks(catalog: Catalog, strategy: Strategy | None) -> set[int]:
     """Return the ranks of the strategy, and those that the scan found missing."""
     return {*(strategy.ranks if strategy is not None else ()), *catalog.missing_ranks}

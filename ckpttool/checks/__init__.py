@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.presence import other_strategy_hint
 from ckpttool.checks import headers, layouts, presence, readings, samples, unlisted
 from ckpttool.problems import Command, Diagnostic, severities
 
@@ -145,8 +146,9 @@ def run_checks(
 ) -> Iterator[Diagnostic]:
     """Yield what the checks of a command find, in the order of the table.
 
-    Options that overrule contents would hide that files and strategy are of two runs.  Where a
-    folder has files of other runs, another step is proposed instead.
+    Options that overrule contents would hide that files and strategy are of two runs.  Where the
+    manifest names another strategy, that is proposed instead.  Where a folder has files of other
+    runs, it is another step.
 
     Parameters
     ----------
@@ -161,15 +163,14 @@ def run_checks(
         yield from checkpoint.misfits
         return
     steps = checkpoint.catalog.steps_of_other_runs
-    notes = (one for one in checkpoint.strategy.notes if one.code == "other_strategy")
-    other = next(notes, None)  # what the manifest names says more than what contents allow
+    other = other_strategy_hint(checkpoint.strategy)
     for check in _checks_of(checkpoint, command):
         for one in check.find(checkpoint):
             if check.needs_contents and one.code in without:
                 continue
             overrules = {"--trust-strategy", "--optimizer-shard"}.intersection(one.options)
-            if overrules and other is not None:
-                yield replace(one, hint=other.hint, options=())
+            if overrules and other:
+                yield replace(one, hint=other, options=())
             elif check.needs_contents and overrules and steps is not None:
                 hint = f"--step {steps[0]}, of another run" if steps else ""
                 hint = hint or "`ckpttool help mixed_runs`"

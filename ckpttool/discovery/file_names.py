@@ -214,14 +214,15 @@ def find_numbered(names: Iterable[str], *, are_files: bool) -> list[Mapping[int,
     []
     """
     forms: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    doubtful = set()  # card2 and card02: one number of two folders
+    doubtful = set[tuple[str, str]]()  # card2 and card02: one number of two folders
     for name in names:
         for match in NUMBER.finditer(name, 0, len(run_of(name)) if are_files else len(name)):
             form = name[: match.start()], name[match.end() :]
             form = form_around(name, match) if are_files else form
-            if forms[form].setdefault(int(match[0]), name) != name:
-                doubtful |= set() if are_files else {form}
-            forms[form][int(match[0])] = name
+            number, found = int(match[0]), forms[form]
+            if not are_files and found.get(number, name) != name:
+                doubtful.add(form)
+            found[number] = name
     certain = (form for form in forms if form not in doubtful)
     return [forms[form] for form in certain if _may_be_ranks(form[0], forms[form])]
 

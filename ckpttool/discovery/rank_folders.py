@@ -446,7 +446,7 @@ def _find_numbered_folders(inside: Iterable[Path]) -> list[_RankFolder]:
     found = []
     for names in find_numbered(times, are_files=False):
         if any(times[name] > 1 for name in names.values()):
-            continue  # a number is there twice: of two runs, or counted anew on every host
+            continue  # a number is there twice: of two runs, or counted on every host
         group = [_RankFolder("", rank, folders[name]) for rank, name in sorted(names.items())]
         files = [(rank, path) for _, rank, top in group for path in _find_files(top, rank)[1]]
         is_agreed = all(

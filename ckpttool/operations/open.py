@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from difflib import get_close_matches
 from itertools import product
 from types import EllipsisType, TracebackType
 from typing import Literal, TypeAlias
@@ -30,11 +29,11 @@ from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.plans import plan_reading
-from ckpttool.problems import CkptToolWarning, join_alike
+from ckpttool.problems import CkptToolWarning, join_alike, join_clauses
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.strategy_files.reader import read_strategy
-from ckpttool.wording import count, format_bytes, format_ranks, format_shape
+from ckpttool.wording import count, format_bytes, format_ranks, format_shape, nearest
 
 Path: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Path | Sequence[Path]
@@ -64,7 +63,7 @@ def open(
     dtypes: DTypes = "float32",
     executor: Executor | None = None,
 ) -> OpenCheckpoint:
-    """Open a checkpoint like one file; the headers are read, and no tensor.
+    """Open a checkpoint like one file: its headers are read, and contents where they decide.
 
     Parameters
     ----------
@@ -159,9 +158,8 @@ class OpenCheckpoint(Mapping[str, "LazyTensor"]):
     def __getitem__(self, name: str) -> LazyTensor:
         if name in self._tensors:
             return self._tensors[name]
-        near = get_close_matches(name, self._tensors, 3)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        raise KeyError(f"no tensor {name!r} in {self.path}{hint}")
+        near = nearest(name, self._tensors)
+        raise KeyError(join_clauses(f"no tensor {name!r} in {self.path}", near and f"near: {near}"))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -330,6 +328,8 @@ def _parse_index(
             is_reversed = positions.step < 0
             ranges.append(positions[::-1] if is_reversed else positions)
             then.append(slice(None, None, -1) if is_reversed else slice(None))
+        elif isinstance(one, bool):  # a mask for NumPy, and no basic index
+            raise IndexError("an index is an integer, a slice, an ellipsis or None, and no bool")
         else:
             size, at = shape[len(ranges)], operator.index(one)
             if not -size <= at < size:

@@ -460,8 +460,10 @@ def plan_reading(
         outputs = rank_files(target, "", output_options)
     diagnostics = Diagnostics(strict=options.strict)
     _, plan = _plan(source, outputs, output_options, executor, diagnostics)
-    if wrong := catalog.errors():
-        diagnostics.failures.insert(0, PlanError(wrong))
+    forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only
+    diagnostics.add(*notes)
+    of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
+    diagnostics.failures = [*of_files, *forged, *diagnostics.failures]
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     return plan, diagnostics

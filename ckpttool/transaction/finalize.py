@@ -21,7 +21,7 @@ from ckpttool.storage.files import is_there, is_within
 from ckpttool.transaction.claim import remove_half_written, remove_leftovers
 from ckpttool.transaction.locks import CLAIM_SECONDS, FileLock, HeldError
 from ckpttool.transaction.log import LoggedOutput
-from ckpttool.transaction.manifest import Manifest, ManifestFile, Written, remedy_for
+from ckpttool.transaction.manifest import WRITE_AGAIN, Manifest, ManifestFile, Written, remedy_for
 from ckpttool.transaction.outputs import (
     find_intact,
     find_unchanged,
@@ -184,11 +184,10 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     missing = [one for one in changed if not is_there(record.folder / one.path)]
     altered = [one for one in changed if one not in missing]
     again = "the command that writes the set, without --part, with --resume"
-    anew = "put a copy of it back, or write the set again with --overwrite"
     raise_all(
         [
             *_output_errors(record.folder, missing, again),
-            *_output_errors(record.folder, altered, anew),
+            *_output_errors(record.folder, altered, WRITE_AGAIN),
         ]
     )
     return replace(manifest, notes=tuple(_warn_of_others(path.parent, manifest.outputs)))

@@ -243,11 +243,14 @@ class ManifestFile(SealedFile):
         return Manifest(provenance.plan, provenance.step, outputs)
 
 
+WRITE_AGAIN = "put a copy of it back, or write the set again with --overwrite"
+
+
 def remedy_for(error: FormatError) -> str:
     """Return the remedy for a manifest that is damaged or cannot be read."""
     if isinstance(error, UnreadableError):
         return "run it as the owner"
-    return "put a copy of it back, or write the set again with --overwrite"
+    return WRITE_AGAIN
 
 
 @contextmanager

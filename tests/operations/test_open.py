@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,8 @@ from tests.strategies import examples
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
-from tests.support.readers import read, read_ranks
+from tests.support.damage import flip_byte
+from tests.support.readers import rank_file, read, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
@@ -101,7 +103,7 @@ def test_it_is_indexed_as_numpy_indexes(tmp_path_factory, data, shape):
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("index", [9, -7, (0, 8), (0, 0, 0), (..., ...)])
+@pytest.mark.parametrize("index", [9, -7, (0, 8), (0, 0, 0), (..., ...), True])
 def test_an_index_out_of_range_is_an_index_error(columns, index):
     with pytest.raises(IndexError):
         columns()[1]["w"][index]
@@ -162,6 +164,17 @@ def test_a_source_that_changes_is_an_error_at_the_read(columns, tmp_path):
     np.testing.assert_array_equal(opened["w"][:, 0], opened["w"][:, 0])  # another file
     with pytest.raises(ckpttool.PlanError, match=r"rank_2.*the file changed"):
         opened["w"][:, 4]
+
+
+def test_a_forged_block_of_an_encrypted_file_is_refused_before_it_is_read(tmp_path):
+    case = GOLDEN / "encrypted_gcm"
+    source = shutil.copytree(case / "src", tmp_path / "src")
+    words = {"source_options": ckpttool.SourceOptions(key=b"0123456789ABCDEF")}
+    strategy = case / "src_strategy.ckpt"
+    assert len(ckpttool.open(source, strategy, **words))
+    flip_byte(rank_file(source, 1))
+    with pytest.raises(ckpttool.FormatError, match="does not match its tag"):
+        ckpttool.open(source, strategy, **words)
 
 
 def test_nothing_is_read_after_it_is_closed(columns):
