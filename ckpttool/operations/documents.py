@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.open import Array
     from ckpttool.operations.summary import Parallelism
+    from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
@@ -53,6 +55,15 @@ def inspect(found: Inspected) -> Json:
             return _document(_of_strategy(found))
         case ForeignFile():
             return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
+
+
+def values(found: Values) -> Json:
+    """Return the document of inspect --values."""
+    return _document(
+        **_take(found, "path step"),
+        values=[*map(_tensor_values, found.tensors)],
+        **_diagnostics(found.found),
+    )
 
 
 def verify(found: Verification, limit: int | None) -> Json:
@@ -234,6 +245,41 @@ def _layout(layout: Layout) -> Json:
         **_take(layout, "device_matrix tensor_map optimizer_shard"),
         **_given(rows=layout.rows or None, fields=fields),
     }
+
+
+def _tensor_values(one: TensorValues) -> Json:
+    """Describe the values of a tensor; the elements only if NumPy prints all of them."""
+    rows, found = one.rows, one.statistics
+    elements = None if one.is_summarized else _elements(one.shown)
+    return {
+        **_take(one, "name dtype shape nbytes"),
+        "rows": None if rows is None else [rows.start, rows.stop, rows.step],
+        "statistics": found
+        and {
+            **_take(found, "elements nans infinities zeros finite minimum maximum"),
+            **{key: _number(getattr(found, key)) for key in ("mean", "norm")},
+        },
+        "elements": elements,
+    }
+
+
+def _elements(array: Array) -> object:
+    """Return an array as lists of numbers; bytes that are no numbers as integers."""
+    plain = array.view("u1") if array.dtype.kind == "V" else array
+    return _each_number(plain.tolist())
+
+
+def _each_number(value: object) -> object:
+    return [*map(_each_number, value)] if isinstance(value, list) else _number(value)
+
+
+def _number(value: object) -> object:
+    """Return a number for JSON, which has no NaN, no infinity and no complex numbers."""
+    if isinstance(value, complex):
+        return [_number(value.real), _number(value.imag)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _summary(found: Inspection) -> Json:

@@ -79,7 +79,8 @@ def open(
         As for `plan_merge` and `scan`.
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
-        types of the package ``"ml_dtypes"``.
+        types of the package ``"ml_dtypes"``.  Elements that are no numbers, as in Int4 with two
+        in a byte, are read as bytes (``V1``).
     executor
         Reads contents where they decide; by default the caller's own thread.
 
@@ -351,8 +352,8 @@ def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Ar
 
     def decoded(data: npt.NDArray[np.uint8]) -> Array:
         numbers = decode(data, dtype)
-        if numbers is None:
-            raise TypeError(f"{dtype}: NumPy has no type for it")
+        if numbers is None:  # Int4, with two numbers in a byte, and others that are no numbers
+            return data.view("V1")
         return numbers.astype(np.float32) if is_float else numbers
 
     return decoded
