@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +19,16 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.cli.values import print_values
 from ckpttool.concurrency import InlineExecutor
+from ckpttool.formats import get_format
 from ckpttool.model.dtypes import DTYPES
 from ckpttool.model.layout import Layout
+from ckpttool.model.tensors import TensorMeta
+from ckpttool.operations import documents
 from ckpttool.operations.values import read_values
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
 from tests.strategies import examples
-from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
+from tests.support.checkpoints import create_file, cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.readers import Entry
 
@@ -63,9 +69,6 @@ def test_it_is_printed_as_numpy_prints_it(tmp_path_factory, shape, rows):
 
 def printed(found):
     """What the command prints."""
-    import contextlib
-    import io
-
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_values(found)
     return out.getvalue()
@@ -87,6 +90,24 @@ def test_every_type_has_the_statistics_of_its_numbers(tmp_path):
         else:
             numbers = (numbers != 0).astype("u1") if one.dtype == "Bool" else numbers
             assert one.statistics == measure(numbers)
+
+
+def test_a_text_is_printed_and_has_no_statistics(tmp_path):
+    metas = [TensorMeta("note", "str", (), "one\x1b[31m")]
+    create_file(get_format("ckpt"), tmp_path / "a.ckpt", metas, {})
+    found = values_of(tmp_path / "a.ckpt", rows=(0, 1, None))
+    assert printed(found) == "note: str\none\\x1b[31m\n"
+    (document,) = documents.values(found)["values"]
+    assert (document["elements"], document["statistics"]) == ("one\x1b[31m", None)
+
+
+def test_json_has_no_number_that_it_cannot_write(tmp_path):
+    array = np.array([np.nan, np.inf, -np.inf, complex(1, np.nan)], "c8")
+    write_file(tmp_path / "a.ckpt", {"w": Entry("Complex64", (4,), array.tobytes())}, "ckpt")
+    (document,) = documents.values(values_of(tmp_path / "a.ckpt"))["values"]
+    json.dumps(document, allow_nan=False)
+    assert document["elements"][1:] == [["Infinity", 0.0], ["-Infinity", 0.0], [1.0, "NaN"]]
+    assert document["statistics"]["mean"] is None
 
 
 def test_workers_and_sharding_change_no_digit(tmp_path):
