@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import FileIndex, TensorMeta
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
     from ckpttool.operations.open import Array
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
@@ -91,6 +91,7 @@ def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
         tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
         counts=found.count_kinds(),
         differences=[*map(_difference, found.differences[:limit])],
+        **_given(changes=found.changes and [*map(_change, found.changes[:limit])]),
         findings=describe_diagnostics(found.findings, severities("diff")),
         notes=describe_diagnostics(found.notes, severities("diff")),
     )
@@ -371,6 +372,16 @@ def _difference(one: TensorDifference) -> Json:
             "first": one.values.first,
         }
     return {**_take(one, "name rank kind"), **sides, **_given(values=values)}
+
+
+def _change(one: TensorChange) -> Json:
+    """Describe how much a tensor changed."""
+    numbers = ("relative", "distance", "norm", "max_abs")
+    return {
+        **_take(one, "name rank"),
+        **_meta(one.meta),
+        **{key: _number(getattr(one, key)) for key in numbers},
+    }
 
 
 def _meta(meta: TensorMeta) -> Json:
