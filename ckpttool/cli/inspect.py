@@ -29,6 +29,7 @@ class Look:
     show_ranks: bool
     values: tuple[str, ...]
     rows: Rows | None
+    show_steps: bool
 
 
 look = options.OptionGroup(
@@ -46,9 +47,11 @@ look = options.OptionGroup(
         "rows": options.option(
             "Of --values only these rows, as a slice of NumPy: 0:4, -4:, ::100.", type=ROWS
         ),
+        "show_steps": options.flag("List the steps of SRC, and which are complete.", "--steps"),
     },
 )
 OF_SOURCE = tuple(options.source_options.parameters)
+OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
@@ -81,10 +84,14 @@ def inspect(
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli.overview import print_inspected
 
+    if more and (look.values or look.show_steps):
+        hint = " ".join(f"-s {quote(path)}" for path in more)
+        raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
+    if look.show_steps:
+        options.refuse_beside("--steps", {"src", "strategy_files", "pattern", "key", *OF_STEPS})
+        _show_steps(source, look, report)
+        return
     if look.values:
-        if more:
-            hint = " ".join(f"-s {quote(path)}" for path in more)
-            raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
         options.refuse_beside("--values", {*OF_SOURCE, "manifest", "values", "rows", *OF_VALUES})
         _show_values(source, look, resolve, report)
         return
@@ -104,6 +111,25 @@ def inspect(
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
+    found.raise_if_errors()
+
+
+def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
+    """Print the steps of a folder."""
+    from ckpttool.cli.steps import print_steps
+    from ckpttool.operations import load
+
+    steps = load.load_steps(load.Source(source.path, source.strategy_files, source.options))
+    found = Diagnostics("inspect")
+    found.add(*steps.diagnostics)
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.steps(steps, found))
+    else:
+        if not report.quiet:
+            print_steps(steps, show_all=look.show_all)
+        tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
     found.raise_if_errors()
 
 

@@ -53,6 +53,14 @@ class NumberedSaves:
         numbers = {path: self.number(path) for path in list_folder(root)}
         return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
+    def name_of(self, folder: Path, folders: Mapping[Path, int] | None = None) -> str | None:
+        """Return what ``--step`` takes for a folder among others; None if it has no number."""
+        number = self.number(folder)
+        if number is None:
+            return None
+        times = sum(one == number for one in (folders or {}).values())
+        return folder.absolute().name if times > 1 else str(number)
+
     def is_wanted(self, folder: Path, wanted: str) -> bool:
         """Return whether ``--step`` means this folder, by its number or name."""
         is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == self.number(folder)

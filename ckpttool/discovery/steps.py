@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from operator import itemgetter
@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
-from ckpttool.discovery.saves import Run, SavedFile, SavedFiles
+from ckpttool.discovery.saves import FoundStep, Run, SavedFile, SavedFiles
 from ckpttool.formats.local import stat_file
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError, StepError
 from ckpttool.wording import format_ranks, parse_numbers, shorten
@@ -119,6 +119,99 @@ def _other_steps(
             (before if behind is None else behind).append(name)
     has_others = any(file.run not in runs for file in found.files)
     return tuple(of_run), tuple(before if behind is None else behind) if has_others else None
+
+
+# -------------------------------------------------------------------------------------- every step
+
+
+def list_steps(
+    found: SavedFiles, missing: Collection[int], chosen: Mapping[int, Path]
+) -> Iterator[FoundStep]:
+    """Yield each save, the oldest step first; of several runs of a step each.
+
+    Parameters
+    ----------
+    found
+        The files of the ranks that count.
+    missing
+        Ranks that count and have no file of any step.
+    chosen
+        The files that are read without ``--step``.
+    """
+    labels = Counter(save.step for save in found.saves)
+    begun: dict[tuple[str, Step | None], dict[int, str]] = defaultdict(dict)
+    for file in found.begun:
+        begun[file.save.prefix, file.save.step][file.rank] = file.path.name
+    for save, of_ranks in sorted(found.saves.items(), key=lambda one: (one[0].order, one[0])):
+        runs: dict[tuple[SavedFile, ...], str] = {}
+        if save.step is not None and labels[save.step] == 1:
+            runs[tuple(_pick_named(found, save, save.step.label))] = save.step.label
+        most = max(map(len, of_ranks.values()))
+        files = next(files for files in of_ranks.values() if len(files) == most)
+        for file in files:  # the same place among the counters of a rank is one run
+            runs.setdefault(tuple(_pick_named(found, save, file.path.name)), file.path.name)
+        unfinished = begun.pop((save.prefix, save.step), {})
+        for picked, name in reversed(runs.items()):
+            yield _describe_step(found, picked, name, missing, unfinished, chosen)
+    lacking = tuple(sorted({*found.ranks, *missing}))
+    for (_, step), files_of in sorted(begun.items(), key=lambda one: (one[0][1] or (), one[0])):
+        label = step.label if step is not None else None
+        names = shorten(dict.fromkeys(files_of.values()), 1)
+        reason = f"{format_ranks(sorted(files_of))} did not finish it: {names}"
+        yield FoundStep(None, label, False, reason, (), lacking, 0, 0, False)
+
+
+def _describe_step(
+    found: SavedFiles,
+    picked: Sequence[SavedFile],
+    name: str,
+    missing: Collection[int],
+    unfinished: Collection[int],
+    chosen: Mapping[int, Path],
+) -> FoundStep:
+    """Return what is known of the files of a save."""
+    sizes = {file: stat_file(file.path).nbytes for file in picked}
+    ranks = tuple(file.rank for file in picked)
+    absent = tuple(sorted({*found.ranks, *missing} - {*ranks}))
+    empty = [file.rank for file, nbytes in sizes.items() if not nbytes]
+    late = [
+        file.rank
+        for file in picked
+        if (record := found.records.get(file.rank)) is not None
+        and file.run == record.run
+        and file.save.order > record.save.order
+    ]
+    lost = [
+        f"{format_ranks(these)} {text}"
+        for these, text in (
+            ([rank for rank in absent if rank in unfinished], "did not finish it"),
+            ([rank for rank in absent if rank not in unfinished], "without a file"),
+            (empty, "with a file of 0 bytes"),
+        )
+        if these
+    ]
+    complete: bool | None = not lost
+    if lost and found.covers({*ranks} - {*empty}):
+        complete, lost = True, [*lost, "others hold all slices"]
+    elif empty and not absent:
+        complete = None  # saved without redundancy, or cut short
+    step = picked[0].save.step
+    one = FoundStep(
+        name,
+        None if step is None else step.label,
+        complete,
+        "; ".join(lost),
+        ranks,
+        absent,
+        len(picked),
+        sum(sizes.values()),
+        all(chosen.get(file.rank) == file.path for file in picked),
+    )
+    if late:
+        one = one.doubted(None, "newer than meta.json records")
+    if problem := _contradiction(found, picked) or _ambiguity(found, picked):
+        one = one.doubted(None, problem.message)
+    return one
 
 
 # --------------------------------------------------------------------------------- the newest step

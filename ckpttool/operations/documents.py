@@ -19,6 +19,7 @@ from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, severities
 
 if TYPE_CHECKING:
+    from ckpttool.discovery.scan import Steps
     from ckpttool.formats.foreign import Device
     from ckpttool.model.layout import Layout
     from ckpttool.model.slicing import FullTensor
@@ -55,6 +56,13 @@ def inspect(found: Inspected) -> Json:
             return _document(_of_strategy(found))
         case ForeignFile():
             return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
+
+
+def steps(found: Steps, diagnostics: Diagnostics) -> Json:
+    """Return the document of inspect --steps."""
+    keys = "name step complete reason ranks missing_ranks files nbytes"
+    listed = [{**_take(one, keys), "default": one.is_chosen} for one in found.steps]
+    return _document({"path": found.path, "steps": listed}, _diagnostics(diagnostics))
 
 
 def values(found: Values) -> Json:

@@ -8,7 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ckpttool.discovery.scan import OnScan, RankFiles, SourceOptions, find, read_ranks, scan
+from ckpttool.discovery.scan import (
+    OnScan,
+    RankFiles,
+    SourceOptions,
+    Steps,
+    find,
+    find_steps,
+    list_rank_steps,
+    read_ranks,
+    scan,
+)
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
@@ -148,6 +158,33 @@ def load(
     if used:
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
     return catalog, read_src, read_dst
+
+
+def load_steps(source: Source) -> Steps:
+    """Read which steps a folder has; its own strategy says which ranks count, or the given one.
+
+    Raises
+    ------
+    PlanError, FormatError, StrategyError
+        The folder or the strategy cannot be read, or the folder needs no strategy and has one.
+    """
+    src, strategy, options = source
+    assert isinstance(src, str), "a catalog is of one step"
+    found = find_steps(src, options)
+    if isinstance(found, Steps):
+        if strategy != ():
+            text = "these steps describe themselves, so -s does not apply"
+            raise PlanError([Diagnostic("options", text, hint="no -s", where=src)])
+        return found
+    used: tuple[Diagnostic, ...] = ()
+    if strategy == () and found.strategy_files:
+        strategy = found.strategy_files
+        used = (Diagnostic("strategy_file", f"strategy from {shorten(strategy, 1)}"),)
+    if isinstance(strategy, Strategy):
+        steps = list_rank_steps(found, strategy)
+    else:
+        steps = list_rank_steps(found, _read_strategy(strategy) if strategy else None)
+    return replace(steps, diagnostics=(*steps.diagnostics, *used))
 
 
 def _refuse_exchanged(
