@@ -46,7 +46,7 @@ def _as_numpy_prints(one: TensorValues) -> str:
 
 def _statistics_text(found: Statistics) -> str:
     """Return the statistics on a line; those of the finite elements only if there are some."""
-    numbers = {"minimum": found.minimum, "maximum": found.maximum, "mean": found.mean}
+    numbers = {"min": found.minimum, "max": found.maximum, "mean": found.mean}
     texts = [
         f"{name} {number if isinstance(number, int) else format(number, '.6g')}"
         for name, number in {**numbers, "norm": found.norm}.items()

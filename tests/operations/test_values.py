@@ -29,8 +29,9 @@ from ckpttool.storage.numbers import decode
 from ckpttool.storage.statistics import measure
 from tests.strategies import examples
 from tests.support.checkpoints import create_file, cut, noise, strategy_of, write_file, write_ranks
-from tests.support.commands import run
-from tests.support.readers import Entry
+from tests.support.commands import run, run_well
+from tests.support.corpus import GOLDEN
+from tests.support.readers import Entry, read
 
 NUMBERLESS = ("Int4", "random_op")
 SHAPES = [(), (0, 3), (7,), (1001,), (64, 32), (5, 0, 2), (9, 2, 8, 8), (5, 5, 5, 3, 3), (1001, 1)]
@@ -90,6 +91,31 @@ def test_every_type_has_the_statistics_of_its_numbers(tmp_path):
         else:
             numbers = (numbers != 0).astype("u1") if one.dtype == "Bool" else numbers
             assert one.statistics == measure(numbers)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bfloat16_model/src",
+        "pipeline_8_to_2x4/src",
+        "optshard_size2_adam_8_to_4/src",
+        "moe_ep4_mp2/src",
+        "mindformers/2.1.0_stages",
+        "hyper_parallel/ms_dtypes/ckpt",
+    ],
+)
+def test_they_are_those_of_the_merged_file(case, tmp_path):
+    source = GOLDEN / case
+    strategy = source.with_name("src_strategy.ckpt") if source.name == "src" else None
+    words = [source, *(["-s", strategy] if strategy is not None else [])]
+    run_well("merge", *words, "-o", tmp_path / "m.ckpt")
+    merged = read(tmp_path / "m.ckpt")
+    parsed = strategy and ckpttool.read_strategy([str(strategy)])
+    found = values_of(source, strategy=parsed).tensors
+    assert [one.name for one in found] == [*merged]
+    for one in found:
+        numbers = decode(np.frombuffer(merged[one.name].data, "u1"), one.dtype)
+        assert one.statistics == measure(numbers)
 
 
 def test_a_text_is_printed_and_has_no_statistics(tmp_path):
