@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from shlex import join, quote
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import ROWS
-from ckpttool.cli.progress import open_progress
+from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
@@ -119,9 +120,10 @@ def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
     from ckpttool.cli.steps import print_steps
     from ckpttool.operations import load
 
-    steps = load.load_steps(load.Source(source.path, source.strategy_files, source.options))
     found = Diagnostics("inspect")
-    found.add(*steps.diagnostics)
+    named = load.Source(source.path, source.strategy_files, source.options)
+    open_count = partial(show_count, quiet=report.hides_progress)
+    steps = load.load_steps(named, found, open_count=open_count)
     if report.as_json:
         from ckpttool.operations import documents
 

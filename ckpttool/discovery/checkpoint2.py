@@ -84,6 +84,7 @@ from ckpttool.discovery.described import (
     Fault,
     FilesByName,
     NumberedSaves,
+    damages,
     describe_faults,
     errors_of,
     find_tensor,
@@ -183,18 +184,20 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
     """Return the iterations in a folder, the first one first; None for something else.
 
     ``diagnostics`` gets why none of them is read without ``--step``.
+
+    Raises
+    ------
+    FormatError
+        The file that names the last complete one is damaged.
     """
     folders = _ITERATIONS.find_folders(root)
     if not (is_file(root / _TRACKER) or folders):
         if not _is_iteration(root):
             return None
         return [_describe_iteration(root, _ITERATIONS.name_of(root), True)]
-    last, chosen = None, None
+    last, chosen = _ITERATIONS.read_tracker(root), None
     try:
-        last = _ITERATIONS.read_tracker(root)
         chosen = _find_iteration(root, None, Diagnostics())
-    except FormatError as error:
-        diagnostics.add(*error.diagnostics)
     except PlanError as error:
         diagnostics.add(*(replace(one, code="step") for one in error.diagnostics))
     ascending = sorted(folders.items(), key=lambda one: (one[1], one[0]))
@@ -213,17 +216,16 @@ def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | N
 
 
 def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
-    """Return what the names and sizes of an iteration's files tell; not which ranks wrote them."""
+    """Return what names and headers of an iteration's files tell; not which ranks wrote them."""
     matches = _list_files(folder)
-    sizes = {file: stat_file(folder / file).nbytes for file in matches}
     lost = [] if matches else ["no files of tensors"]
     lost += [one.message for one in _incomplete_sets(folder, matches.values())]
-    if empty := [file for file, nbytes in sizes.items() if not nbytes]:
-        lost.append(f"{shorten(empty, 1)} of 0 bytes")
-    number, nbytes = _ITERATIONS.number(folder), sum(sizes.values())
+    lost += damages(read_existing_files(folder, matches))
+    number = _ITERATIONS.number(folder)
+    nbytes = sum(stat_file(folder / file).nbytes for file in matches)
     step = None if number is None else str(number)
     reason = "; ".join(lost)
-    return FoundStep(name, step, not lost, reason, None, (), len(sizes), nbytes, is_chosen)
+    return FoundStep(name, step, not lost, reason, None, (), len(matches), nbytes, is_chosen)
 
 
 def _is_iteration(folder: Path) -> bool:

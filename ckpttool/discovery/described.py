@@ -171,6 +171,15 @@ def errors_of(files: FilesByName) -> dict[int, FormatError]:
     return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
 
 
+def damages(files: FilesByName) -> Iterator[str]:
+    """Yield what is wrong with the headers of files, equal reasons together."""
+    of_reason: dict[str, list[str]] = {}
+    for name, found in files.items():
+        if isinstance(found, FormatError):
+            of_reason.setdefault(found.reason, []).append(name)
+    yield from (f"{shorten(names, 1)}: {reason}" for reason, names in of_reason.items())
+
+
 class Fault(NamedTuple):
     """What is wrong with a file; ``reason`` is "" if the file has an error of its own."""
 

@@ -64,6 +64,7 @@ from ckpttool.discovery.described import (
     Fault,
     FilesByName,
     NumberedSaves,
+    damages,
     describe_faults,
     errors_of,
     find_tensor,
@@ -255,20 +256,18 @@ def list_step_folders(root: Path, diagnostics: Diagnostics) -> list[FoundStep] |
 
 
 def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
-    """Return what the names and sizes of the files of a save tell."""
+    """Return what the names and headers of the files of a save tell."""
     files = _tensor_files(folder)
-    sizes = {path: stat_file(path).nbytes for path in files}
     ranks = tuple(sorted(_rank_of(path.name) for path in files))
     lost = [] if files else ["no files of tensors"]
     if not _is_complete(folder):
         of_ranks = _ranks_of_metadata(folder)
         lost.append("ranks without metadata" if of_ranks else "no .metadata, which is written last")
-    if empty := [path.name for path, nbytes in sizes.items() if not nbytes]:
-        lost.append(f"{shorten(empty, 1)} of 0 bytes")
-    number, nbytes = _STEPS.number(folder), sum(sizes.values())
+    lost += damages(read_existing_files(folder, [path.name for path in files]))
+    number, nbytes = _STEPS.number(folder), sum(stat_file(path).nbytes for path in files)
     step = None if number is None else str(number)
     reason = "; ".join(lost)
-    return FoundStep(name, step, not lost, reason, ranks, (), len(sizes), nbytes, is_chosen)
+    return FoundStep(name, step, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
 
 
 def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:

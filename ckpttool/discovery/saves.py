@@ -89,7 +89,7 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundStep:
-    """A step of a folder, as far as names, sizes and traces of saves tell; no header is read.
+    """A step of a folder, as far as names, headers and traces of saves tell.
 
     Attributes
     ----------
@@ -156,6 +156,11 @@ class SavedFiles:
     records: Mapping[int, SavedFile]
     begun: tuple[SavedFile, ...] = ()
     covers: Callable[[Collection[int]], bool] = _covers_nothing
+
+    @property
+    def has_strategy(self) -> bool:
+        """Whether it is known which ranks hold all slices."""
+        return self.covers is not _covers_nothing
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

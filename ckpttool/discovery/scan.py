@@ -294,7 +294,12 @@ def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | Ra
     return Steps(found.root, (), found.diagnostics)
 
 
-def list_rank_steps(found: RankFiles, strategy: Strategy | None = None) -> Steps:
+def list_rank_steps(
+    found: RankFiles,
+    strategy: Strategy | None = None,
+    *,
+    on_progress: OnScan = lambda done, total: None,
+) -> Steps:
     """Return the steps of the files of ranks; with a strategy only its ranks count."""
     diagnostics = Diagnostics()
     diagnostics.add(*found.diagnostics)
@@ -305,11 +310,20 @@ def list_rank_steps(found: RankFiles, strategy: Strategy | None = None) -> Steps
         chosen = _choose(found, strategy, diagnostics)[0].files
     except StepError as error:
         diagnostics.add(*error.diagnostics)
+    paths = [file.path for file in counted.files]
+    broken: dict[Path, FormatError | None] = {}
+    headers = read_indexes(map(str, paths), found.key, on_progress)
+    for path, header in zip(paths, headers, strict=True):
+        if isinstance(header, FormatError):
+            broken[path] = header
+        elif not header.header:
+            broken[path] = None
     empty = {*found.empty_ranks}
-    expected = {*_gaps({*counted.ranks, *empty}), *empty}
+    missing = {*_gaps({*counted.ranks, *empty}), *empty}
     if strategy is not None and not {*strategy.ranks}.isdisjoint(counted.ranks):
-        expected = {*strategy.ranks} - {*counted.ranks}
-    return Steps(found.root, tuple(list_steps(counted, expected, chosen)), tuple(diagnostics))
+        missing = {*strategy.ranks} - {*counted.ranks}
+    steps = list_steps(counted, missing, chosen, broken)
+    return Steps(found.root, tuple(steps), tuple(diagnostics))
 
 
 def _checked(catalog: Catalog, key: bytes | Secret | None, command: Command) -> Catalog:

@@ -32,7 +32,14 @@ from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
 from ckpttool.discovery.saves import FoundStep, Run, SavedFile, SavedFiles
 from ckpttool.formats.local import stat_file
-from ckpttool.problems import Diagnostic, Diagnostics, PlanError, StepError
+from ckpttool.problems import (
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    StepError,
+    UnsupportedError,
+)
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
@@ -125,7 +132,10 @@ def _other_steps(
 
 
 def list_steps(
-    found: SavedFiles, missing: Collection[int], chosen: Mapping[int, Path]
+    found: SavedFiles,
+    missing: Collection[int],
+    chosen: Mapping[int, Path],
+    broken: Mapping[Path, FormatError | None],
 ) -> Iterator[FoundStep]:
     """Yield each save, the oldest step first; of several runs of a step each.
 
@@ -137,6 +147,8 @@ def list_steps(
         Ranks that count and have no file of any step.
     chosen
         The files that are read without ``--step``.
+    broken
+        Files whose headers cannot be read, with the error; None for a file without a tensor.
     """
     labels = Counter(save.step for save in found.saves)
     begun: dict[tuple[str, Step | None], dict[int, str]] = defaultdict(dict)
@@ -152,12 +164,12 @@ def list_steps(
             runs.setdefault(tuple(_pick_named(found, save, file.path.name)), file.path.name)
         unfinished = begun.pop((save.prefix, save.step), {})
         for picked, name in reversed(runs.items()):
-            yield _describe_step(found, picked, name, missing, unfinished, chosen)
+            yield _describe_step(found, picked, name, missing, unfinished, chosen, broken)
     lacking = tuple(sorted({*found.ranks, *missing}))
     for (_, step), files_of in sorted(begun.items(), key=lambda one: (one[0][1] or (), one[0])):
         label = step.label if step is not None else None
         names = shorten(dict.fromkeys(files_of.values()), 1)
-        reason = f"{format_ranks(sorted(files_of))} did not finish it: {names}"
+        reason = f"{format_ranks(sorted(files_of))}: unfinished, {names}"
         yield FoundStep(None, label, False, reason, (), lacking, 0, 0, False)
 
 
@@ -168,43 +180,45 @@ def _describe_step(
     missing: Collection[int],
     unfinished: Collection[int],
     chosen: Mapping[int, Path],
+    broken: Mapping[Path, FormatError | None],
 ) -> FoundStep:
     """Return what is known of the files of a save."""
-    sizes = {file: stat_file(file.path).nbytes for file in picked}
     ranks = tuple(file.rank for file in picked)
     absent = tuple(sorted({*found.ranks, *missing} - {*ranks}))
-    empty = [file.rank for file, nbytes in sizes.items() if not nbytes]
+    errors = {file.rank: broken[file.path] for file in picked if file.path in broken}
+    lost: dict[str, list[int]] = defaultdict(list)
+    for rank in absent:
+        lost["unfinished" if rank in unfinished else "no file"].append(rank)
+    for rank, error in errors.items():
+        lost["a file without a tensor" if error is None else error.reason].append(rank)
+    reasons = [f"{format_ranks(of)}: {text}" for text, of in lost.items()]
+    # A file may be empty because it was saved without redundancy, which a strategy would show.
+    may_be_whole = not absent and all(
+        isinstance(error, UnsupportedError) if error is not None else not found.has_strategy
+        for error in errors.values()
+    )
+    complete: bool | None = not lost
+    if lost and found.covers({*ranks} - errors.keys()):
+        complete, reasons = True, [*reasons, "others hold all slices"]
+    elif lost and may_be_whole:
+        complete = None
     late = [
-        file.rank
+        file
         for file in picked
         if (record := found.records.get(file.rank)) is not None
         and file.run == record.run
         and file.save.order > record.save.order
     ]
-    lost = [
-        f"{format_ranks(these)} {text}"
-        for these, text in (
-            ([rank for rank in absent if rank in unfinished], "did not finish it"),
-            ([rank for rank in absent if rank not in unfinished], "without a file"),
-            (empty, "with a file of 0 bytes"),
-        )
-        if these
-    ]
-    complete: bool | None = not lost
-    if lost and found.covers({*ranks} - {*empty}):
-        complete, lost = True, [*lost, "others hold all slices"]
-    elif empty and not absent:
-        complete = None  # saved without redundancy, or cut short
     step = picked[0].save.step
     one = FoundStep(
         name,
         None if step is None else step.label,
         complete,
-        "; ".join(lost),
+        "; ".join(reasons),
         ranks,
         absent,
         len(picked),
-        sum(sizes.values()),
+        sum(stat_file(file.path).nbytes for file in picked),
         all(chosen.get(file.rank) == file.path for file in picked),
     )
     if late:

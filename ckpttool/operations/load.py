@@ -160,13 +160,17 @@ def load(
     return catalog, read_src, read_dst
 
 
-def load_steps(source: Source) -> Steps:
+def load_steps(
+    source: Source, diagnostics: Diagnostics, *, open_count: OpenCount = no_count
+) -> Steps:
     """Read which steps a folder has; its own strategy says which ranks count, or the given one.
+
+    ``diagnostics`` gets what was noted, and the errors of the strategy, which then does not count.
 
     Raises
     ------
-    PlanError, FormatError, StrategyError
-        The folder or the strategy cannot be read, or the folder needs no strategy and has one.
+    PlanError, FormatError
+        The folder cannot be read, or it needs no strategy and has one.
     """
     src, strategy, options = source
     assert isinstance(src, str), "a catalog is of one step"
@@ -174,17 +178,24 @@ def load_steps(source: Source) -> Steps:
     if isinstance(found, Steps):
         if strategy != ():
             text = "these steps describe themselves, so -s does not apply"
-            raise PlanError([Diagnostic("options", text, hint="no -s", where=src)])
+            hint = "the same command without -s"
+            raise PlanError([Diagnostic("options", text, hint=hint, where=src)])
+        diagnostics.add(*found.diagnostics)
         return found
-    used: tuple[Diagnostic, ...] = ()
     if strategy == () and found.strategy_files:
         strategy = found.strategy_files
-        used = (Diagnostic("strategy_file", f"strategy from {shorten(strategy, 1)}"),)
+        text = f"strategy from {shorten(strategy, 1)}"
+        diagnostics.add(Diagnostic("strategy_file", text))
+    attempt = Attempts()
     if isinstance(strategy, Strategy):
-        steps = list_rank_steps(found, strategy)
+        parsed: Strategy | None = strategy
     else:
-        steps = list_rank_steps(found, _read_strategy(strategy) if strategy else None)
-    return replace(steps, diagnostics=(*steps.diagnostics, *used))
+        parsed = attempt("-s", partial(_read_strategy, strategy)) if strategy else None
+    diagnostics.failures += attempt.errors.values()
+    with open_count("reading headers") as on_scan:
+        steps = list_rank_steps(found, parsed, on_progress=on_scan)
+    diagnostics.add(*steps.diagnostics)
+    return steps
 
 
 def _refuse_exchanged(

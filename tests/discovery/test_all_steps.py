@@ -105,10 +105,25 @@ def test_a_step_that_no_record_names_yet_is_perhaps_unfinished(tmp_path):
     assert steps_of(tmp_path).steps[1].reason == "newer than meta.json records"
 
 
-def test_no_header_is_read_without_a_strategy(tmp_path):
+def test_damaged_and_empty_files_are_not_complete(tmp_path):
     for rank in (0, 1):
-        write(tmp_path, f"rank_{rank}/net-1_10.ckpt=damage")
-    assert rows(tmp_path) == [("1_10", True, (0, 1), True)]
+        for step in ("1_10", "2_10", "3_10"):
+            write(tmp_path, f"rank_{rank}/net-{step}.ckpt")
+    write(tmp_path, "rank_1/net-2_10.ckpt=damage")
+    (tmp_path / "rank_0" / "net-3_10.ckpt").write_bytes(b"")
+    both = (0, 1)
+    sharded, replicated = (Strategy({"w": (Layout((2,), (axes,)),)}, 1, 2) for axes in ((0,), ()))
+    expected = ((None, True, False, None), (sharded, True, False, False), (replicated, *3 * [True]))
+    for strategy, *complete in expected:
+        found = rows(tmp_path, strategy)
+        assert found == [
+            ("1_10", complete[0], both, False),
+            ("2_10", complete[1], both, False),
+            ("3_10", complete[2], both, True),
+        ]
+    damaged, empty = (one.reason for one in steps_of(tmp_path).steps[1:])
+    assert damaged == "rank 1: a number is not valid"
+    assert empty == "rank 0: a file without a tensor"
 
 
 def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):
@@ -117,4 +132,7 @@ def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):
         folder.mkdir()
         (folder / "model-0000000-0000001.safetensors").write_bytes(b"x")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
-    assert [name for name, *_ in rows(tmp_path)] == ["iter_0000003", "iteration_00000003"]
+    assert rows(tmp_path) == [
+        ("iter_0000003", False, None, False),
+        ("iteration_00000003", False, None, False),
+    ]
