@@ -164,6 +164,8 @@ def list_steps(
             runs.setdefault(tuple(_pick_named(found, save, file.path.name)), file.path.name)
         unfinished = begun.pop((save.prefix, save.step), {})
         for picked, name in reversed(runs.items()):
+            if not picked:  # the step is recorded, of files that are lost
+                continue
             yield _describe_step(found, picked, name, missing, unfinished, chosen, broken)
     lacking = tuple(sorted({*found.ranks, *missing}))
     for (_, step), files_of in sorted(begun.items(), key=lambda one: (one[0][1] or (), one[0])):
@@ -416,7 +418,8 @@ def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
         names = shorten(dict.fromkeys(file.path.name for file in files), 3)
         raise _refusal(found, _problem(found, text, names, ()))
     picked = _pick_named(found, saves[0], name)
-    if problem := _contradiction(found, picked) or _ambiguity(found, picked):
+    of_others = [files[0] for files in found.saves[saves[0]].values()]  # if all files are of these
+    if problem := _contradiction(found, picked or of_others) or _ambiguity(found, picked):
         raise _refusal(found, problem)
     if len(picked) < len(found.ranks) and not found.covers({file.rank for file in picked}):
         raise _refusal(found, _incomplete_problem(found, saves))
