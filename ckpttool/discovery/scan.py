@@ -318,8 +318,8 @@ def list_rank_steps(
             broken[path] = header
         elif not header.header:
             broken[path] = None
-    empty = {*found.empty_ranks}
-    missing = {*_gaps({*counted.ranks, *empty}), *empty}
+    unreadable = {rank for rank, error in found.empty_ranks.items() if error is not None}
+    missing = {*_gaps({*counted.ranks, *unreadable}), *found.empty_ranks}
     if strategy is not None and not {*strategy.ranks}.isdisjoint(counted.ranks):
         missing = {*strategy.ranks} - {*counted.ranks}
     steps = list_steps(counted, missing, chosen, broken)

@@ -6,12 +6,15 @@ import os
 import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckpttool.discovery.scan import SourceOptions, Steps, find_steps, list_rank_steps, scan
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CkptToolError
 from tests.discovery.test_folders import CASES, TEXT, expand, write
+from tests.strategies import examples
 from tests.support.transcripts import read_cases
 
 
@@ -136,3 +139,28 @@ def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):
         ("iter_0000003", False, None, False),
         ("iteration_00000003", False, None, False),
     ]
+
+
+@examples(150)
+@given(
+    st.sets(
+        st.tuples(st.integers(0, 2), st.sampled_from(["", "_1", "_2"]), st.integers(1, 3)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sets(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=2),
+    st.dictionaries(
+        st.integers(0, 2), st.tuples(st.sampled_from(["", "_1"]), st.integers(1, 3)), max_size=3
+    ),
+)
+def test_whatever_runs_left_is_listed_as_scans_find_it(
+    tmp_path_factory, files, unfinished, records
+):
+    root = tmp_path_factory.mktemp("run")
+    for rank, counter, step in files:
+        write(root, f"rank_{rank}/net{counter}-{step}_2.ckpt")
+    for rank, step in unfinished:
+        write(root, f"rank_{rank}/net-{step}_2.tmp")
+    for rank, (counter, step) in records.items():
+        write(root, f"rank_{rank}/meta.json=net{counter}-{step}_2.ckpt")
+    check(root, {})
