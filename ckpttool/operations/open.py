@@ -79,8 +79,7 @@ def open(
         As for `plan_merge` and `scan`.
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
-        types of the package ``"ml_dtypes"``.  Elements that are no numbers, as in Int4 with two
-        in a byte, are read as bytes (``V1``).
+        types of the package ``"ml_dtypes"``.
     executor
         Reads contents where they decide; by default the caller's own thread.
 
@@ -197,7 +196,7 @@ class LazyTensor:
     shape
         Its shape.
     dtype
-        The type of the arrays that are read.
+        The type of the arrays that are read; bytes (``V1``) where NumPy has no type, as for Int4.
     stored_dtype
         MindSpore's name of the stored type, such as ``"BFloat16"``.
     """
