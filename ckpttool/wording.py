@@ -237,7 +237,7 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
 
 MAX_HTML_ROWS = 200  # of a table in a notebook
 
-_KEYWORDS = {  # of options whose Python name is another word
+_KEYWORDS = {  # of options with a value
     "-s": "strategy",
     "-d": "target",
     "-o": "out",
@@ -246,6 +246,13 @@ _KEYWORDS = {  # of options whose Python name is another word
     "--max-memory": "max_memory_bytes",
     "--max-shard-size": "max_shard_bytes",
     "--write-strategy": "strategy_path",
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in (
+            *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
+            *("format", "prefix", "not_in_target", "part"),
+        )
+    },
 }
 _FLAGS = {  # options without a value
     "--check-manifest": 'manifest="all"',
@@ -281,11 +288,11 @@ def with_keywords(text: str) -> str:
 
     def keyword(found: re.Match[str]) -> str:
         option, value = found.groups()
-        if option is None:
-            return found[0]
         if option in _FLAGS:
             return _FLAGS[option] + (f" {value}" if value else "")
-        name = _KEYWORDS.get(option) or option[2:].replace("-", "_")
+        name = _KEYWORDS.get(option or "")
+        if name is None:
+            return found[0]
         if value is None:
             return f"{name}="
         is_number = value.isdecimal() and option != "--step"

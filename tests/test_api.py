@@ -14,6 +14,7 @@ import typing
 import warnings
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -283,7 +284,9 @@ def test_attributes_of_a_merged_file_come_out_as_text(tmp_path):
     ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
     attrs = ckpttool.open(tmp_path / "m.h5").metadata()
     assert attrs["ckpttool.step"] == "2_10"
-    assert {type(one) for one in attrs.values()} == {str}
+    with h5py.File(tmp_path / "m.h5") as file:
+        assert {type(one) for one in file.attrs.values()} == {str}
+        assert dict(file.attrs) == attrs
 
 
 @pytest.mark.slow

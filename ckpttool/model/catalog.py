@@ -141,7 +141,9 @@ class Catalog(Brief):
     @property
     def common_attrs(self) -> dict[str, str]:
         """The attributes that the headers of all files have in common."""
-        return dict(set.intersection(*({*one.attrs.items()} for one in self.files.values())))
+        return dict(
+            sorted(set.intersection(*({*one.attrs.items()} for one in self.files.values())))
+        )
 
     @property
     def indexes(self) -> tuple[str, ...]:
