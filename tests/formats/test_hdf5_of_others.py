@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
+from ckpttool.formats import read_index
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
