@@ -96,7 +96,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
     from ckpttool.cli import workflow
-    from ckpttool.operations.diff import compare_checkpoints
+    from ckpttool.operations import diff as operation
     from ckpttool.storage.compare import CompareOptions
 
     a, b = (side.for_engine(run) for side in sides)
@@ -105,7 +105,7 @@ def diff(
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
     with ckpttool.open_engine(run.engine) as executor:
-        found = compare_checkpoints(
+        found = operation.diff(
             *loaded,
             resolve,
             compare=CompareOptions(tolerance, wants_statistics=stats),

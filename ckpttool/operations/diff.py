@@ -42,6 +42,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
+from ckpttool.wording import Brief, count, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -118,12 +119,14 @@ class TensorChange:
         return 1, -relative, self.name, rank
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference(Brief):
     """The result of `diff`.
 
     Attributes
     ----------
+    a, b
+        ``root`` of the catalogs.
     tensors
         Number of tensors; one that both sides have counts once.
     nbytes
@@ -142,6 +145,8 @@ class Difference:
         unless requested.
     """
 
+    a: str
+    b: str
     tensors: int
     nbytes: int
     differences: tuple[TensorDifference, ...]
@@ -149,6 +154,21 @@ class Difference:
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
     changes: tuple[TensorChange, ...] | None = None
+
+    def _texts(self) -> Iterator[str]:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
+        verdict = "equal" if self.is_equal else "different"
+        yield f"A {self.a} and B {self.b}: {verdict}{kinds and f', {kinds}'}"
+        yield count(self.tensors, "tensor")
+        yield f"{format_bytes(self.nbytes)} compared"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "what differs", "elements", "max abs")
+        for one in self.differences:
+            values = one.values
+            name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
+            most = "" if values is None or values.max_abs is None else f"{values.max_abs:.4g}"
+            yield (name, one.kind, "" if values is None else str(values.count), most)
 
     @property
     def is_equal(self) -> bool:
@@ -167,7 +187,7 @@ def diff(
     b_strategy: Strategy | None = None,
     options: ResolveOptions = ResolveOptions(),
     *,
-    tolerance: Tolerance | None = None,
+    compare: CompareOptions | None = None,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Difference:
@@ -184,8 +204,9 @@ def diff(
         without a strategy holds full tensors.  ``unlisted`` applies to parameters that are not in
         the strategy and differ between ranks.  They are compared rank by rank (the default,
         ``"rank"``), only for the lowest rank (``"first"``), or not at all (``"drop"``).
-    tolerance
-        The tolerance for equal values; by default bytes must be equal.
+    compare
+        The tolerance for equal values; by default bytes must be equal.  With ``wants_statistics``
+        the answer has ``changes``.
     executor
         Reads contents; by default the caller's own thread.
     open_progress
@@ -197,32 +218,7 @@ def diff(
         All problems that prevent reading a side, in one error that names the sides, or a file that
         changed during the run.  Replicas that differ are not an error.
     """
-    compare = CompareOptions(tolerance)
-    return compare_checkpoints(
-        *(a, b, a_strategy, b_strategy, options),
-        compare=compare,
-        executor=executor,
-        open_progress=open_progress,
-    )
-
-
-def compare_checkpoints(
-    a: Catalog,
-    b: Catalog,
-    a_strategy: Strategy | None = None,
-    b_strategy: Strategy | None = None,
-    options: ResolveOptions = ResolveOptions(),
-    *,
-    compare: CompareOptions,
-    executor: Executor | None = None,
-    open_progress: OpenProgress = no_progress,
-) -> Difference:
-    """Find the differences between two checkpoints, and perhaps how much each tensor changed.
-
-    The parameters and errors are those of `diff`, but for ``compare``: its tolerance counts, and
-    with ``wants_statistics`` the answer has ``changes``.
-    """
-    executor = executor or InlineExecutor()
+    compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
@@ -269,9 +265,12 @@ def compare_checkpoints(
             contradictions += [
                 one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
             ]
-        findings = tuple(contradictions)
-        how = compare.tolerance
-        return Difference(len(pairs), nbytes, differences, sided, findings, how, changes)
+        return Difference(
+            *(a.root, b.root, len(pairs), nbytes),
+            *(differences, sided, tuple(contradictions)),
+            compare.tolerance,
+            changes,
+        )
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

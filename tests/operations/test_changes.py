@@ -10,7 +10,7 @@ import pytest
 
 import ckpttool
 from ckpttool.model.layout import Layout
-from ckpttool.operations.diff import compare_checkpoints
+from ckpttool.operations.diff import diff
 from ckpttool.storage.compare import CompareOptions
 from tests.operations.test_diff import written
 from tests.support.checkpoints import noise, strategy_of
@@ -21,7 +21,7 @@ from tests.support.readers import Entry, entry_of
 def changes_of(a, b, **options):
     """The changes between catalogs, by name."""
     options = CompareOptions(wants_statistics=True, **options)
-    found = compare_checkpoints(a, b, a_strategy=None, compare=options)
+    found = diff(a, b, a_strategy=None, compare=options)
     return {one.name: one for one in found.changes}
 
 
@@ -62,7 +62,7 @@ def test_a_change_depends_neither_on_workers_nor_on_layouts(tmp_path):
     cut_a = written(tmp_path / "c", one, columns)
     with ckpttool.open_engine("threads:4") as executor:
         compare = CompareOptions(wants_statistics=True)
-        found = compare_checkpoints(cut_a, b, columns, compare=compare, executor=executor)
+        found = diff(cut_a, b, columns, compare=compare, executor=executor)
     assert (found.changes[0].norm, found.changes[0].distance) == (
         merged["w"].norm,
         merged["w"].distance,
@@ -100,3 +100,11 @@ def test_zeros_of_two_signs_are_a_difference_and_no_change(tmp_path):
     shown = run("diff", a.root, b.root, "--stats")
     assert (shown.exit_code, "changes" in shown.stdout) == (1, False)
     assert "1 of 2 (1 the same number)" in shown.stdout
+
+
+def test_python_has_the_changes_of_the_command(tmp_path):
+    a, b = ({"x": entry_of(np.array(pair, "<f4"))} for pair in ([3, 4], [3, 9]))
+    catalogs = written(tmp_path / "a", a), written(tmp_path / "b", b)
+    (one,) = ckpttool.diff(*catalogs, stats=True).changes
+    assert (one.relative, one.distance, one.norm, one.max_abs) == (1, 5, 5, 5)
+    assert ckpttool.diff(*catalogs).changes is None
