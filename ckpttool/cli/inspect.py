@@ -9,7 +9,9 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.problems import Diagnostics
+from ckpttool.cli.params import OutputPath, UsageProblem
+from ckpttool.problems import Diagnostics, ExecutionError
+from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
     "show_all", options.DISPLAY
 )
 @options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
+@options.option(
+    "Write FILE, a page that shows in a browser which rank holds which slice.",
+    type=OutputPath("layout.html"),
+    metavar="FILE",
+)("plot", options.OUTPUT)
+@options.flag("Replace the page of --plot if it exists.", aliases=("--force",))(
+    "overwrite", options.SAFETY
+)
 @options.report_options()
 def inspect(
     source: Side,
@@ -44,13 +54,18 @@ def inspect(
     manifest: str | None,
     show_all: bool,
     show_ranks: bool,
+    plot: str | None,
+    overwrite: bool,
     report: ReportOptions,
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli.overview import print_inspected
 
+    if overwrite and plot is None:
+        raise UsageProblem("--overwrite without --plot", "--plot layout.html --overwrite")
     found = Diagnostics("inspect")
     inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
+    drawn = "" if plot is None else _draw(inspected, plot, overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
 
@@ -62,7 +77,27 @@ def inspect(
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
+        if drawn and not report.quiet:
+            tables.print_text(drawn)
     found.raise_if_errors()
+
+
+def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) -> str:
+    """Write the page of a checkpoint and return a line that says so; "" if it is refused."""
+    from ckpttool.cli.overview import facts_of
+    from ckpttool.operations import plot
+    from ckpttool.operations.describe import Inspection
+
+    refusals = [*plot.refusals(inspected, path, overwrite)]
+    found.add(*refusals)
+    if refusals or not isinstance(inspected, Inspection):
+        return ""
+    try:
+        nbytes = plot.write(inspected, facts_of(inspected), path)
+    except ExecutionError as error:
+        found.failures.append(error)
+        return ""
+    return f"Wrote {path} ({format_bytes(nbytes)}), which a browser opens without a network"
 
 
 def _inspect(

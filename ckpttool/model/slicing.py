@@ -89,6 +89,12 @@ class Slicing(Protocol):
     def owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
 
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """Yield the elements of each slice, in the order of `replicas`.
+
+        A slice is one region of the full tensor; that of a field-sliced embedding is several.
+        """
+
     def bounds(self, rank: int) -> Region:
         """Return a region of the full tensor that contains the slices of ``rank``."""
 
@@ -144,6 +150,11 @@ class LayoutSlicing:
     def owners(self) -> Iterator[tuple[int, ...]]:
         """See `Slicing`."""
         return self.layout.slice_owners()
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`."""
+        layout = self.layout
+        return (tuple(layout.boxes(index, self.shape)) for index in layout.slice_indices())
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
@@ -275,6 +286,8 @@ class BrokenTensor:
         Why its slices do not fit together, if there is another reason.
     is_corrected
         See `FullTensor`.
+    slicings
+        The slices of each stage that has gaps, by its layout; nobody holds some of them.
     """
 
     meta: TensorMeta
@@ -282,6 +295,7 @@ class BrokenTensor:
     gaps: tuple[tuple[int, ...], ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
+    slicings: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -380,6 +394,10 @@ class BoxSlicing:
         """See `Slicing`: the ranks that are described as owners."""
         for boxes in self.slices:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`; no region for a slice that an `excerpt` left out."""
+        return (tuple(box.region for box in boxes[:1]) for boxes in self.slices)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`; the full tensor, because a rank may have several boxes."""
