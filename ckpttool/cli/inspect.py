@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from shlex import join
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,40 @@ from ckpttool.wording import format_bytes
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page to write, if one is wanted."""
+
+    path: str | None
+    overwrite: bool
+
+
+def _build_page(path: str | None, overwrite: bool) -> Page:
+    if overwrite and path is None:
+        raise UsageProblem("--overwrite without --plot", "--plot layout.html --overwrite")
+    return Page(path, overwrite)
+
+
+page_options = options.OptionGroup(
+    options.OUTPUT,
+    "page",
+    _build_page,
+    {
+        "path": options.option(
+            "Write FILE, a page that shows in a browser which rank holds which slice.",
+            "--plot",
+            type=OutputPath("layout.html"),
+            metavar="FILE",
+        ),
+        "overwrite": options.flag(
+            "Replace the page of --plot if it exists.",
+            aliases=("--force",),
+            heading=options.SAFETY,
+        ),
+    },
+)
 
 
 @click.command(
@@ -38,14 +73,7 @@ if TYPE_CHECKING:
     "show_all", options.DISPLAY
 )
 @options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
-@options.option(
-    "Write FILE, a page that shows in a browser which rank holds which slice.",
-    type=OutputPath("layout.html"),
-    metavar="FILE",
-)("plot", options.OUTPUT)
-@options.flag("Replace the page of --plot if it exists.", aliases=("--force",))(
-    "overwrite", options.SAFETY
-)
+@page_options()
 @options.report_options()
 def inspect(
     source: Side,
@@ -54,18 +82,15 @@ def inspect(
     manifest: str | None,
     show_all: bool,
     show_ranks: bool,
-    plot: str | None,
-    overwrite: bool,
+    page: Page,
     report: ReportOptions,
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli.overview import print_inspected
 
-    if overwrite and plot is None:
-        raise UsageProblem("--overwrite without --plot", "--plot layout.html --overwrite")
     found = Diagnostics("inspect")
     inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
-    drawn = "" if plot is None else _draw(inspected, plot, overwrite, found)
+    drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
 

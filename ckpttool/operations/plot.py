@@ -20,7 +20,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.formats.local import describe_os_error
+from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
     BrokenTensor,
@@ -103,7 +103,7 @@ def draw(found: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
     facts
         Label to lines: what the screen of inspect says first.
     """
-    page = TEMPLATE.read_text(encoding="utf-8")
+    page = read_file(TEMPLATE).decode("utf-8")
     data = json.dumps(_describe(found, facts), separators=(",", ":")).translate(_ESCAPES)
     allowed = {f"{{{{{one}}}}}": _hash_inline(page, one) for one in ("script", "style")}
     title = {"{{title}}": html.escape(printable(found.catalog.root))}
@@ -123,7 +123,7 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
     catalog, done, distributions = found.catalog, found.completeness, _Distributions(found)
     rows: list[Json] = []
     tensors: list[list[object]] = []
-    for row in (*found.summary.rows, *fold_rows(_incomplete(found))):
+    for row in (*fold_rows(_incomplete(found)), *found.summary.rows):
         numbers = range(len(tensors), len(tensors) + len(row.entries))
         states = [*map(printable, row.prefixes)]
         rows.append({"name": printable(row.pattern), "states": states, "tensors": _runs(numbers)})
@@ -188,12 +188,12 @@ def _incomplete(found: Inspection) -> Summary:
     records, holders = _broken(found), found.catalog.holders
     entries = []
     for name in found.completeness.missing_tensors:
-        one = records.get(name)
-        shape = one.slicings[0].shape if one is not None and one.slicings else None
-        dtype = "" if one is None else one.meta.dtype
-        entries.append(
-            Entry(name, dtype, shape, Placement("stored", None, (holders.get(name, ()),)))
-        )
+        one, held = records.get(name), Placement("stored", None, (holders.get(name, ()),))
+        if one is None or not one.slicings:
+            entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
+        else:
+            meta = one.meta.of_shape(one.slicings[0].shape)
+            entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
     return Summary(tuple(entries), found.checkpoint.states)
 
 
@@ -229,8 +229,9 @@ class _Distributions:
             slicings = (source.slicing, *source.copies)
         kind, known = self._known(one)
         groups = () if slicings else self._groups(one, held)
-        lost = self._lost(one.name) if kind == "broken" and not slicings else ()
-        equality = self._equality(one.name, groups) if kind == "values" else ""
+        kind = "unjoined" if kind == "broken" and not slicings else kind
+        lost = self._lost(one.name) if kind == "unjoined" else ()
+        equality, is_same = self._equality(one.name, groups) if kind == "values" else ("", True)
         key = (known, one.shape, *(slicing.key for slicing in slicings), held, groups, equality)
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
@@ -241,6 +242,7 @@ class _Distributions:
             )
             is_once = self._found.checkpoint.is_deduplicated
             texts = {"kind": kind, "known": known, "equality": equality, "once": is_once}
+            texts |= {"same": is_same and kind != "unjoined"}
             self.described.append({**texts, "shape": one.shape, **how, **_sharding(one)})
         return self._numbers[key]
 
@@ -278,17 +280,20 @@ class _Distributions:
             return one.source.known_by.groups
         return (having,)
 
-    def _equality(self, name: str, groups: Sequence[Ranks]) -> str:
-        """Return in words whether the ranks of a tensor without a layout hold the same."""
-        equal, word = self._found.summary.equal_ranks.get(name), "are"
+    def _equality(self, name: str, groups: Sequence[Ranks]) -> tuple[str, bool]:
+        """Return in words whether the ranks of a tensor without a layout hold the same.
+
+        Return as well whether the ranks of each group do.
+        """
+        equal = self._found.summary.equal_ranks.get(name)
         if len(groups) > 1:
-            return "different between ranks"
+            return "different between ranks", equal is not None
         if not groups or len(groups[0]) < 2 or self._found.is_merged:
-            return ""
+            return "", False
         if equal is None:
-            return "not compared (inspect --all samples every tensor)"
+            return "not compared (inspect --all samples every tensor)", False
         word = "the sampled pages are" if equal.sampled else "all bytes are"
-        return f"{word} one value" if equal.one_value else f"{word} equal on these ranks"
+        return f"{word} {'one value' if equal.one_value else 'equal on these ranks'}", True
 
     def _lost(self, name: str) -> Ranks:
         """Return the ranks that should hold a slice of a tensor that nothing draws."""

@@ -310,7 +310,7 @@ def test_what_is_missing_is_shown_as_missing(page, tmp_path):
     page.click(cell(1))
     assert "This rank has no file. It should hold:" in page.text("#rank")
     assert [row.split("\t")[-1] for row in page.texts("#rank tbody tr")] == [
-        *("no file; rank 0 has it", "no file; rank 0 has it", "nobody has it")
+        *("nobody has it", "no file; rank 0 has it", "no file; rank 0 has it")
     ]
 
 

@@ -169,13 +169,15 @@ def test_a_slice_that_nobody_has_is_drawn_as_lost():
     assert how["shape"] == [4, 2]
     assert boxes_of(how) == [[((0, 2), (0, 2))], [((2, 4), (0, 2))]]
     assert distribution_of(data, "b")["kind"] == "slices"
+    assert [one[:3] for one in data["tensors"]] == [["w", "Float32", 32], ["b", "Float32", 32]]
 
 
 def test_a_tensor_whose_shapes_contradict_each_other_has_no_slices():
     strategy = strategy_of({"w": ROWS})
     catalog = catalog_of({0: {"w": (2, 2)}, 1: {"w": (2, 2)}, 2: {"w": (3, 2)}, 3: {"w": (2, 2)}})
     how = distribution_of(draw_checkpoint(checkpoint_in_memory(catalog, strategy)), "w")
-    assert (how["kind"], how["shape"], how["owners"]) == ("broken", None, ["0-3"])
+    assert (how["kind"], how["shape"], how["owners"]) == ("unjoined", None, ["0-3"])
+    assert not how["same"]
 
 
 def test_a_checkpoint_without_redundancy_says_that_each_slice_is_saved_once():
@@ -195,6 +197,7 @@ def test_ranks_that_hold_the_same_are_shown_without_a_strategy(tmp_path):
     same, other = distribution_of(data, "same"), distribution_of(data, "w")
     assert (same["kind"], same["owners"]) == ("values", ["0-2"])
     assert same["equality"] == "all bytes are equal on these ranks"
+    assert same["same"]
     assert (other["owners"], other["equality"]) == (["0,2", "1"], "different between ranks")
 
 
