@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.summary import Ranks
 
 TEMPLATE = Path(__file__).with_name("plot.html")
+BY_ITSELF = ("values", "stored")  # kinds of tensors of which each rank holds one by itself
 # A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.
 _ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
@@ -143,13 +144,13 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
         "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],
-        "of": of_tensors,
+        "problems": of_tensors,
         "word": "file" if found.is_merged else "rank",
         "stages": [*_stages(found)],
         "missing": _runs(done.missing_ranks),
         "damaged": _runs(done.unreadable_ranks),
         "files": [
-            [rank, _name_below(root, one.path), one.nbytes, len(one.header), *_device(found, rank)]
+            [rank, _name_below(root, one.path), one.nbytes, *_device(found, rank)]
             for rank, one in catalog.files.items()
         ],
         "rows": rows,
@@ -176,11 +177,12 @@ def _stages(found: Inspection) -> Iterator[Json]:
     for number, stage in enumerate(parallelism.stages if parallelism else ()):
         rest.difference_update(stage.ranks)
         matrices = [*map(list, stage.device_matrices)]
-        yield {"name": f"stage {number}", "ranks": _runs(stage.ranks), "matrices": matrices}
+        ranks = _runs(stage.ranks)
+        yield {"name": f"stage {number}", "ranks": ranks, "matrices": matrices, "isStage": True}
     if rest:
         several = parallelism is not None and bool(parallelism.stages)
         name = "not in the strategy" if several else ""
-        yield {"name": name, "ranks": _runs(sorted(rest)), "matrices": []}
+        yield {"name": name, "ranks": _runs(sorted(rest)), "matrices": [], "isStage": False}
 
 
 def _incomplete(found: Inspection) -> Summary:
@@ -231,7 +233,7 @@ class _Distributions:
         groups = () if slicings else self._groups(one, held)
         kind = "unjoined" if kind == "broken" and not slicings else kind
         lost = self._lost(one.name) if kind == "unjoined" else ()
-        equality, is_same = self._equality(one.name, groups) if kind == "values" else ("", True)
+        equality, is_same = self._equality(one.name, groups) if kind in BY_ITSELF else ("", True)
         key = (known, one.shape, *(slicing.key for slicing in slicings), held, groups, equality)
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
@@ -255,10 +257,7 @@ class _Distributions:
             case None if one.name in self._found.completeness.missing_tensors:
                 return "broken", "its slices make no full tensor"
             case None:
-                return (
-                    "values",
-                    "as it is stored: without a strategy nothing says how it is sharded",
-                )
+                return "stored", "as it is stored: nothing says how it is sharded"
             case FullTensor(known_by=Follows()):
                 return "slices", "optimizer state that is sharded like its parameter"
             case FullTensor(known_by=Whole()):

@@ -20,7 +20,7 @@ from tests.support.checkpoints import (
     write_ranks,
 )
 from tests.support.commands import message, run, run_well
-from tests.support.corpus import GOLDEN
+from tests.support.corpus import GOLDEN, case_names
 from tests.support.in_memory import checkpoint_in_memory
 from tests.support.pictures import inspection_of, read_page
 from tests.support.programs import need
@@ -300,6 +300,44 @@ def test_names_are_shown_and_not_run(page, tmp_path):
 
 
 @pytest.mark.browser
+def test_a_name_of_javascript_is_a_name_like_others(page, tmp_path):
+    names = ("constructor", "__proto__", "toString")
+    show(page, tmp_path, strategy_of(dict.fromkeys(names, ROWS)), dict.fromkeys(names, (8, 6)))
+    for name in names:
+        page.click(tensor(page, name))
+        assert page.text("#tensor h2") == name
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("with_strategy", [True, False])
+def test_every_golden_checkpoint_is_drawn_and_every_row_and_rank_opens(
+    page, tmp_path, with_strategy
+):
+    path, drawn = tmp_path / "layout.html", 0
+    for case in case_names():
+        strategy = GOLDEN / case / "src_strategy.ckpt"
+        if with_strategy and not strategy.exists():
+            continue
+        words = ("-s", strategy) if with_strategy else ()
+        run("inspect", GOLDEN / case / "src", *words, "-q", "--plot", path, "--overwrite")
+        if not path.exists():
+            continue
+        page.open(path)
+        page.evaluate("document.querySelectorAll('.fold').forEach((one) => one.click())")
+        for kind in (".pick", ".cell"):
+            number = page.evaluate(f"document.querySelectorAll('{kind}').length")
+            assert number, case
+            each = f"document.querySelectorAll('{kind}')[i].click()"
+            page.evaluate(f"for (let i = 0; i < {min(number, 10)}; i++) {each}")
+        assert not page.named("Runtime.exceptionThrown"), case
+        assert "undefined" not in page.text("body"), case
+        assert "NaN" not in page.text("body"), case
+        path.unlink()
+        drawn += 1
+    assert drawn > 40
+
+
+@pytest.mark.browser
 def test_what_is_missing_is_shown_as_missing(page, tmp_path):
     show(page, tmp_path, strategy_of(LAYERS), SHAPES, lost=(1,))
     page.click(tensor(page, "norm"))
@@ -322,7 +360,7 @@ def test_thousands_of_ranks_become_blocks_in_which_each_rank_is_found(page, tmp_
     page.click(tensor(page, "w"))
     blocks = page.texts("#stages .block")
     assert len(blocks) == 4
-    assert blocks[1] == "ranks 1, 5, ... 4093\n[2048:4096]\n1,024 ranks, replicas"
+    assert blocks[1] == "1, 5, ... 4093\n[2048:4096]\n1,024 ranks, replicas"
     page.click('[data-block="1"]')
     page.click('[data-block="1"]')
     assert page.text(cell(1)) == "1\n[2048:4096]"

@@ -195,7 +195,7 @@ def test_ranks_that_hold_the_same_are_shown_without_a_strategy(tmp_path):
     ranks = {rank: {"same": same, "w": one} for rank, one in enumerate(mine)}
     data = page_of(write_ranks(tmp_path / "src", ranks, "ckpt"))
     same, other = distribution_of(data, "same"), distribution_of(data, "w")
-    assert (same["kind"], same["owners"]) == ("values", ["0-2"])
+    assert (same["kind"], same["owners"]) == ("stored", ["0-2"])
     assert same["equality"] == "all bytes are equal on these ranks"
     assert same["same"]
     assert (other["owners"], other["equality"]) == (["0,2", "1"], "different between ranks")
