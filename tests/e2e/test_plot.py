@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_the_command_writes_one_page_and_says_so(tmp_path):
     assert [*path.parent.iterdir()] == [path]
     labels = dict(read_page(path.read_text())["facts"])
     assert labels["contents"][0].startswith("8 ranks, step 2_10, ckpt, 189.8 KiB")
+
+
+def test_the_document_is_the_same_with_a_page(tmp_path):
+    path = tmp_path / "layout.html"
+    with_page = run_well("inspect", *SOURCE, "--json", "--plot", path).stdout
+    assert with_page == run_well("inspect", *SOURCE, "--json").stdout
+    assert path.exists()
+    refused = json.loads(run("inspect", *SOURCE, "--json", "--plot", path).stdout)
+    assert [one["code"] for one in refused["problems"]] == ["destination"]
+    assert refused["summary"]["complete"]
 
 
 def test_a_page_that_exists_is_replaced_only_if_that_is_wanted(tmp_path):
