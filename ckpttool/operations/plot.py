@@ -53,15 +53,18 @@ def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnosti
     if reason := _why_not(found):
         hint = "`ckpttool help --plot`"
         yield Diagnostic("not_written", f"no picture: {reason}", hint=hint, where=path)
-    catalog = found.catalog if isinstance(found, Inspection) else None
-    inputs: list[str] = []
-    if isinstance(found, Inspection) and catalog is not None:
-        documents = (file.path for file in catalog.documents)
-        damaged = (error.path for error in catalog.damaged.values())
-        inputs = [*catalog.paths, *documents, *damaged, *found.checkpoint.strategy.files]
+    inputs = _inputs(found) if isinstance(found, Inspection) else ()
     problem = document_problem(path, "--plot", inputs, overwrite)
     if problem is not None:
         yield problem
+
+
+def _inputs(found: Inspection) -> tuple[str, ...]:
+    """Return all files that were read, or should have been."""
+    catalog = found.catalog
+    documents = (file.path for file in catalog.documents)
+    damaged = (error.path for error in catalog.damaged.values())
+    return (*catalog.paths, *documents, *damaged, *found.checkpoint.strategy.files)
 
 
 def _why_not(found: Inspected) -> str:
@@ -222,31 +225,38 @@ class _Distributions:
 
     def find(self, one: Entry) -> int:
         """Return the number of the distribution of a tensor."""
-        held = self._found.catalog.holders.get(one.name, ())
-        source = one.source or self._broken.get(one.name)
-        slicings: tuple[Slicing, ...] = ()
-        if isinstance(source, BrokenTensor):
-            slicings = source.slicings
-        elif source is not None and source.has_layout:
-            slicings = (source.slicing, *source.copies)
+        held, slicings = self._found.catalog.holders.get(one.name, ()), self._slicings(one)
         kind, known = self._known(one)
+        if kind == "broken" and not slicings:
+            kind = "unjoined"
         groups = () if slicings else self._groups(one, held)
-        kind = "unjoined" if kind == "broken" and not slicings else kind
         lost = self._lost(one.name) if kind == "unjoined" else ()
         equality, is_same = self._equality(one.name, groups) if kind in BY_ITSELF else ("", True)
-        key = (known, one.shape, *(slicing.key for slicing in slicings), held, groups, equality)
+        what = known, one.shape, equality, is_same
+        key = (*what, *(slicing.key for slicing in slicings), held, groups, lost)
         if key not in self._numbers:
             self._numbers[key] = len(self.described)
-            how = (
-                _describe_slices(slicings, held)
-                if slicings
-                else _describe_groups(one, groups, lost)
+            self.described.append(
+                {
+                    "kind": kind,
+                    "known": known,
+                    "shape": one.shape,
+                    "equality": equality,
+                    "same": is_same and kind != "unjoined",
+                    "once": self._found.checkpoint.is_deduplicated,
+                    **(_describe_slices(slicings, held) if slicings else {}),
+                    **({} if slicings else _describe_groups(one, groups, lost)),
+                    **_sharding(one),
+                }
             )
-            is_once = self._found.checkpoint.is_deduplicated
-            texts = {"kind": kind, "known": known, "equality": equality, "once": is_once}
-            texts |= {"same": is_same and kind != "unjoined"}
-            self.described.append({**texts, "shape": one.shape, **how, **_sharding(one)})
         return self._numbers[key]
+
+    def _slicings(self, one: Entry) -> tuple[Slicing, ...]:
+        """Return the slicings of a tensor in all stages that hold it; none without a layout."""
+        source = one.source
+        if source is None:
+            return self._broken[one.name].slicings if one.name in self._broken else ()
+        return (source.slicing, *source.copies) if source.has_layout else ()
 
     def _known(self, one: Entry) -> tuple[str, str]:
         """Return whether slices, values or a broken tensor are shown, and how that is known."""
@@ -277,7 +287,7 @@ class _Distributions:
             return tuple(filter(None, groups))
         if one.source is not None and isinstance(one.source.known_by, Whole | Unlisted):
             return one.source.known_by.groups
-        return (having,)
+        return (having,) if having else ()
 
     def _equality(self, name: str, groups: Sequence[Ranks]) -> tuple[str, bool]:
         """Return in words whether the ranks of a tensor without a layout hold the same.

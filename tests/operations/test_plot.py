@@ -180,6 +180,16 @@ def test_a_tensor_whose_shapes_contradict_each_other_has_no_slices():
     assert not how["same"]
 
 
+def test_a_tensor_in_no_file_is_lost_on_all_its_ranks():
+    strategy = strategy_of({"w": ROWS})
+    catalog = catalog_of(dict.fromkeys(range(4), {"b": (2,)}))
+    checkpoint = checkpoint_in_memory(catalog, strategy)
+    found = inspection_of(checkpoint)
+    found = replace(found, completeness=replace(found.completeness, missing_tensors=("w",)))
+    how = distribution_of(read_page(plot.draw(found, {})), "w")
+    assert (how["kind"], how["owners"], how["absent"]) == ("unjoined", ["0-3"], "0-3")
+
+
 def test_a_checkpoint_without_redundancy_says_that_each_slice_is_saved_once():
     case = GOLDEN / "safetensors_remove_redundancy"
     data = page_of(case / "src", case / "src_strategy.ckpt")
