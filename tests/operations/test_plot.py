@@ -182,7 +182,7 @@ def test_a_tensor_whose_shapes_contradict_each_other_has_no_slices():
 
 def test_a_tensor_in_no_file_is_lost_on_all_its_ranks():
     strategy = strategy_of({"w": ROWS})
-    catalog = catalog_of(dict.fromkeys(range(4), {"b": (2,)}))
+    catalog = catalog_of({rank: {"b": (2,)} for rank in range(4)})
     checkpoint = checkpoint_in_memory(catalog, strategy)
     found = inspection_of(checkpoint)
     found = replace(found, completeness=replace(found.completeness, missing_tensors=("w",)))
