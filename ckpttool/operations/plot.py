@@ -194,10 +194,10 @@ def _incomplete(found: Inspection) -> Summary:
     entries = []
     for name in found.completeness.missing_tensors:
         one, held = records.get(name), Placement("stored", None, (holders.get(name, ()),))
-        if one is None or not one.slicings:
+        if one is None or not one.partial:
             entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
         else:
-            meta = one.meta.of_shape(one.slicings[0].shape)
+            meta = one.meta.of_shape(one.partial[0].shape)
             entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
     return Summary(tuple(entries), found.checkpoint.states)
 
@@ -255,7 +255,7 @@ class _Distributions:
         """Return the slicings of a tensor in all stages that hold it; none without a layout."""
         source = one.source
         if source is None:
-            return self._broken[one.name].slicings if one.name in self._broken else ()
+            return self._broken[one.name].partial if one.name in self._broken else ()
         return (source.slicing, *source.copies) if source.has_layout else ()
 
     def _known(self, one: Entry) -> tuple[str, str]:
