@@ -224,6 +224,8 @@ class FullTensor:
         How the slicing is known.
     copies
         The slicings of the other stages that hold all of it, if stages share it.
+    incomplete
+        The slices of each stage that has gaps, by its layout; nobody there holds some of them.
     is_corrected
         Whether the strategy lists another layout than the slices have.
     only_for
@@ -235,6 +237,7 @@ class FullTensor:
     slicing: Slicing
     known_by: KnownBy
     copies: tuple[LayoutSlicing, ...] = ()
+    incomplete: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
     is_corrected: bool = False
     only_for: tuple[int, int] | None = None
 

@@ -256,7 +256,9 @@ class _Distributions:
         source = one.source
         if source is None:
             return self._broken[one.name].partial if one.name in self._broken else ()
-        return (source.slicing, *source.copies) if source.has_layout else ()
+        if not source.has_layout:
+            return ()
+        return (source.slicing, *source.copies, *source.incomplete)
 
     def _known(self, one: Entry) -> tuple[str, str]:
         """Return whether slices, values or a broken tensor are shown, and how that is known."""

@@ -160,6 +160,13 @@ def test_a_missing_rank_is_absent_and_its_replica_is_not():
     assert data["missing"] == "1"
 
 
+def test_a_stage_that_lacks_slices_of_a_shared_tensor_shows_those_that_it_has():
+    strategy = strategy_of({"w": ROWS}, {"w": replace(ROWS, first_rank=4)})
+    catalog = without(slice_catalog(strategy, {"w": (4, 2)}), 6, 7)
+    how = distribution_of(draw_checkpoint(checkpoint_in_memory(catalog, strategy)), "w")
+    assert (how["owners"], how["absent"]) == (["0,1,4,5", "2,3,6,7"], "6,7")
+
+
 def test_a_slice_that_nobody_has_is_drawn_as_lost():
     strategy = strategy_of({"w": ROWS, "b": WHOLE})
     catalog = without(slice_catalog(strategy, {"w": (4, 2), "b": (4, 2)}), 2, 3)
