@@ -242,8 +242,9 @@ def test_a_row_of_256_mib_reads_the_row(tmp_path):
             for at in (1 << 10, 32 << 20, 63 << 20):
                 file.seek(at)
                 file.write(noise(f"{rank}", "UInt8", (1 << 20,)).data)
+    ckpttool.open(tmp_path, strategy)["w"][0]  # so that no module is read later
     before = read_bytes()
-    opened = ckpttool.open(tmp_path, strategy, trust_strategy=True)
+    opened = ckpttool.open(tmp_path, strategy)
     middle = read_bytes()
     row = opened["w"][4000]
     assert row.nbytes == 32 << 10
