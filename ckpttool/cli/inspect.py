@@ -11,9 +11,10 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import ROWS
+from ckpttool.cli.params import ROWS, OutputPath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
-from ckpttool.problems import Diagnostics
+from ckpttool.problems import Diagnostics, ExecutionError
+from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
@@ -56,6 +57,40 @@ OF_STEPS = ("show_steps", "show_all")
 OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page to write, if one is wanted."""
+
+    path: str | None
+    overwrite: bool
+
+
+def _build_page(path: str | None, overwrite: bool) -> Page:
+    if overwrite and path is None:
+        raise UsageProblem("--overwrite without --plot", "--plot layout.html --overwrite")
+    return Page(path, overwrite)
+
+
+page_options = options.OptionGroup(
+    options.OUTPUT,
+    "page",
+    _build_page,
+    {
+        "path": options.option(
+            "Write FILE, a page that shows in a browser which rank holds which slice.",
+            "--plot",
+            type=OutputPath("layout.html"),
+            metavar="FILE",
+        ),
+        "overwrite": options.flag(
+            "Replace the page of --plot if it exists.",
+            aliases=("--force",),
+            heading=options.SAFETY,
+        ),
+    },
+)
+
+
 @click.command(
     cls=options.GroupedCommand,
     help="""\b
@@ -72,6 +107,7 @@ OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
 @look()
+@page_options()
 @options.resolve_options("manifest", *OF_VALUES)
 @options.report_options()
 def inspect(
@@ -79,6 +115,7 @@ def inspect(
     more: tuple[str, ...],
     crc: bool,
     look: Look,
+    page: Page,
     resolve: ResolveOptions,
     report: ReportOptions,
 ) -> None:
@@ -101,6 +138,7 @@ def inspect(
     inspected = _inspect(
         source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"
     )
+    drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
 
@@ -112,6 +150,8 @@ def inspect(
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
+        if drawn and not report.quiet:
+            tables.print_text(drawn)
     found.raise_if_errors()
 
 
@@ -159,6 +199,24 @@ def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: Repo
     if not report.quiet:
         print_values(found)
     tables.print_notes(found.found.of("note", "warning"), found.found.severity_of, report.quiet)
+
+
+def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) -> str:
+    """Write the page of a checkpoint and return a line that says so; "" if it is refused."""
+    from ckpttool.cli.overview import facts_of
+    from ckpttool.operations import plot
+    from ckpttool.operations.describe import Inspection
+
+    refusals = [*plot.refusals(inspected, path, overwrite)]
+    found.add(*refusals)
+    if refusals or not isinstance(inspected, Inspection):
+        return ""
+    try:
+        nbytes = plot.write(inspected, facts_of(inspected), path)
+    except ExecutionError as error:
+        found.failures.append(error)
+        return ""
+    return f"Wrote {path} ({format_bytes(nbytes)}), which a browser opens without a network"
 
 
 def _inspect(
