@@ -89,6 +89,13 @@ class Slicing(Protocol):
     def owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
 
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """Yield the elements of each slice, in the order of `owners`, as disjoint boxes.
+
+        Only the slices of a field-sliced embedding have several boxes.  Those without elements have
+        none there.
+        """
+
     def bounds(self, rank: int) -> Region:
         """Return a region of the full tensor that contains the slices of ``rank``."""
 
@@ -144,6 +151,16 @@ class LayoutSlicing:
     def owners(self) -> Iterator[tuple[int, ...]]:
         """See `Slicing`."""
         return self.layout.slice_owners()
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`."""
+        layout, shape = self.layout, self.shape
+        if layout.has_boxes:
+            return ((layout.box(index, shape),) for index in layout.slice_indices())
+        stretches: dict[tuple[int, ...], list[Region]] = {}
+        for index, _, region in layout.overlaps(Region.whole(shape), (0,) * len(shape), shape):
+            stretches.setdefault(index, []).append(region)
+        return (tuple(stretches.get(index, ())) for index in layout.slice_indices())
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
@@ -380,6 +397,11 @@ class BoxSlicing:
         """See `Slicing`: the ranks that are described as owners."""
         for boxes in self.slices:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`; a slice that an `excerpt` left out has none."""
+        for boxes in self.slices:
+            yield tuple(box.region for box in boxes[:1])
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`; the full tensor, because a rank may have several boxes."""
