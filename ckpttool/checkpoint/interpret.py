@@ -209,7 +209,8 @@ class _Ranks:
         A tensor that stages share is taken from the lowest stage that holds all of it.
         """
         catalog, meta = self.catalog, self.catalog.metas[name]
-        broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
+        broken = BrokenTensor(meta, known_by)
+        complete, incomplete = list[LayoutSlicing](), list[LayoutSlicing]()
         kind = tuple(
             (number, one.dtype, one.shape, one.whole_shape)
             for number, header in enumerate(catalog.headers.values())
@@ -225,17 +226,18 @@ class _Ranks:
             if isinstance(stage, Diagnostic):
                 return replace(broken, problem=stage)
             self.stages[listed, kind] = stage
-            if stage.gaps:
-                gaps = gaps or stage.gaps
-            elif stage.shape is not None:
-                tensors = catalog.tensors_of(name)
-                complete.append(LayoutSlicing(stage.layout, stage.shape, tensors))
+            gaps = gaps or stage.gaps
+            if stage.shape is not None:
+                slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
+                (incomplete if stage.gaps else complete).append(slicing)
         if not complete:
-            return replace(broken, gaps=gaps or (tuple(layouts[0].ranks),))
+            gaps = gaps or (tuple(layouts[0].ranks),)
+            return replace(broken, gaps=gaps, incomplete=tuple(incomplete))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
-        return FullTensor(meta.of_shape(slicing.shape), slicing, known_by, tuple(copies))
+        full = meta.of_shape(slicing.shape)
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(incomplete))
 
     def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
         """Return what the slices of one stage make; the same for all tensors of a kind."""

@@ -111,8 +111,8 @@ class LayoutSlicing:
     shape
         The full shape.
     tensors
-        Rank to stored tensor, with at least one owner of each slice.  Ranks outside the stage
-        are ignored.
+        Rank to stored tensor, with at least one owner of each slice, unless the slicing is
+        ``incomplete``.  Ranks outside the stage are ignored.
     """
 
     layout: Layout
@@ -230,6 +230,8 @@ class FullTensor:
         How the slicing is known.
     copies
         The slicings of the other stages that hold all of it, if stages share it.
+    incomplete
+        The slicings of stages that lack some of its slices.
     is_corrected
         Whether the strategy lists another layout than the slices have.
     only_for
@@ -241,6 +243,7 @@ class FullTensor:
     slicing: Slicing
     known_by: KnownBy
     copies: tuple[LayoutSlicing, ...] = ()
+    incomplete: tuple[LayoutSlicing, ...] = ()
     is_corrected: bool = False
     only_for: tuple[int, int] | None = None
 
@@ -288,6 +291,8 @@ class BrokenTensor:
         How its slicing would be known.
     gaps
         The ranks that should hold each missing slice.
+    incomplete
+        The slicings of stages that hold some of its slices, as far as these show them.
     problem
         Why its slices do not fit together, if there is another reason.
     is_corrected
@@ -297,6 +302,7 @@ class BrokenTensor:
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
+    incomplete: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
 

@@ -1,0 +1,709 @@
+"""What each rank of a checkpoint, or of a target, holds: its slices, its place, who has the same.
+
+The answer is made of the slicings of the full tensors, and for a target of the pieces of a plan.
+Equal distributions are one object: thousands of tensors have few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import chain, product
+from typing import TYPE_CHECKING, Literal
+
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.model.layout import Layout, UnevenAxis, divisors
+from ckpttool.model.names import drop_unlike_shapes, match_states
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import (
+    BrokenTensor,
+    Follows,
+    FullTensor,
+    LayoutSlicing,
+    Listed,
+    Slicing,
+    Unlisted,
+    Whole,
+)
+from ckpttool.operations.inspect import examine
+from ckpttool.operations.plans import try_reading
+from ckpttool.operations.summary import Entry, Placement, Row, Stage, Summary, fold_rows
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.wording import count, format_ranks, nearest
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.interpret import Tensor
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.plan import Plan, Transfer
+    from ckpttool.model.strategy import Strategy
+    from ckpttool.model.tensors import TensorMeta
+    from ckpttool.operations.describe import Inspection
+
+Ranks = tuple[int, ...]
+Known = Literal["listed", "follows", "whole", "unlisted"]
+
+MAX_MATRICES = 10_000  # device matrices that are tried, to find the nearest that divide
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Elements of a target slice, and the source rank that they are read from.
+
+    Attributes
+    ----------
+    rank
+        The source rank; of a merged checkpoint, the number of the file.
+    region
+        The elements, counted in the full tensor.
+    src
+        The same elements, counted in the slice of the source rank.
+    """
+
+    rank: int
+    region: Region
+    src: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of a full tensor, and the ranks that hold it.
+
+    Attributes
+    ----------
+    regions
+        Its elements; several boxes only in a field-sliced embedding.
+    ranks
+        The ranks that should hold it, ascending.
+    stored
+        Those of them that have it on disk; empty in a target.
+    layout
+        The layout of the stage of these ranks; None if there is none.
+    taken
+        In a target: what is read from whom.
+    """
+
+    regions: tuple[Region, ...]
+    ranks: Ranks
+    stored: Ranks = ()
+    layout: Layout | None = None
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(region.size for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """How a full tensor is distributed over ranks.  Tensors that have it share one object.
+
+    Attributes
+    ----------
+    shape
+        The full shape; of tensors that are only copied whole, the shape of a vector.
+    known_by
+        How it is known: a strategy lists it, or the checkpoint describes it; it ``"follows"`` a
+        parameter; files hold it ``"whole"``; or nothing says how.
+    slices
+        The slices of all stages, in C order stage by stage.  Of a tensor that nothing lists: its
+        different contents, each with the ranks that hold them.
+    listed_shard
+        The optimizer shard that the strategy lists, if contents show another.
+    """
+
+    shape: tuple[int, ...]
+    known_by: Known
+    slices: tuple[Slice, ...]
+    listed_shard: int | None = None
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether the slices are those of a strategy or a description."""
+        return self.known_by in ("listed", "follows")
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout of each stage."""
+        layouts = (one.layout for one in self.slices if one.layout is not None)
+        return tuple(dict.fromkeys(layouts))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds only some of its elements."""
+        return any(one.size < math.prod(self.shape) for one in self.slices)
+
+    def of_rank(self, rank: int) -> Distribution:
+        """Return the distribution with only the slices of a rank."""
+        return replace(self, slices=tuple(one for one in self.slices if rank in one.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Ranks that hold the same slices of all tensors.
+
+    Attributes
+    ----------
+    ranks
+        The ranks, ascending, in one stage.
+    stage
+        The number of their stage; None without stages.
+    coordinate
+        Position along each device axis, outermost first; None where the ranks differ.
+    tensors, nbytes
+        What each of them holds.
+    sources
+        In a target: the source ranks that each of them reads.
+    """
+
+    ranks: Ranks
+    stage: int | None
+    coordinate: tuple[int | None, ...]
+    tensors: int
+    nbytes: int
+    sources: Ranks = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A tensor axis that the slices of a target do not divide.
+
+    Attributes
+    ----------
+    tensors
+        The tensors with this axis and this layout.
+    shape, layout
+        Their full shape, and their layout in the target.
+    axis
+        The axis, and the nearest numbers of slices that divide it.
+    matrices
+        The nearest device matrices that divide all tensors that have the matrix of this layout.
+    """
+
+    tensors: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: Layout
+    axis: UnevenAxis
+    matrices: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What the ranks of a checkpoint, or of a target, hold.
+
+    Attributes
+    ----------
+    catalog
+        The files of the source.
+    target
+        The strategy of the target; None for the source itself.
+    found
+        What is wrong or noted.
+    ranks
+        All ranks.
+    stages
+        The stages, with the device matrix of most sharded tensors first; none without layouts.
+    tensors
+        Name to distribution.  With a rank: only its slices, of the tensors that it holds.
+    metas
+        Name to full tensor; of one without a full shape, a slice.
+    rows
+        The same tensors, folded.
+    rank, matrices
+        The explained rank, and its coordinate in each device matrix; None and none for all ranks.
+    groups
+        The ranks that hold the same; only that of the explained rank.
+    absent
+        Tensors that the strategy lists for these ranks, and that no file holds.
+    obstacles
+        Why the target cannot be: the axes that do not divide.
+    inspection
+        What inspect answers; None with a target.
+    """
+
+    catalog: Catalog
+    target: Strategy | None
+    found: Diagnostics
+    ranks: Sequence[int]
+    stages: tuple[Stage, ...]
+    tensors: Mapping[str, Distribution]
+    metas: Mapping[str, TensorMeta]
+    rows: tuple[Row, ...]
+    rank: int | None
+    matrices: Mapping[tuple[int, ...], tuple[int, ...]]
+    groups: tuple[RankGroup, ...]
+    absent: tuple[str, ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
+    inspection: Inspection | None = None
+
+
+def explain(
+    catalog: Catalog,
+    strategy: Strategy | None = None,
+    target: Strategy | None = None,
+    *,
+    rank: int | None = None,
+    pattern: str | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    executor: Executor | None = None,
+) -> Explanation:
+    """Explain what the ranks of a checkpoint hold, or what those of a target would.
+
+    Parameters
+    ----------
+    catalog, strategy
+        The source, from `scan`, and its layouts; None for a checkpoint that holds full tensors or
+        describes itself.
+    target
+        Layouts of a target, whose ranks are explained in place of those of the source.
+    rank
+        Explain only this rank.
+    pattern
+        Explain only the tensors with such names: ``*`` stands for any characters.
+    options
+        How the source is resolved.
+    executor
+        Reads contents where they decide; by default the caller's own thread.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        The source cannot be explained, there is no such rank, or no tensor has such a name.
+    """
+    executor = executor or InlineExecutor()
+    if target is not None:
+        return _explain_target(catalog, strategy, target, rank, pattern, options, executor)
+    if strategy is None and catalog.needs_strategy and not options.replicated:
+        raise no_strategy_error(
+            catalog, "-s STRATEGY, or --replicated if every rank holds the whole model"
+        )
+    found = Diagnostics("inspect")
+    inspection = examine(
+        *(catalog, strategy),
+        ignore_manifest=options.manifest == "ignore",
+        options=options,
+        executor=executor,
+        diagnostics=found,
+    )
+    checkpoint = inspection.checkpoint
+    if not inspection.has_full_tensors:
+        found.raise_if_errors()
+    layouts = checkpoint.strategy.layouts
+    tensors = distribute(checkpoint, strategy)
+    holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
+    ranks = {*inspection.expected_ranks, *chain(*holders)}
+    if layouts:
+        ranks |= {*checkpoint.strategy.ranks}
+    side = _Side(
+        catalog,
+        None,
+        found,
+        sorted(ranks),
+        tuple(_find_stages(chain(*layouts.values()))),
+        tensors,
+        {one.name: _full_meta(one) for one in checkpoint.records},
+        {name: layouts[name] for name in layouts if name not in tensors},
+    )
+    return replace(side.explain(rank, pattern), inspection=inspection)
+
+
+def _full_meta(one: Tensor) -> TensorMeta:
+    """Return a full tensor, also of one that lacks slices; else a slice."""
+    if isinstance(one, BrokenTensor) and one.incomplete:
+        return one.meta.of_shape(one.incomplete[0].shape)
+    return one.meta
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """All that there is to explain of a source or a target; see `Explanation`.
+
+    ``absent`` has the layouts of tensors that are in no file.
+    """
+
+    catalog: Catalog
+    target: Strategy | None
+    found: Diagnostics
+    ranks: Sequence[int]
+    stages: tuple[Stage, ...]
+    tensors: Mapping[str, Distribution]
+    metas: Mapping[str, TensorMeta]
+    absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
+
+    def explain(self, rank: int | None, pattern: str | None) -> Explanation:
+        """Return the explanation, only of a rank and only of tensors with such names."""
+        tensors, absent = self.tensors, self.absent
+        _check_rank(rank, self.ranks, self.catalog.root if self.target is None else "the target")
+        names = match_names(pattern, (*tensors, *absent), self.catalog.root)
+        tensors = {name: tensors[name] for name in tensors if name in names}
+        absent = {name: absent[name] for name in absent if name in names}
+        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages))
+        matrices: dict[tuple[int, ...], tuple[int, ...]] = {}
+        if rank is not None:
+            groups = tuple(one for one in groups if rank in one.ranks)
+            parts = {one: one.of_rank(rank) for one in {*tensors.values()}}
+            tensors = {name: parts[one] for name, one in tensors.items() if parts[one].slices}
+            layouts = chain(*absent.values(), *(one.layouts for one in tensors.values()))
+            of_rank = dict.fromkeys(one for one in layouts if rank in one.ranks)
+            matrices = {one.device_matrix: one.coordinate(rank) for one in of_rank}
+            absent = {
+                name: one for name, one in absent.items() if not of_rank.keys().isdisjoint(one)
+            }
+        return Explanation(
+            self.catalog,
+            self.target,
+            self.found,
+            self.ranks,
+            self.stages,
+            tensors,
+            self.metas,
+            _fold(tensors, self.metas, is_exact=rank is not None or pattern is not None),
+            rank,
+            matrices,
+            groups,
+            tuple(absent),
+        )
+
+
+def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
+    """Raise an error for a rank that does not exist; it has the ranks that do."""
+    if rank is not None and rank not in ranks:
+        what = "the ranks are" if len(ranks) > 1 else "the only one is"
+        numbers = format_ranks(ranks, most=6).partition(" ")[2]
+        text, hint = f"there is no rank {rank}", f"--rank with one of {numbers}"
+        facts = f"{what} {numbers}"
+        raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
+
+
+def match_names(pattern: str | None, names: Iterable[str], where: str) -> frozenset[str]:
+    """Return the names that match a pattern, or all; an error has the nearest name."""
+    known = dict.fromkeys(names)
+    if pattern is None:
+        return frozenset(known)
+    if pattern in known:
+        return frozenset([pattern])
+    found = frozenset(name for name in known if fnmatchcase(name, pattern))
+    if not found:
+        near = nearest(pattern, known)
+        facts = f"there are {count(len(known), 'tensor')}"
+        text, hint = f"no tensor is named like {pattern}", near and f"--tensor {near}"
+        raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
+    return found
+
+
+# ------------------------------------------------------------------------------------ distributions
+
+
+def distribute(checkpoint: Checkpoint, listed: Strategy | None = None) -> dict[str, Distribution]:
+    """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
+
+    Equal distributions are one object.  A tensor whose slices do not fit together has no slices.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    listed
+        The strategy as it was read, before contents corrected it.
+    """
+    catalog, known = checkpoint.catalog, dict[Hashable, Distribution]()
+    found: dict[str, Distribution] = {}
+    for one in checkpoint.records:
+        held = catalog.holders.get(one.name, ())
+        slicings, shard = tuple(_slicings(one)), _listed_shard(one, listed)
+        groups = one.known_by.groups if isinstance(one.known_by, Whole | Unlisted) else ()
+        key = (_full_meta(one).shape, groups, *(each.key for each in slicings), _known(one), shard)
+        if (key, id(held)) not in known:
+            shape, slices = _full_meta(one).shape, tuple(_slices_of(slicings, held))
+            if groups:
+                slices = tuple(Slice((Region.whole(shape),), ranks, ranks) for ranks in groups)
+            known[key, id(held)] = Distribution(shape, _known(one), slices, shard)
+        found.setdefault(one.name, known[key, id(held)])
+    return found
+
+
+def _slicings(one: Tensor) -> Iterator[Slicing]:
+    """Yield the slicings of all stages that hold slices of a tensor; none without a layout."""
+    if isinstance(one.known_by, Whole | Unlisted):
+        return
+    if isinstance(one, FullTensor):
+        yield one.slicing
+        yield from one.copies
+    yield from one.incomplete
+
+
+def _slices_of(slicings: Iterable[Slicing], held: Ranks) -> Iterator[Slice]:
+    having = frozenset(held)
+    for slicing in slicings:
+        layout = slicing.layout if isinstance(slicing, LayoutSlicing) else None
+        for ranks, regions in zip(slicing.owners(), slicing.regions(), strict=True):
+            stored = (
+                ranks if having.issuperset(ranks) else tuple(filter(having.__contains__, ranks))
+            )
+            yield Slice(regions, ranks, stored, layout)
+
+
+def _known(one: Tensor) -> Known:
+    match one.known_by:
+        case Listed():
+            return "listed"
+        case Follows():
+            return "follows"
+        case Whole():
+            return "whole"
+        case Unlisted():
+            return "unlisted"
+
+
+def _listed_shard(one: Tensor, listed: Strategy | None) -> int | None:
+    """Return the optimizer shard that the strategy lists, if that of the slices is another."""
+    base = one.known_by.parameter if isinstance(one.known_by, Follows) else one.name
+    layouts = () if listed is None else listed.layouts.get(base, ())
+    slicings = [each.layout for each in _slicings(one) if isinstance(each, LayoutSlicing)]
+    if not layouts or not slicings or layouts[0].optimizer_shard == slicings[0].optimizer_shard:
+        return None
+    return layouts[0].optimizer_shard
+
+
+# ------------------------------------------------------------------------------ ranks, stages, rows
+
+
+def _find_stages(layouts: Iterable[Layout]) -> Iterator[Stage]:
+    """Yield the stages, with their device matrices: those of most sharded tensors first."""
+    found: dict[range, dict[tuple[int, ...], list[int]]] = {}
+    for one in layouts:
+        number = found.setdefault(one.ranks, {}).setdefault(one.device_matrix, [0, 0, 0])
+        slices = max(one.slice_counts, default=1)
+        number[0] += slices > one.optimizer_shard
+        number[1] += slices > 1
+        number[2] += 1
+    for ranks, matrices in sorted(found.items(), key=lambda item: item[0][0]):
+        yield Stage(ranks, tuple(sorted(matrices, key=matrices.__getitem__, reverse=True)))
+
+
+def _group(
+    tensors: Mapping[str, Distribution],
+    metas: Mapping[str, TensorMeta],
+    ranks: Sequence[int],
+    stages: Sequence[Stage],
+) -> Iterator[RankGroup]:
+    """Yield the ranks that hold the same slices of all tensors that are known to be slices.
+
+    What a rank has for itself, such as a random state, distinguishes no groups.
+    """
+    names: dict[Distribution, list[str]] = {}
+    for name, one in tensors.items():
+        names.setdefault(one, []).append(name)
+    held: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+    amounts = dict.fromkeys(ranks, (0, 0))
+    sources: dict[int, set[int]] = {rank: set() for rank in ranks}
+    for number, (one, having) in enumerate(names.items()):
+        elements = math.prod(one.shape)
+        for at, part in enumerate(one.slices):
+            share = (part.size, elements) if elements else (1, 1)
+            nbytes = sum(metas[name].nbytes * share[0] // share[1] for name in having)
+            for rank in part.ranks:
+                before = amounts[rank]
+                amounts[rank] = before[0] + len(having), before[1] + nbytes
+                sources[rank].update(taken.rank for taken in part.taken)
+                if one.known_by != "unlisted":
+                    held[rank].append((number, at))
+    stage_of = {rank: stage for stage in stages for rank in stage.ranks}
+    groups: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        stage = stage_of.get(rank)
+        key = tuple(held[rank]), amounts[rank], stage and stage.ranks, frozenset(sources[rank])
+        groups.setdefault(key, []).append(rank)
+    for members in groups.values():
+        stage, coordinate = stage_of.get(members[0]), tuple[int | None, ...]()
+        if stage is not None:
+            layout = Layout(stage.device_matrices[0], (), first_rank=stage.ranks[0])
+            axes = zip(*map(layout.coordinate, members), strict=True)
+            coordinate = tuple(at[0] if len({*at}) == 1 else None for at in axes)
+        yield RankGroup(
+            tuple(members),
+            None if stage is None else stage.ranks[0] // len(stage.ranks),
+            coordinate,
+            *amounts[members[0]],
+            tuple(sorted(sources[members[0]])),
+        )
+
+
+def _fold(
+    tensors: Mapping[str, Distribution], metas: Mapping[str, TensorMeta], is_exact: bool
+) -> tuple[Row, ...]:
+    """Fold the tensors that are distributed alike; if ``is_exact``, over the same ranks."""
+    numbers: dict[Hashable, int] = {}  # of the kinds, which have a slice for each rank
+    kinds: dict[Distribution, int] = {}
+    placements: dict[Distribution, Placement] = {}
+    for one in dict.fromkeys(tensors.values()):
+        first = one.layouts[0].first_rank if one.layouts else 0
+        layouts: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in one.layouts)
+        if is_exact:
+            layouts = (one.layouts, tuple(part.stored for part in one.slices))
+        regions = tuple((part.regions, part.taken) for part in one.slices)
+        kind = one.known_by == "unlisted", layouts, regions, one.listed_shard
+        kinds[one] = numbers.setdefault(kind, len(numbers))
+        ranks = tuple(tuple(rank - first for rank in part.ranks) for part in one.slices)
+        placements[one] = Placement("layout", None, ranks, first_rank=first)
+    entries = tuple(
+        Entry(name, metas[name].dtype, metas[name].header_shape, placements[one])
+        for name, one in tensors.items()
+    )
+    full = {name: metas[name] for name in tensors}
+    listed = [name for name, one in tensors.items() if one.known_by == "listed"]
+    states = drop_unlike_shapes(match_states(listed, full), full)
+    return fold_rows(Summary(entries, states), lambda entry: kinds[tensors[entry.name]])
+
+
+# ----------------------------------------------------------------------------------------- a target
+
+
+def _explain_target(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Strategy,
+    rank: int | None,
+    pattern: str | None,
+    options: ResolveOptions,
+    executor: Executor,
+) -> Explanation:
+    """Explain what the ranks of a target would hold, and read; or why it cannot be."""
+    _check_rank(rank, target.ranks, target.origin)
+    plan, placed, found = try_reading(catalog, strategy, target, options, executor)
+    layouts = [*placed]
+    placed_layouts = chain(*(of_tensor for _, of_tensor in layouts))
+    in_stages = (one for one in placed_layouts if len(one.ranks) == target.stage_ranks)
+    stages = tuple(_find_stages(in_stages))
+    if plan is None:
+        obstacles = tuple(_find_obstacles(layouts))
+        if not obstacles:
+            found.raise_if_errors()
+        nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
+        return replace(nothing.explain(None, None), rank=rank, obstacles=obstacles)
+    by_name: dict[str, list[Transfer]] = {}
+    for transfer in plan.transfers:
+        by_name.setdefault(transfer.name, []).append(transfer)
+    names = match_names(pattern, by_name, catalog.root)
+    by_name = {name: of_name for name, of_name in by_name.items() if name in names}
+    metas = {name: of_name[0].meta for name, of_name in by_name.items()}
+    tensors = _distribute_target(plan, by_name)
+    return _Side(catalog, target, found, target.ranks, stages, tensors, metas).explain(rank, None)
+
+
+def _distribute_target(
+    plan: Plan, transfers: Mapping[str, Sequence[Transfer]]
+) -> dict[str, Distribution]:
+    """Return what the ranks of a target would hold, and read; equal distributions are one object.
+
+    Of the tensors that are distributed alike in the source and in the target, the outputs of the
+    first are computed.
+    """
+    (catalog,) = plan.inputs
+    alike: dict[Hashable, list[str]] = {}
+    for name, of_name in transfers.items():
+        key = tuple(
+            (one.layouts, one.source.slicing.key, id(catalog.holders[one.source.name]))
+            for one in of_name
+        )
+        alike.setdefault(key, []).append(name)
+    found: dict[str, Distribution] = {}
+    firsts = tuple(chain(*(transfers[names[0]] for names in alike.values())))
+    slices: dict[str, dict[tuple[Region, Layout], tuple[tuple[Taken, ...], list[int]]]] = {}
+    layouts_of = {id(one.terms): one.layouts for one in firsts}
+    for output in replace(plan, transfers=firsts):
+        for tensor in output.tensors:
+            rank, region = output.rank, tensor.region
+            layout = next(one for one in layouts_of[id(tensor.terms)] if rank in one.ranks)
+            equal = slices.setdefault(tensor.meta.name, {})
+            if (region, layout) not in equal:
+                pieces = tensor.pieces(Region.whole(region.shape))
+                taken = (Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces)
+                equal[region, layout] = tuple(taken), []
+            equal[region, layout][1].append(rank)
+    for names in alike.values():
+        parts = (
+            Slice((region,), tuple(ranks), (), layout, taken)
+            for (region, layout), (taken, ranks) in slices[names[0]].items()
+        )
+        shape = transfers[names[0]][0].meta.shape
+        one = Distribution(shape, "listed", tuple(parts))
+        found.update(dict.fromkeys(names, one))
+    return {name: found[name] for name in transfers}
+
+
+def _find_obstacles(
+    placed: Sequence[tuple[FullTensor, tuple[Layout, ...]]],
+) -> Iterator[Obstacle]:
+    """Yield the axes that do not divide: once for each layout, shape and axis."""
+    names: dict[tuple[Layout, tuple[int, ...]], list[str]] = {}
+    for tensor, layouts in placed:
+        for layout in layouts:
+            names.setdefault((layout, tensor.meta.shape), []).append(tensor.name)
+    matrices: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
+    for (layout, shape), having in names.items():
+        if len(shape) != len(layout.tensor_map) or not layout.has_boxes:
+            continue
+        for axis in layout.uneven_axes(shape):
+            matrix = layout.device_matrix
+            if matrix not in matrices:
+                matrices[matrix] = _nearest_matrices(matrix, names)
+            yield Obstacle(tuple(having), shape, layout, axis, matrices[matrix])
+
+
+def _nearest_matrices(
+    matrix: tuple[int, ...], layouts: Iterable[tuple[Layout, tuple[int, ...]]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the nearest device matrices, with at most as many and with more ranks, that divide.
+
+    The axes that are in the way get other sizes: a divisor of each tensor axis that they shard.
+    """
+    pairs = [one for one in layouts if one[0].device_matrix == matrix]
+    uneven = {
+        axis
+        for layout, shape in pairs
+        if len(shape) == len(layout.tensor_map)
+        for one in layout.uneven_axes(shape)
+        for axis in layout.tensor_map[one.axis]
+    }
+    choices = []
+    for place, size in enumerate(matrix):
+        axis = len(matrix) - 1 - place
+        sizes = (
+            shape[at]
+            for layout, shape in pairs
+            for at, axes in enumerate(layout.tensor_map[: len(shape)])
+            if axis in axes
+        )
+        limit = math.gcd(*sizes)
+        choices.append(divisors(limit) if axis in uneven and limit else [size])
+    if math.prod(map(len, choices)) > MAX_MATRICES:
+        return ()
+
+    def unlike(sizes: tuple[int, ...]) -> int:
+        return sum(abs(a - b) for a, b in zip(sizes, matrix, strict=True))
+
+    total = math.prod(matrix)
+    sized = sorted(product(*choices), key=lambda one: (abs(math.prod(one) - total), unlike(one)))
+    fewer = (one for one in sized if math.prod(one) <= total)
+    more = (one for one in sized if math.prod(one) > total)
+    found = (next((one for one in side if _divides(one, pairs)), None) for side in (fewer, more))
+    return tuple(one for one in found if one is not None)
+
+
+def _divides(matrix: tuple[int, ...], layouts: Iterable[tuple[Layout, tuple[int, ...]]]) -> bool:
+    """Return whether a device matrix can take the place of that of all these layouts."""
+    for layout, shape in layouts:
+        free = math.prod(matrix) // math.prod(
+            matrix[len(matrix) - 1 - axis] for axes in layout.tensor_map for axis in axes
+        )
+        if free % layout.optimizer_shard:
+            return False
+        if replace(layout, device_matrix=matrix, first_rank=0).why_not(shape) is not None:
+            return False
+    return True
