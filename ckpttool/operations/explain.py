@@ -26,6 +26,7 @@ from ckpttool.model.slicing import (
     FullTensor,
     LayoutSlicing,
     Listed,
+    RankGroups,
     Slicing,
     Unlisted,
     Whole,
@@ -45,9 +46,11 @@ if TYPE_CHECKING:
     from ckpttool.operations.describe import Inspection
 
 Ranks = tuple[int, ...]
+Matrix = tuple[int, ...]  # a device matrix
 Known = Literal["listed", "follows", "whole", "unlisted"]
 
 MAX_MATRICES = 10_000  # device matrices that are tried, to find the nearest that divide
+MAX_GROWTH = 4  # times as many ranks are tried at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +126,10 @@ class Distribution:
     listed_shard: int | None = None
 
     @property
-    def has_layout(self) -> bool:
-        """Whether the slices are those of a strategy or a description."""
-        return self.known_by in ("listed", "follows")
-
-    @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layout of each stage."""
         layouts = (one.layout for one in self.slices if one.layout is not None)
         return tuple(dict.fromkeys(layouts))
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether a rank holds only some of its elements."""
-        return any(one.size < math.prod(self.shape) for one in self.slices)
 
     def of_rank(self, rank: int) -> Distribution:
         """Return the distribution with only the slices of a rank."""
@@ -182,7 +175,8 @@ class Obstacle:
     axis
         The axis, and the nearest numbers of slices that divide it.
     matrices
-        The nearest device matrices that divide all tensors that have the matrix of this layout.
+        What the device matrix of this layout can become, so that all tensors divide: with the
+        nearest number of ranks that is not larger, and the nearest that is.
     """
 
     tensors: tuple[str, ...]
@@ -214,6 +208,8 @@ class Explanation:
         Name to full tensor; of one without a full shape, a slice.
     rows
         The same tensors, folded.
+    pattern
+        What the names of these tensors are like; None for all tensors.
     rank, matrices
         The explained rank, and its coordinate in each device matrix; None and none for all ranks.
     groups
@@ -234,6 +230,7 @@ class Explanation:
     tensors: Mapping[str, Distribution]
     metas: Mapping[str, TensorMeta]
     rows: tuple[Row, ...]
+    pattern: str | None
     rank: int | None
     matrices: Mapping[tuple[int, ...], tuple[int, ...]]
     groups: tuple[RankGroup, ...]
@@ -285,6 +282,7 @@ def explain(
     found = Diagnostics("inspect")
     inspection = examine(
         *(catalog, strategy),
+        every_tensor=True,
         ignore_manifest=options.manifest == "ignore",
         options=options,
         executor=executor,
@@ -294,7 +292,8 @@ def explain(
     if not inspection.has_full_tensors:
         found.raise_if_errors()
     layouts = checkpoint.strategy.layouts
-    tensors = distribute(checkpoint, strategy)
+    equal_ranks = {name: one.ranks for name, one in inspection.summary.equal_ranks.items()}
+    tensors = distribute(checkpoint, strategy, equal_ranks)
     holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
     ranks = {*inspection.expected_ranks, *chain(*holders)}
     if layouts:
@@ -363,6 +362,7 @@ class _Side:
             tensors,
             self.metas,
             _fold(tensors, self.metas, is_exact=rank is not None or pattern is not None),
+            pattern,
             rank,
             matrices,
             groups,
@@ -399,7 +399,11 @@ def match_names(pattern: str | None, names: Iterable[str], where: str) -> frozen
 # ------------------------------------------------------------------------------------ distributions
 
 
-def distribute(checkpoint: Checkpoint, listed: Strategy | None = None) -> dict[str, Distribution]:
+def distribute(
+    checkpoint: Checkpoint,
+    listed: Strategy | None = None,
+    equal_ranks: Mapping[str, RankGroups] | None = None,
+) -> dict[str, Distribution]:
     """Return how the tensors of a checkpoint are distributed, also those that are incomplete.
 
     Equal distributions are one object.  A tensor whose slices do not fit together has no slices.
@@ -410,6 +414,8 @@ def distribute(checkpoint: Checkpoint, listed: Strategy | None = None) -> dict[s
         The checkpoint.
     listed
         The strategy as it was read, before contents corrected it.
+    equal_ranks
+        Name to the groups of ranks with equal contents, of tensors without a layout.
     """
     catalog, known = checkpoint.catalog, dict[Hashable, Distribution]()
     found: dict[str, Distribution] = {}
@@ -417,6 +423,8 @@ def distribute(checkpoint: Checkpoint, listed: Strategy | None = None) -> dict[s
         held = catalog.holders.get(one.name, ())
         slicings, shard = tuple(_slicings(one)), _listed_shard(one, listed)
         groups = one.known_by.groups if isinstance(one.known_by, Whole | Unlisted) else ()
+        if groups and equal_ranks is not None:
+            groups = equal_ranks.get(one.name, groups)
         key = (_full_meta(one).shape, groups, *(each.key for each in slicings), _known(one), shard)
         if (key, id(held)) not in known:
             shape, slices = _full_meta(one).shape, tuple(_slices_of(slicings, held))
@@ -585,15 +593,17 @@ def _explain_target(
         if not obstacles:
             found.raise_if_errors()
         nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
-        return replace(nothing.explain(None, None), rank=rank, obstacles=obstacles)
+        return replace(nothing.explain(None, None), rank=rank, groups=(), obstacles=obstacles)
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
-    names = match_names(pattern, by_name, catalog.root)
+    names = match_names(pattern, by_name, catalog.root)  # before the pieces of all are computed
     by_name = {name: of_name for name, of_name in by_name.items() if name in names}
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
     tensors = _distribute_target(plan, by_name)
-    return _Side(catalog, target, found, target.ranks, stages, tensors, metas).explain(rank, None)
+    return _Side(catalog, target, found, target.ranks, stages, tensors, metas).explain(
+        rank, pattern
+    )
 
 
 def _distribute_target(
@@ -645,64 +655,87 @@ def _find_obstacles(
     for tensor, layouts in placed:
         for layout in layouts:
             names.setdefault((layout, tensor.meta.shape), []).append(tensor.name)
-    matrices: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
+    near: dict[Matrix, tuple[Matrix, ...]] = {}
     for (layout, shape), having in names.items():
         if len(shape) != len(layout.tensor_map) or not layout.has_boxes:
             continue
         for axis in layout.uneven_axes(shape):
-            matrix = layout.device_matrix
-            if matrix not in matrices:
-                matrices[matrix] = _nearest_matrices(matrix, names)
-            yield Obstacle(tuple(having), shape, layout, axis, matrices[matrix])
+            near = near or _nearest_matrices(math.prod(layout.device_matrix), names)
+            yield Obstacle(tuple(having), shape, layout, axis, near[layout.device_matrix])
 
 
 def _nearest_matrices(
-    matrix: tuple[int, ...], layouts: Iterable[tuple[Layout, tuple[int, ...]]]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the nearest device matrices, with at most as many and with more ranks, that divide.
+    ranks: int, placed: Iterable[tuple[Layout, tuple[int, ...]]]
+) -> dict[Matrix, tuple[Matrix, ...]]:
+    """Return for each device matrix those that divide all tensors, with other numbers of ranks.
 
-    The axes that are in the way get other sizes: a divisor of each tensor axis that they shard.
+    The numbers are the nearest two for which every device matrix has such a one: at most as many as
+    ``ranks``, and more.
     """
-    pairs = [one for one in layouts if one[0].device_matrix == matrix]
-    uneven = {
-        axis
-        for layout, shape in pairs
-        if len(shape) == len(layout.tensor_map)
-        for one in layout.uneven_axes(shape)
-        for axis in layout.tensor_map[one.axis]
-    }
-    choices = []
+    pairs: dict[Matrix, list[tuple[Layout, tuple[int, ...]]]] = {}
+    for layout, shape in placed:
+        if len(layout.ranks) == ranks and len(layout.tensor_map) == len(shape):
+            pairs.setdefault(layout.device_matrix, []).append((layout, shape))
+    ways = {matrix: _vary(matrix, of_matrix) for matrix, of_matrix in pairs.items()}
+
+    def fit(matrix: Matrix, number: int) -> Matrix | None:
+        """Return the nearest device matrix of so many ranks."""
+        for way in ways[matrix]:
+            rest, is_left = divmod(number, math.prod(filter(None, way)))
+            has_rest = 0 in way
+            if is_left or (rest > 1 and not has_rest):
+                continue
+            first = way.index(0) if has_rest else -1
+            found = tuple(rest if at == first else size or 1 for at, size in enumerate(way))
+            if _divides(found, pairs[matrix]):
+                return found
+        return None
+
+    found: dict[Matrix, tuple[Matrix, ...]] = dict.fromkeys(pairs, ())
+    for numbers in (range(ranks, 0, -1), range(ranks + 1, MAX_GROWTH * ranks + 1)):
+        fits = ({matrix: fit(matrix, number) for matrix in pairs} for number in numbers)
+        for each in fits:
+            if None not in each.values():
+                found = {key: (*of_key, one) for key, of_key in found.items() if (one := each[key])}
+                break
+    return found
+
+
+def _vary(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> list[Matrix]:
+    """Return a device matrix with other sizes of the axes that are in the way, the nearest first.
+
+    Such a size divides each tensor axis that the device axis shards.  Axes that shard nothing have
+    size 0: they take what is left.
+    """
+    uneven: set[int] = set()
+    sharded: dict[int, list[int]] = {}
+    for layout, shape in placed:
+        uneven |= {at for one in layout.uneven_axes(shape) for at in layout.tensor_map[one.axis]}
+        for axes, size in zip(layout.tensor_map, shape, strict=True):
+            for at in axes:
+                sharded.setdefault(at, []).append(size)
+    choices: list[list[int]] = []
     for place, size in enumerate(matrix):
         axis = len(matrix) - 1 - place
-        sizes = (
-            shape[at]
-            for layout, shape in pairs
-            for at, axes in enumerate(layout.tensor_map[: len(shape)])
-            if axis in axes
-        )
-        limit = math.gcd(*sizes)
-        choices.append(divisors(limit) if axis in uneven and limit else [size])
+        limit = math.gcd(*sharded.get(axis, [0]))
+        if axis in uneven:
+            choices.append(divisors(limit)[1:] or [1])
+        else:
+            choices.append([size if axis in sharded else 0])
     if math.prod(map(len, choices)) > MAX_MATRICES:
-        return ()
+        return []
 
-    def unlike(sizes: tuple[int, ...]) -> int:
+    def unlike(sizes: Matrix) -> int:
         return sum(abs(a - b) for a, b in zip(sizes, matrix, strict=True))
 
-    total = math.prod(matrix)
-    sized = sorted(product(*choices), key=lambda one: (abs(math.prod(one) - total), unlike(one)))
-    fewer = (one for one in sized if math.prod(one) <= total)
-    more = (one for one in sized if math.prod(one) > total)
-    found = (next((one for one in side if _divides(one, pairs)), None) for side in (fewer, more))
-    return tuple(one for one in found if one is not None)
+    return sorted(product(*choices), key=unlike)
 
 
-def _divides(matrix: tuple[int, ...], layouts: Iterable[tuple[Layout, tuple[int, ...]]]) -> bool:
+def _divides(matrix: Matrix, placed: Iterable[tuple[Layout, tuple[int, ...]]]) -> bool:
     """Return whether a device matrix can take the place of that of all these layouts."""
-    for layout, shape in layouts:
-        free = math.prod(matrix) // math.prod(
-            matrix[len(matrix) - 1 - axis] for axes in layout.tensor_map for axis in axes
-        )
-        if free % layout.optimizer_shard:
+    for layout, shape in placed:
+        used = math.prod(matrix[-1 - axis] for axes in layout.tensor_map for axis in axes)
+        if math.prod(matrix) // used % layout.optimizer_shard:
             return False
         if replace(layout, device_matrix=matrix, first_rank=0).why_not(shape) is not None:
             return False
