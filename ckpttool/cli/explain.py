@@ -317,11 +317,12 @@ def _print_rank(found: Explanation) -> None:
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
         for part in one.slices:
-            last = _taken_text(part) if found.target is not None else _same_text(part, found.rank)
+            last = _same_text(part, found) if found.target is None else _taken_text(part)
             rows.append(
                 (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
             )
-    last = "same on" if found.target is None else "taken from"
+    last = "ranks of the layout" if found.is_deduplicated else "same on"
+    last = last if found.target is None else "taken from"
     columns = ("tensors", "slice", "sharded", last)
     tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
     _print_more(len(found.rows) - MAX_ROWS, "row")
@@ -332,13 +333,14 @@ def _print_slices(row: Row, found: Explanation) -> None:
     one = found.tensors[row.first.name]
     rows = []
     for part in one.slices[:MAX_ROWS]:
-        last = _taken_text(part) if found.target is not None else _lost_text(part)
+        last = _stored_text(part, found) if found.target is None else _taken_text(part)
         numbers = format_numbers(part.ranks, most=MAX_RANGES)
         rows.append((_regions_text(part.regions), numbers, last))
     sharded = _sharded_text(one, found.stages)
     what = "not sharded" if sharded == "no" else sharded
     title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
-    last = "missing" if found.target is None else "taken from"
+    last = "saved by" if found.is_deduplicated else "missing"
+    last = last if found.target is None else "taken from"
     tables.print_table(title, ("slice", "ranks", last), rows)
     _print_more(len(one.slices) - MAX_ROWS, "slice")
 
@@ -364,17 +366,21 @@ def _slice_text(part: Slice, shape: Sequence[int]) -> str:
     return f"{_regions_text(part.regions)} of {_brackets(shape)}" if shape else "scalar"
 
 
-def _same_text(part: Slice, rank: int | None) -> str:
+def _same_text(part: Slice, found: Explanation) -> str:
+    """Return the other ranks that hold a slice; of a deduplicated checkpoint those that should."""
     if not part.stored:
         return "no file has it"
-    others = [one for one in part.stored if one != rank]
+    ranks = part.ranks if found.is_deduplicated else part.stored
+    others = [one for one in ranks if one != found.rank]
     return format_numbers(others, most=MAX_RANGES) if others else "no other rank"
 
 
-def _lost_text(part: Slice) -> str:
-    """Return which of the ranks have no such slice on disk."""
+def _stored_text(part: Slice, found: Explanation) -> str:
+    """Return who saved a slice, or which of its ranks have it not on disk."""
     if not part.stored:
         return "no file has it"
+    if found.is_deduplicated:
+        return format_numbers(part.stored, most=MAX_RANGES)
     lost = {*part.ranks}.difference(part.stored)
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 

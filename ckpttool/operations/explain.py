@@ -238,6 +238,11 @@ class Explanation:
     obstacles: tuple[Obstacle, ...] = ()
     inspection: Inspection | None = None
 
+    @property
+    def is_deduplicated(self) -> bool:
+        """Whether each slice is on one of its ranks, as the checkpoint was saved."""
+        return self.inspection is not None and self.inspection.checkpoint.is_deduplicated
+
 
 def explain(
     catalog: Catalog,
@@ -307,6 +312,7 @@ def explain(
         tensors,
         {one.name: _full_meta(one) for one in checkpoint.records},
         {name: layouts[name] for name in layouts if name not in tensors},
+        checkpoint.is_deduplicated,
     )
     return replace(side.explain(rank, pattern), inspection=inspection)
 
@@ -322,7 +328,8 @@ def _full_meta(one: Tensor) -> TensorMeta:
 class _Side:
     """All that there is to explain of a source or a target; see `Explanation`.
 
-    ``absent`` has the layouts of tensors that are in no file.
+    ``absent`` has the layouts of tensors that are in no file.  In a deduplicated checkpoint each
+    slice is on one of its ranks.
     """
 
     catalog: Catalog
@@ -333,6 +340,7 @@ class _Side:
     tensors: Mapping[str, Distribution]
     metas: Mapping[str, TensorMeta]
     absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
+    is_deduplicated: bool = False
 
     def explain(self, rank: int | None, pattern: str | None) -> Explanation:
         """Return the explanation, only of a rank and only of tensors with such names."""
@@ -361,7 +369,11 @@ class _Side:
             self.stages,
             tensors,
             self.metas,
-            _fold(tensors, self.metas, is_exact=rank is not None or pattern is not None),
+            _fold(
+                *(tensors, self.metas),
+                over_stages=rank is None and pattern is None,
+                by_stored=not self.is_deduplicated,
+            ),
             pattern,
             rank,
             matrices,
@@ -543,19 +555,25 @@ def _group(
 
 
 def _fold(
-    tensors: Mapping[str, Distribution], metas: Mapping[str, TensorMeta], is_exact: bool
+    tensors: Mapping[str, Distribution],
+    metas: Mapping[str, TensorMeta],
+    over_stages: bool,
+    by_stored: bool,
 ) -> tuple[Row, ...]:
-    """Fold the tensors that are distributed alike; if ``is_exact``, over the same ranks."""
+    """Fold the tensors that are distributed alike: over ranks of several stages, or of one.
+
+    With ``by_stored`` also the ranks that have a slice on disk are the same.
+    """
     numbers: dict[Hashable, int] = {}  # of the kinds, which have a slice for each rank
     kinds: dict[Distribution, int] = {}
     placements: dict[Distribution, Placement] = {}
     for one in dict.fromkeys(tensors.values()):
         first = one.layouts[0].first_rank if one.layouts else 0
-        layouts: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in one.layouts)
-        if is_exact:
-            layouts = (one.layouts, tuple(part.stored for part in one.slices))
+        where: tuple[object, ...] = tuple(replace(each, first_rank=0) for each in one.layouts)
+        if not over_stages:
+            where = one.layouts, tuple(part.stored for part in one.slices if by_stored)
         regions = tuple((part.regions, part.taken) for part in one.slices)
-        kind = one.known_by == "unlisted", layouts, regions, one.listed_shard
+        kind = one.known_by == "unlisted", where, regions, one.listed_shard
         kinds[one] = numbers.setdefault(kind, len(numbers))
         ranks = tuple(tuple(rank - first for rank in part.ranks) for part in one.slices)
         placements[one] = Placement("layout", None, ranks, first_rank=first)
@@ -592,6 +610,7 @@ def _explain_target(
         obstacles = tuple(_find_obstacles(layouts))
         if not obstacles:
             found.raise_if_errors()
+        match_names(pattern, (one.name for one, _ in layouts), catalog.root)
         nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
         return replace(nothing.explain(None, None), rank=rank, groups=(), obstacles=obstacles)
     by_name: dict[str, list[Transfer]] = {}

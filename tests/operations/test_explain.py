@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.model.layout import Layout
 from ckpttool.operations.explain import Explanation, explain
 from ckpttool.problems import PlanError
-from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
+from tests.strategies import examples, moves, table_moves
+from tests.support.checkpoint2 import Save
+from tests.support.checkpoints import cut, noise, oracle, strategy_of, write_ranks
 from tests.support.corpus import (
     GOLDEN,
     expected,
@@ -40,27 +44,31 @@ def explained(case, *, has_target=False, **options) -> Explanation:
 
 def excerpt(entry, regions):
     """The elements of a full tensor in some regions, one behind the other along axis 0."""
-    parts = [
-        entry.array()[tuple(map(slice, region.start, region.stop))].reshape(region.shape)
-        for region in regions
-    ]
+    parts = [entry.array()[(*map(slice, region.start, region.stop), ...)] for region in regions]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def check_source(found, full, ranks):
+    """Compare what ranks are said to hold with what is in their files."""
+    held = {(rank, name) for rank, entries in ranks.items() for name in entries}
+    for name, one in found.tensors.items():
+        for part in one.slices:
+            for rank in part.stored:
+                held.remove((rank, name))
+                stored = ranks[rank][name]
+                if stored.data:
+                    assert excerpt(full[name], part.regions).tobytes() == stored.data, (rank, name)
+    assert held == set()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_rank_is_said_to_hold_is_in_its_file(case):
     full, ranks = merged_by_oracle(case), source_ranks(case)
     found = explained(case)
-    held = {(rank, name) for rank, entries in ranks.items() for name in entries}
     assert found.ranks == sorted(ranks)
-    for name, one in found.tensors.items():
-        for part in one.slices:
-            assert part.stored == part.ranks
-            for rank in part.ranks:
-                held.remove((rank, name))
-                stored = ranks[rank][name]
-                assert excerpt(full[name], part.regions).tobytes() == stored.data, (rank, name)
-    assert held == set()
+    parts = [part for one in found.tensors.values() for part in one.slices]
+    assert [part.stored for part in parts] == [part.ranks for part in parts]
+    check_source(found, full, ranks)
 
 
 @pytest.mark.parametrize("case", [one for one in CASES if "dst" in expected(one)["strategies"]])
@@ -75,11 +83,54 @@ def test_what_a_target_rank_would_hold_is_what_reshard_gives_it(case):
             for taken in part.taken:
                 dst = taken.region.relative_to(region.start)
                 data = excerpt(ranks[taken.rank][name], [taken.src])
-                made[tuple(map(slice, dst.start, dst.stop))] = data
+                made[(*map(slice, dst.start, dst.stop), ...)] = data
             for rank in part.ranks:
                 entry = wanted[rank].pop(name)
                 assert made.tobytes() == excerpt(full[name], [region]).tobytes() == entry.data
     assert {rank: names for rank, names in wanted.items() if names} == {}
+
+
+@examples(60)
+@given(st.one_of(moves(has_state=True), table_moves()))
+def test_whatever_the_layouts_are_the_files_hold_what_is_said(new_folder, move):
+    ranks = cut(move.entries, move.src)
+    folder = write_ranks(new_folder() / "src", ranks, "ckpt")
+    catalog, strategy = ckpttool.scan(str(folder)), replace(move.src, files=())
+    found = explain(catalog, strategy, options=ResolveOptions(trust_strategy=True))
+    check_source(found, move.entries, ranks)
+    target = replace(move.dst, files=())
+    found = explain(catalog, strategy, target, options=ResolveOptions(trust_strategy=True))
+    wanted = cut(move.entries, target)
+    for name, one in found.tensors.items():
+        for part in one.slices:
+            (region,) = part.regions
+            entry = move.entries[name]
+            made = np.zeros_like(excerpt(entry, [region]))
+            for taken in part.taken:
+                dst = taken.region.relative_to(region.start)
+                source = ranks[taken.rank][name]
+                made[(*map(slice, dst.start, dst.stop), ...)] = excerpt(source, [taken.src])
+            for rank in part.ranks:
+                assert made.tobytes() == wanted[rank].pop(name).data
+    assert {rank: names for rank, names in wanted.items() if names} == {}
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+def test_checkpoint_2_is_explained_by_what_it_describes(tmp_path, remove_redundancy):
+    layout = Layout((2, 2, 2), ((1,), (0,)))
+    full = {"w": noise("w", "Float32", (4, 6)), "adam_m.w": noise("adam_m.w", "Float32", (4, 6))}
+    layouts = dict.fromkeys(full, (oracle(layout),))
+    Save(full, layouts, 8, remove_redundancy=remove_redundancy).write(tmp_path / "src")
+    found = explain(ckpttool.scan(str(tmp_path / "src")))
+    assert found.tensors.keys() == full.keys()
+    for name, one in found.tensors.items():
+        assert {rank for part in one.slices for rank in part.stored} <= {*range(8)}
+        for part in one.slices:
+            (region,) = part.regions
+            for rank in part.stored:
+                assert layout.region(rank, (4, 6)) == region, name
+    (row,) = found.rows
+    assert row.prefixes == ("", "adam_m.")
 
 
 @pytest.mark.parametrize("has_target", [False, True])
