@@ -175,8 +175,8 @@ class Obstacle:
     axis
         The axis, and the nearest numbers of slices that divide it.
     matrices
-        What the device matrix of this layout can become, so that all tensors divide: with the
-        nearest number of ranks that is not larger, and the nearest that is.
+        What the device matrix of this layout can become, so that all tensors divide: with a near
+        number of ranks that is not larger, and one that is.
     """
 
     tensors: tuple[str, ...]
@@ -688,40 +688,70 @@ def _nearest_matrices(
 ) -> dict[Matrix, tuple[Matrix, ...]]:
     """Return for each device matrix those that divide all tensors, with other numbers of ranks.
 
-    The numbers are the nearest two for which every device matrix has such a one: at most as many as
-    ``ranks``, and more.
+    The numbers are one that is at most as large as ``ranks``, and one that is larger, for which
+    every device matrix has such a one.  Sizes of axes change as little as possible; then the
+    nearest numbers count.
     """
     pairs: dict[Matrix, list[tuple[Layout, tuple[int, ...]]]] = {}
     for layout, shape in placed:
         if len(layout.ranks) == ranks and len(layout.tensor_map) == len(shape):
             pairs.setdefault(layout.device_matrix, []).append((layout, shape))
     ways = {matrix: _vary(matrix, of_matrix) for matrix, of_matrix in pairs.items()}
+    if not all(ways.values()):
+        return dict.fromkeys(pairs, ())
+    least = sum(_unlike(of_matrix[0], matrix) for matrix, of_matrix in ways.items())
 
-    def fit(matrix: Matrix, number: int) -> Matrix | None:
-        """Return the nearest device matrix of so many ranks."""
+    def fit(matrix: Matrix, number: int) -> tuple[int, Matrix] | None:
+        """Return the device matrix of so many ranks that changes least, and how much it does."""
         for way in ways[matrix]:
-            rest, is_left = divmod(number, math.prod(filter(None, way)))
-            has_rest = 0 in way
-            if is_left or (rest > 1 and not has_rest):
-                continue
-            first = way.index(0) if has_rest else -1
-            found = tuple(rest if at == first else size or 1 for at, size in enumerate(way))
-            if _divides(found, pairs[matrix]):
-                return found
+            filled = _fill(way, matrix, number)
+            if filled is not None and _divides(filled, pairs[matrix]):
+                return _unlike(way, matrix), filled
         return None
 
-    found: dict[Matrix, tuple[Matrix, ...]] = dict.fromkeys(pairs, ())
-    for numbers in (range(ranks, 0, -1), range(ranks + 1, MAX_GROWTH * ranks + 1)):
-        fits = ({matrix: fit(matrix, number) for matrix in pairs} for number in numbers)
-        for each in fits:
-            if None not in each.values():
-                found = {key: (*of_key, one) for key, of_key in found.items() if (one := each[key])}
-                break
-    return found
+    def choose(numbers: Iterable[int]) -> list[Matrix]:
+        """Return the device matrices for one of these numbers, in the order of ``pairs``."""
+        best, change = list[Matrix](), 0
+        for number in numbers:
+            fits = [one for matrix in pairs if (one := fit(matrix, number)) is not None]
+            cost = sum(one for one, _ in fits)
+            if len(fits) == len(pairs) and (not best or cost < change):
+                best, change = [matrix for _, matrix in fits], cost
+                if cost == least:
+                    break
+        return best
+
+    chosen = map(choose, (range(ranks, 0, -1), range(ranks + 1, MAX_GROWTH * ranks + 1)))
+    found = [one for one in chosen if one]
+    return {matrix: tuple(one[at] for one in found) for at, matrix in enumerate(pairs)}
+
+
+def _unlike(way: Matrix, matrix: Matrix) -> int:
+    """Return how much the sizes of axes change."""
+    return sum(abs(a - b) for a, b in zip(way, matrix, strict=True) if a)
+
+
+def _fill(way: Matrix, matrix: Matrix, number: int) -> Matrix | None:
+    """Return a device matrix of so many ranks, with sizes in place of 0; None if there is none.
+
+    Examples
+    --------
+    >>> _fill((0, 0, 32), (32, 3, 48), 4608), _fill((0, 2), (4, 3), 7), _fill((2,), (3,), 4)
+    ((48, 3, 32), None, None)
+    """
+    rest, is_left = divmod(number, math.prod(filter(None, way)))
+    free = [at for at, size in enumerate(way) if not size]
+    if is_left or (rest > 1 and not free):
+        return None
+    kept = math.prod(matrix[at] for at in free[1:])
+    filled = {at: 1 if rest % kept else matrix[at] for at in free}
+    if free:
+        filled[free[0]] = rest if rest % kept else rest // kept
+    return tuple(filled.get(at, size) for at, size in enumerate(way))
 
 
 def _vary(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> list[Matrix]:
-    """Return a device matrix with other sizes of the axes that are in the way, the nearest first.
+    """Return device matrices with other sizes of the axes that are in the way, the nearest first.
 
     Such a size divides each tensor axis that the device axis shards.  Axes that shard nothing have
     size 0: they take what is left.
@@ -743,19 +773,16 @@ def _vary(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> l
             choices.append([size if axis in sharded else 0])
     if math.prod(map(len, choices)) > MAX_MATRICES:
         return []
-
-    def unlike(sizes: Matrix) -> int:
-        return sum(abs(a - b) for a, b in zip(sizes, matrix, strict=True))
-
-    return sorted(product(*choices), key=unlike)
+    return sorted(product(*choices), key=lambda way: _unlike(way, matrix))
 
 
-def _divides(matrix: Matrix, placed: Iterable[tuple[Layout, tuple[int, ...]]]) -> bool:
+def _divides(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> bool:
     """Return whether a device matrix can take the place of that of all these layouts."""
-    for layout, shape in placed:
+    for layout, _ in placed:  # quicker than `why_not`, and nearly always the reason
         used = math.prod(matrix[-1 - axis] for axes in layout.tensor_map for axis in axes)
         if math.prod(matrix) // used % layout.optimizer_shard:
             return False
-        if replace(layout, device_matrix=matrix, first_rank=0).why_not(shape) is not None:
-            return False
-    return True
+    moved = (
+        (replace(layout, device_matrix=matrix, first_rank=0), shape) for layout, shape in placed
+    )
+    return all(layout.why_not(shape) is None for layout, shape in moved)
