@@ -209,8 +209,8 @@ class _Ranks:
         A tensor that stages share is taken from the lowest stage that holds all of it.
         """
         catalog, meta = self.catalog, self.catalog.metas[name]
-        broken = BrokenTensor(meta, known_by)
-        complete, incomplete = list[LayoutSlicing](), list[LayoutSlicing]()
+        broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
+        incomplete: list[LayoutSlicing] = []
         kind = tuple(
             (number, one.dtype, one.shape, one.whole_shape)
             for number, header in enumerate(catalog.headers.values())
@@ -232,7 +232,7 @@ class _Ranks:
                 (incomplete if stage.gaps else complete).append(slicing)
         if not complete:
             gaps = gaps or (tuple(layouts[0].ranks),)
-            return replace(broken, gaps=gaps, incomplete=tuple(incomplete))
+            return replace(broken, gaps=gaps, slicings=tuple(incomplete))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))

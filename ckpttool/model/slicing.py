@@ -90,10 +90,9 @@ class Slicing(Protocol):
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
 
     def regions(self) -> Iterator[tuple[Region, ...]]:
-        """Yield the elements of each slice, in the order of `owners`, as disjoint boxes.
+        """Yield the elements of each slice, in the order of `replicas`.
 
-        Only the slices of a field-sliced embedding have several boxes.  Those without elements have
-        none there.
+        A slice is one region of the full tensor; that of a field-sliced embedding is several.
         """
 
     def bounds(self, rank: int) -> Region:
@@ -111,8 +110,8 @@ class LayoutSlicing:
     shape
         The full shape.
     tensors
-        Rank to stored tensor, with at least one owner of each slice, unless the slicing is
-        ``incomplete``.  Ranks outside the stage are ignored.
+        Rank to stored tensor, with at least one owner of each slice.  Ranks outside the stage
+        are ignored.
     """
 
     layout: Layout
@@ -154,13 +153,8 @@ class LayoutSlicing:
 
     def regions(self) -> Iterator[tuple[Region, ...]]:
         """See `Slicing`."""
-        layout, shape = self.layout, self.shape
-        if layout.has_boxes:
-            return ((layout.box(index, shape),) for index in layout.slice_indices())
-        stretches: dict[tuple[int, ...], list[Region]] = {}
-        for index, _, region in layout.overlaps(Region.whole(shape), (0,) * len(shape), shape):
-            stretches.setdefault(index, []).append(region)
-        return (tuple(stretches.get(index, ())) for index in layout.slice_indices())
+        layout = self.layout
+        return (tuple(layout.boxes(index, self.shape)) for index in layout.slice_indices())
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
@@ -231,7 +225,7 @@ class FullTensor:
     copies
         The slicings of the other stages that hold all of it, if stages share it.
     incomplete
-        The slicings of stages that lack some of its slices.
+        The slices of each stage that has gaps, by its layout; nobody there holds some of them.
     is_corrected
         Whether the strategy lists another layout than the slices have.
     only_for
@@ -243,7 +237,7 @@ class FullTensor:
     slicing: Slicing
     known_by: KnownBy
     copies: tuple[LayoutSlicing, ...] = ()
-    incomplete: tuple[LayoutSlicing, ...] = ()
+    incomplete: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
     is_corrected: bool = False
     only_for: tuple[int, int] | None = None
 
@@ -291,20 +285,20 @@ class BrokenTensor:
         How its slicing would be known.
     gaps
         The ranks that should hold each missing slice.
-    incomplete
-        The slicings of stages that hold some of its slices, as far as these show them.
     problem
         Why its slices do not fit together, if there is another reason.
     is_corrected
         See `FullTensor`.
+    slicings
+        The slices of each stage that has gaps, by its layout; nobody holds some of them.
     """
 
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
-    incomplete: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
+    slicings: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -405,9 +399,8 @@ class BoxSlicing:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
 
     def regions(self) -> Iterator[tuple[Region, ...]]:
-        """See `Slicing`; a slice that an `excerpt` left out has none."""
-        for boxes in self.slices:
-            yield tuple(box.region for box in boxes[:1])
+        """See `Slicing`; no region for a slice that an `excerpt` left out."""
+        return (tuple(box.region for box in boxes[:1]) for boxes in self.slices)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`; the full tensor, because a rank may have several boxes."""

@@ -319,8 +319,8 @@ def explain(
 
 def _full_meta(one: Tensor) -> TensorMeta:
     """Return a full tensor, also of one that lacks slices; else a slice."""
-    if isinstance(one, BrokenTensor) and one.incomplete:
-        return one.meta.of_shape(one.incomplete[0].shape)
+    if isinstance(one, BrokenTensor) and one.slicings:
+        return one.meta.of_shape(one.slicings[0].shape)
     return one.meta
 
 
@@ -451,10 +451,10 @@ def _slicings(one: Tensor) -> Iterator[Slicing]:
     """Yield the slicings of all stages that hold slices of a tensor; none without a layout."""
     if isinstance(one.known_by, Whole | Unlisted):
         return
-    if isinstance(one, FullTensor):
-        yield one.slicing
-        yield from one.copies
-    yield from one.incomplete
+    if isinstance(one, BrokenTensor):
+        yield from one.slicings
+    else:
+        yield from (one.slicing, *one.copies, *one.incomplete)
 
 
 def _slices_of(slicings: Iterable[Slicing], held: Ranks) -> Iterator[Slice]:

@@ -87,7 +87,7 @@ def test_boxes_without_elements_among_others_take_no_part():
         (Layout((2, 2), ((0,),), 2), (8,), ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]),
         (Layout((2,), ((0,), ()), rows=(3, 1)), (4, 2), ["[0:3, 0:2]", "[3:4, 0:2]"]),
         (Layout((2,), ((0,),), fields=2), (8,), ["[0:2] [4:6]", "[2:4] [6:8]"]),
-        (Layout((2,), ((0,), ()), fields=2), (0, 3), ["", ""]),
+        (Layout((2,), ((0,), ()), fields=2), (0, 3), ["[0:0, 0:3] [0:0, 0:3]"] * 2),
     ],
 )
 def test_the_regions_of_a_layout_stand_in_the_order_of_their_owners(layout, shape, regions):
