@@ -778,7 +778,7 @@ def _vary(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> l
 
 def _divides(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> bool:
     """Return whether a device matrix can take the place of that of all these layouts."""
-    for layout, _ in placed:  # quicker than `why_not`, and nearly always the reason
+    for layout, _ in placed:  # quicker, and nearly always the reason
         used = math.prod(matrix[-1 - axis] for axes in layout.tensor_map for axis in axes)
         if math.prod(matrix) // used % layout.optimizer_shard:
             return False
