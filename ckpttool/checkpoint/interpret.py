@@ -210,7 +210,6 @@ class _Ranks:
         """
         catalog, meta = self.catalog, self.catalog.metas[name]
         broken, complete = BrokenTensor(meta, known_by), list[LayoutSlicing]()
-        incomplete: list[LayoutSlicing] = []
         kind = tuple(
             (number, one.dtype, one.shape, one.whole_shape)
             for number, header in enumerate(catalog.headers.values())
@@ -221,6 +220,7 @@ class _Ranks:
             problem = disagreement("dtype", catalog, name, "element type", dtypes)
             return replace(broken, problem=problem)
         gaps: tuple[tuple[int, ...], ...] = ()
+        partial: list[LayoutSlicing] = []
         for listed in layouts:
             stage = self.stages.get((listed, kind)) or self._join_stage(name, listed)
             if isinstance(stage, Diagnostic):
@@ -229,15 +229,15 @@ class _Ranks:
             gaps = gaps or stage.gaps
             if stage.shape is not None:
                 slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
-                (incomplete if stage.gaps else complete).append(slicing)
+                (partial if stage.gaps else complete).append(slicing)
         if not complete:
             gaps = gaps or (tuple(layouts[0].ranks),)
-            return replace(broken, gaps=gaps, slicings=tuple(incomplete))
+            return replace(broken, gaps=gaps, partial=tuple(partial))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
         full = meta.of_shape(slicing.shape)
-        return FullTensor(full, slicing, known_by, tuple(copies), tuple(incomplete))
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial))
 
     def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
         """Return what the slices of one stage make; the same for all tensors of a kind."""

@@ -319,8 +319,8 @@ def explain(
 
 def _full_meta(one: Tensor) -> TensorMeta:
     """Return a full tensor, also of one that lacks slices; else a slice."""
-    if isinstance(one, BrokenTensor) and one.slicings:
-        return one.meta.of_shape(one.slicings[0].shape)
+    if isinstance(one, BrokenTensor) and one.partial:
+        return one.meta.of_shape(one.partial[0].shape)
     return one.meta
 
 
@@ -452,7 +452,7 @@ def _slicings(one: Tensor) -> Iterator[Slicing]:
     if isinstance(one.known_by, Whole | Unlisted):
         return
     if isinstance(one, BrokenTensor):
-        yield from one.slicings
+        yield from one.partial
     else:
         yield from (one.slicing, *one.copies, *one.incomplete)
 
