@@ -34,6 +34,7 @@ PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of veri
 # is used, so that --version and --help stay fast.
 COMMANDS = {
     "inspect": "What is this checkpoint, and how is it sharded?",
+    "explain": "What does each rank hold, and what does a target take from whom?",
     "merge": "How do I get one file with the full tensors?",
     "split": "How do I shard a merged checkpoint for the ranks of a strategy?",
     "reshard": "How do I go on with other ranks, or another parallelism?",

@@ -310,9 +310,10 @@ def _fold(text: str, width: float, indent: int = 0) -> list[str]:
     return lines
 
 
-# What stays on one line: `a command`, (4, 2), 64 x 2, rows / 2, x 4, step 2_10, 189.8 KiB, 8 ranks.
+# What stays on one line: `a command`, (4, 2), [0:4, 0:2], 64 x 2, rows / 2, x 4, step 2_10,
+# 189.8 KiB, 8 ranks.
 _TIED = re.compile(
-    r"`[^`]+`|\(\d+(?:, \d+)+\)|(?<=\d) x (?=\d)| / |"
+    r"`[^`]+`|\(\d+(?:, \d+)+\)|\[\d+(?::\d+)?(?:, \d+(?::\d+)?)+\]|(?<=\d) x (?=\d)| / |"
     r"(?<![^ (])(?:x|step|ranks?|stages?|byte) (?=\d)|(?<![^ (])\d[\d.,_-]*(?<!,) (?=[^\d ])"
 )
 

@@ -77,7 +77,8 @@ MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object h
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
 # Of a file, of a dataset and of each group above it; the names count several times.  Files of 1 to
 # 1,000 datasets, with names of 2 to 3,000 characters, stay below (measured with libhdf5 1.14).
-_MOST_FILE_BYTES = 8192  # with a heap of 4096
+_MOST_FILE_BYTES = 4096
+_HEAP_FILE_BYTES = 4096  # of the heap of attributes, if there are any; it may be larger
 _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
 _CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
@@ -155,7 +156,8 @@ class Hdf5(Format):
 
     def file_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the least size of the file with the `index`, in bytes; libhdf5 need not run."""
-        return sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
+        heap = _HEAP_FILE_BYTES if any(name.startswith(PROVENANCE) for name in attrs) else 0
+        return heap + sum(meta.nbytes + _LEAST_HEADER_BYTES for meta in tensors)
 
     def header_bytes(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> int:
         """Return the most bytes that libhdf5 takes for superblock, groups and dataset headers."""
@@ -164,7 +166,7 @@ class Hdf5(Format):
             _MOST_LINK_BYTES * len(meta.name.split("/")) + _MOST_NAMES * len(meta.name.encode())
             for meta in tensors
         )
-        return _MOST_FILE_BYTES + 2 * texts + links
+        return _MOST_FILE_BYTES + _HEAP_FILE_BYTES + 2 * texts + links
 
     def index(self, tensors: Sequence[TensorMeta], attrs: Mapping[str, str] = {}) -> Header:
         """Return the header as libhdf5 writes it, with every dataset allocated.

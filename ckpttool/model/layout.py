@@ -121,10 +121,35 @@ def nearest_divisors(size: int, slices: int) -> tuple[int, ...]:
     >>> nearest_divisors(64, 7), nearest_divisors(4, 6)
     ((4, 8), (4,))
     """
-    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
-    divisors = sorted({*small, *(size // n for n in small)})
-    at = bisect_left(divisors, slices)
-    return tuple(divisors[max(0, at - 1) : at + 1])
+    found = divisors(size)
+    at = bisect_left(found, slices)
+    return tuple(found[max(0, at - 1) : at + 1])
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, ascending.
+
+    Examples
+    --------
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenAxis:
+    """A tensor axis of ``size`` elements that ``slices`` equal slices do not divide."""
+
+    axis: int
+    size: int
+    slices: int
+
+    @property
+    def nearest(self) -> tuple[int, ...]:
+        """The nearest numbers of slices that divide it."""
+        return nearest_divisors(self.size, self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +276,20 @@ class Layout:
 
     def _size(self, axis: int) -> int:
         return self.device_matrix[len(self.device_matrix) - 1 - axis]
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Return the position of ``rank`` along each axis of the device matrix, outermost first.
+
+        Examples
+        --------
+        >>> Layout((2, 2, 2), ()).coordinate(5), Layout((2, 4), (), first_rank=8).coordinate(15)
+        ((1, 0, 1), (1, 3))
+        """
+        place, found = rank - self.first_rank, []
+        for size in reversed(self.device_matrix):
+            place, at = divmod(place, size)
+            found.append(at)
+        return tuple(reversed(found))
 
     def slice_index(self, rank: int) -> tuple[int, ...]:
         """Return the position of the slice of ``rank`` along each tensor axis."""
@@ -430,6 +469,22 @@ class Layout:
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
         return len(self.split_shape) == slices and self.has_boxes
 
+    def uneven_axes(self, shape: tuple[int, ...]) -> tuple[UnevenAxis, ...]:
+        """Return the axes of a full tensor of ``shape`` that the slices do not divide.
+
+        Examples
+        --------
+        >>> Layout((3,), ((0,), ())).uneven_axes((8, 8))
+        (UnevenAxis(axis=0, size=8, slices=3),)
+        """
+        counts = list(self.slice_counts)
+        if self.rows:
+            counts[0] = 1
+        elif counts:
+            counts[0] *= self.fields
+        axes = enumerate(zip(shape, counts, strict=True))
+        return tuple(UnevenAxis(axis, size, n) for axis, (size, n) in axes if size % n)
+
     def why_not(self, shape: tuple[int, ...]) -> str | None:
         """Return why a full tensor of ``shape`` cannot be sharded like this, or None.
 
@@ -449,19 +504,13 @@ class Layout:
                 f"the manual split {list(self.rows)} has {sum(self.rows)} rows, shape {shape} has "
                 f"{shape[0]}"
             )
-        counts = list(self.slice_counts)
-        if self.rows:
-            uneven = [rows for rows in self.rows if rows % self.optimizer_shard]
-            if uneven:
-                return f"slices of {uneven} rows are not divisible by {self.optimizer_shard}"
-            counts[0] = 1
-        elif counts:
-            counts[0] *= self.fields
+        uneven = [rows for rows in self.rows if rows % self.optimizer_shard]
+        if uneven:
+            return f"slices of {uneven} rows are not divisible by {self.optimizer_shard}"
         reasons = [
-            f"axis {axis} of {shape} is divisible by "
-            f"{' or '.join(map(str, nearest_divisors(size, n)))}, not by {n}"
-            for axis, (size, n) in enumerate(zip(shape, counts, strict=True))
-            if size % n
+            f"axis {one.axis} of {shape} is divisible by "
+            f"{' or '.join(map(str, one.nearest))}, not by {one.slices}"
+            for one in self.uneven_axes(shape)
         ]
         return "; ".join(reasons) or None
 

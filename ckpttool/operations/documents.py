@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.explain import Explanation, Slice
     from ckpttool.operations.open import Array
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
@@ -72,6 +73,83 @@ def values(found: Values) -> Json:
         values=[*map(_tensor_values, found.tensors)],
         **_diagnostics(found.found),
     )
+
+
+def explain(found: Explanation) -> Json:
+    """Return the document of explain; each distribution and each layout stands there once."""
+    distributions = list(dict.fromkeys(found.tensors.values()))
+    layouts = list(dict.fromkeys(layout for one in distributions for layout in one.layouts))
+    numbers = {one: number for number, one in enumerate(distributions)}
+    number_of = {one: number for number, one in enumerate(layouts)}
+    rank: Json | None = None
+    if found.rank is not None:
+        file = found.catalog.files.get(found.rank) if found.target is None else None
+        rank = {
+            "rank": found.rank,
+            "file": file and file.path,
+            "coordinates": [
+                {"device_matrix": matrix, "coordinate": at} for matrix, at in found.matrices.items()
+            ],
+        }
+    return _document(
+        path=found.catalog.root,
+        step=found.catalog.step,
+        target=found.target and found.target.files,
+        ranks=found.ranks,
+        stages=_each(found.stages, "ranks device_matrices"),
+        rank=rank,
+        groups=_each(found.groups, "ranks stage coordinate tensors nbytes sources"),
+        tensors=[
+            {
+                **_take(found.metas[name], "name dtype nbytes"),
+                "shape": found.metas[name].header_shape,
+                "distribution": numbers[one],
+            }
+            for name, one in found.tensors.items()
+        ],
+        distributions=[
+            {
+                "known_by": one.known_by,
+                **_given(listed_optimizer_shard=one.listed_shard),
+                "slices": [
+                    {
+                        "regions": _each(part.regions, "start shape"),
+                        "ranks": part.ranks,
+                        "layout": None if part.layout is None else number_of[part.layout],
+                        **(_stored_by(part) if found.target is None else _taken(part)),
+                    }
+                    for part in one.slices
+                ],
+            }
+            for one in distributions
+        ],
+        layouts=[{"stage": one.stage, **_layout(one)} for one in layouts],
+        absent=found.absent,
+        obstacles=[
+            {
+                "tensors": one.tensors,
+                "shape": one.shape,
+                **_take(one.layout, "device_matrix tensor_map optimizer_shard"),
+                **_take(one.axis, "axis size slices nearest"),
+                "matrices": one.matrices,
+            }
+            for one in found.obstacles
+        ],
+        **_diagnostics(found.found),
+    )
+
+
+def _stored_by(part: Slice) -> Json:
+    return {"stored": part.stored}
+
+
+def _taken(part: Slice) -> Json:
+    return {
+        "taken": [
+            {"rank": one.rank, **_take(one.region, "start shape"), "src_start": one.src.start}
+            for one in part.taken
+        ]
+    }
 
 
 def verify(found: Verification, limit: int | None) -> Json:

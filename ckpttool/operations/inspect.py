@@ -40,7 +40,7 @@ from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -99,6 +99,7 @@ def examine(
     crc: bool = False,
     every_tensor: bool = False,
     ignore_manifest: bool = False,
+    options: ResolveOptions | None = None,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -108,7 +109,7 @@ def examine(
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
     all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
     limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
-    between ranks.
+    between ranks.  Of ``options`` those act that say how slices fit together.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -129,7 +130,7 @@ def examine(
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, executor, found)
+    checkpoint = _resolve(catalog, strategy, options, executor, found)
     summary = summarize(checkpoint)
     equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
     summary = replace(summary, equal_ranks=equal_ranks)
@@ -138,18 +139,23 @@ def examine(
 
 
 def _resolve(
-    catalog: Catalog, strategy: Strategy | None, executor: Executor, found: Diagnostics
+    catalog: Catalog,
+    strategy: Strategy | None,
+    options: ResolveOptions | None,
+    executor: Executor,
+    found: Diagnostics,
 ) -> Checkpoint:
     """Return the full tensors of a checkpoint, not joined if nothing says how to join them."""
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    by_file = strategy is None and catalog.description is None
+    options = replace(options or ResolveOptions(), unlisted="first")
+    by_file = strategy is None and catalog.description is None and not options.replicated
     resolve_with = partial(
         resolve,
         catalog,
-        options=ResolveOptions(unlisted="first"),
+        options=options,
         executor=executor,
         contents="samples",
         is_refused=partial(is_refused, command="inspect"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from ckpttool.formats import FORMATS, format_of_suffix, suffix_of
 from ckpttool.formats.base import PROVENANCE
 from ckpttool.formats.local import is_visible, read_file, url_problem
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan, Target
+from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
@@ -450,6 +453,24 @@ def plan_reading(
     FormatError, StrategyError, PlanError
         All problems of the source and of the target, in one error.
     """
+    plan, _, diagnostics = try_reading(catalog, strategy, target, options, executor)
+    diagnostics.raise_if_errors()
+    assert plan is not None, "else there is an error"
+    return plan, diagnostics
+
+
+def try_reading(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    target: Strategy | None,
+    options: ResolveOptions,
+    executor: Executor,
+) -> tuple[Plan | None, Iterator[tuple[FullTensor, tuple[Layout, ...]]], Diagnostics]:
+    """Return the plan of `plan_reading`, the layouts of tensors in the target, and all problems.
+
+    The plan is None if something is wrong.  There are layouts if the source can be read, even if
+    they cannot shard the tensors.
+    """
     output_options = OutputOptions()
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
@@ -459,11 +480,11 @@ def plan_reading(
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)
     diagnostics = Diagnostics(strict=options.strict)
-    _, plan = _plan(source, outputs, output_options, executor, diagnostics)
+    checkpoint, plan = _plan(source, outputs, output_options, executor, diagnostics)
     forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only
     diagnostics.add(*notes)
     of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
     diagnostics.failures = [*of_files, *forged, *diagnostics.failures]
-    diagnostics.raise_if_errors()
-    assert plan is not None, "else there is an error"
-    return plan, diagnostics
+    if checkpoint is None:
+        return plan, iter(()), diagnostics
+    return plan, targets.layouts_in_target(checkpoint, outputs, output_options), diagnostics

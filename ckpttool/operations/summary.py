@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product, zip_longest
@@ -415,8 +415,12 @@ _MAX_NUMBERS = 8  # of a name that are numbers of layers
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 
-def fold_rows(summary: Summary) -> tuple[Row, ...]:
+def fold_rows(
+    summary: Summary, alike: Callable[[Entry], Hashable] = lambda _: None
+) -> tuple[Row, ...]:
     """Fold equal layers into one row, and optimizer states into the row of their parameter.
+
+    The tensors of a row also have equal values of ``alike``.
 
     Examples
     --------
@@ -427,22 +431,23 @@ def fold_rows(summary: Summary) -> tuple[Row, ...]:
     >>> [(row.pattern, row.prefixes) for row in fold_rows(summary)]
     [('layers.0.weight', ('', 'adam_m.')), ('layers.1.weight', ('',))]
     """
-    alike: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
+    found: dict[tuple[str, int, tuple[object, ...]], list[Entry]] = {}
     samples = summary.equal_ranks if summary.has_all_samples else {}
     for entry in summary.entries:
         parameter = summary.parameter_of_state.get(entry.name, entry.name)
         base = parameter if entry.name.endswith(parameter) else entry.name
-        how: tuple[object, ...] = (entry.shape, entry.placement, samples.get(entry.name))
-        alike.setdefault((base, entry.placement.first_rank, how), []).append(entry)
+        distribution = entry.placement, samples.get(entry.name), alike(entry)
+        how: tuple[object, ...] = (entry.shape, *distribution)
+        found.setdefault((base, entry.placement.first_rank, how), []).append(entry)
     layers: dict[object, dict[tuple[int, ...], Row]] = {}
-    for (base, _, how), members in alike.items():
+    for (base, _, how), members in found.items():
         members.sort(key=lambda entry: entry.name.removesuffix(base))  # the parameter first
         row = Row(base, tuple(one.name.removesuffix(base) for one in members), tuple(members))
         dtypes = tuple(entry.dtype for entry in members)
         kind = (_NUMBER.sub("#", base, _MAX_NUMBERS), row.prefixes, dtypes, how)
         numbers = tuple(map(int, _NUMBER.findall(base)[:_MAX_NUMBERS]))
         layers.setdefault(kind, {})[numbers] = row
-    return tuple(row for found in layers.values() for row in _fold_layers(found))
+    return tuple(row for equal in layers.values() for row in _fold_layers(equal))
 
 
 def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:

@@ -93,6 +93,19 @@ def plan(
     return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
 
 
+def layouts_in_target(
+    checkpoint: Checkpoint, target: Target, options: OutputOptions
+) -> Iterator[tuple[FullTensor, tuple[Layout, ...]]]:
+    """Yield each tensor and its layouts in a target, whether or not these can shard its shape.
+
+    There are none if the names do not fit the rules of a hand-written target.
+    """
+    target, problems = _resolve_names(target, checkpoint, options)
+    chooser = _LayoutChooser(checkpoint, target, options)
+    for tensor in () if problems else checkpoint.tensors:
+        yield tensor, chooser.folded_layouts(tensor)
+
+
 def _resolve_names(
     target: Target, checkpoint: Checkpoint, options: OutputOptions
 ) -> tuple[Target, Sequence[Diagnostic]]:
@@ -117,7 +130,7 @@ def _find_transfers(
     chooser = _LayoutChooser(checkpoint, target, options)
     for tensor in tensors:
         shape = tensor.meta.shape
-        layouts = tuple(_fold(layout, shape) for layout in chooser.layouts(tensor))
+        layouts = chooser.folded_layouts(tensor)
         reasons = {_why_not(one, shape) or why_not_sliced(tensor.meta, one) for one in layouts}
         if reasons := reasons - {None}:
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
@@ -165,6 +178,10 @@ class _LayoutChooser:
         self.corrected: list[str] = []
         self.gradients = GradientShards()
         self.not_listed = NotListed()
+
+    def folded_layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
+        """Return the layouts of a tensor in the target, expanded ones folded if possible."""
+        return tuple(_fold(layout, tensor.meta.shape) for layout in self.layouts(tensor))
 
     def layouts(self, tensor: FullTensor) -> tuple[Layout, ...]:
         """Return the layouts of a tensor in the target; none if no rank takes it."""

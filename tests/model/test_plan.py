@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Term
 from ckpttool.model.region import Region
 from ckpttool.storage.region_io import FlatFiles, read_band
 from ckpttool.transaction.sources import plan_digest
-from tests.support.in_memory import full_tensors, merge_in_memory
+from tests.support.checkpoints import slice_catalog, strategy_of
+from tests.support.in_memory import checkpoint_in_memory, full_tensors, merge_in_memory
 
 
 def with_transfer(plan, **changes):
@@ -34,6 +37,18 @@ def test_a_tensor_is_copied_from_one_term(count, weight, reason):
     term = Term(plan.transfers[0].source, weight)
     with pytest.raises(AssertionError, match=reason):
         list(with_transfer(plan, terms=(term,) * count))
+
+
+def test_an_excerpt_has_none_of_the_slices_of_other_stages():
+    """They have the catalog of all ranks, which no worker needs."""
+    layouts = [{"w": Layout((2,), ((0,),))} for _ in range(3)]
+    catalog = slice_catalog(strategy_of(*layouts), {"w": (4,)})
+    files = {rank: file for rank, file in catalog.files.items() if rank != 5}
+    (tensor,) = checkpoint_in_memory(Catalog("run", files), strategy_of(*layouts)).tensors
+    assert [one.layout.first_rank for one in (*tensor.copies, *tensor.incomplete)] == [2, 4]
+    source = Term(tensor).excerpt(Region((0,), (1,))).source
+    assert (source.copies, source.incomplete) == ((), ())
+    assert [rank for held in source.slicing.replicas() for rank in held] == [0]
 
 
 def test_bytes_of_another_type_are_not_copied():

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ckpttool.model.layout import Layout
 from ckpttool.model.region import Region
-from ckpttool.model.slicing import MAX_CELLS, Box, FullTensor, Listed, fill_with_boxes, follow
+from ckpttool.model.slicing import (
+    MAX_CELLS,
+    Box,
+    FullTensor,
+    LayoutSlicing,
+    Listed,
+    fill_with_boxes,
+    follow,
+)
 from ckpttool.model.tensors import TensorMeta
 from tests.support.checkpoints import stored
 
@@ -64,6 +73,40 @@ def test_a_scalar_and_a_tensor_without_elements_are_described():
 def test_boxes_without_elements_among_others_take_no_part():
     described = fill_with_boxes(full(4, 2), [box((0, 0), (4, 2)), box((3, 0), (3, 2), 1)])
     assert (len(described.slices), described.cuts) == (1, ((0, 4), (0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "regions"),
+    [
+        (Layout((2,), ()), (), ["[]"]),
+        (
+            Layout((2, 2), ((0,), (1,))),
+            (4, 6),
+            ["[0:2, 0:3]", "[0:2, 3:6]", "[2:4, 0:3]", "[2:4, 3:6]"],
+        ),
+        (Layout((2, 2), ((0,),), 2), (8,), ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]),
+        (Layout((2,), ((0,), ()), rows=(3, 1)), (4, 2), ["[0:3, 0:2]", "[3:4, 0:2]"]),
+        (Layout((2,), ((0,),), fields=2), (8,), ["[0:2] [4:6]", "[2:4] [6:8]"]),
+        (Layout((2,), ((0,), ()), fields=2), (0, 3), ["[0:0, 0:3] [0:0, 0:3]"] * 2),
+    ],
+)
+def test_the_regions_of_a_layout_stand_in_the_order_of_their_owners(layout, shape, regions):
+    slicing = LayoutSlicing(layout, shape, {})
+    found = [*slicing.regions()]
+    assert [" ".join(map(str, one)) for one in found] == regions
+    assert len([*slicing.owners()]) == len(regions)
+
+
+def test_the_regions_of_boxes_stand_in_the_order_of_their_owners():
+    boxes = [box((4, 0), (8, 2), 5), box((0, 0), (4, 2), 7), box((0, 0), (4, 2), 3)]
+    described = fill_with_boxes(full(8, 2), boxes)
+    found = zip(described.owners(), described.regions(), strict=True)
+    assert [(ranks, *map(str, one)) for ranks, one in found] == [
+        ((3, 7), "[0:4, 0:2]"),
+        ((5,), "[4:8, 0:2]"),
+    ]
+    few = described.excerpt(Region((5, 0), (6, 2)))
+    assert [*few.regions()] == [(), (Region((4, 0), (8, 2)),)]
 
 
 OTHER = "w: a slice has another type or shape\n  rank 0 (rank_0.ckpt) "

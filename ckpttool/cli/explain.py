@@ -1,0 +1,608 @@
+"""``ckpttool explain``."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options, tables
+from ckpttool.cli.params import whole_number
+from ckpttool.model.layout import divisors
+from ckpttool.problems import PlanError
+from ckpttool.wording import (
+    count,
+    format_bytes,
+    format_numbers,
+    format_ranks,
+    format_shape,
+    format_sizes,
+    shorten,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.cli.options import ReportOptions, Side
+    from ckpttool.model.layout import Layout
+    from ckpttool.model.region import Region
+    from ckpttool.operations.explain import (
+        Distribution,
+        Explanation,
+        Obstacle,
+        RankGroup,
+        Slice,
+    )
+    from ckpttool.operations.summary import Row, Stage
+
+MAX_ROWS = 40  # of a table on the screen; --json has all
+MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
+PIPE_COLUMNS = 78  # of a grid that is not on a terminal
+MAX_STAGES = 4  # whose grids are drawn
+MAX_GROUPS = 16  # of ranks that hold the same
+MAX_PIECES = 4  # of a target slice, in one cell of a table
+MAX_RANGES = 6  # of ranks, in one line
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that hold the same
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    help="""\b
+    ckpttool explain checkpoint/ -s strategy.ckpt --rank 5
+
+    Say what a rank holds: its place in the device matrix, the rows and columns of its slices, and
+    who holds the same.  Without --rank of all ranks; with --tensor of some tensors.  With -d of the
+    ranks of a target: what each takes from whom, or why the target cannot be.  Nothing is written.
+    """,
+)
+@options.source_options()
+@options.option("Explain only this rank; with -d a rank of the target.", type=whole_number(0))(
+    "rank", options.SOURCE
+)
+@options.option("Explain only tensors with this name, such as '*.wq.weight'.", metavar="NAME")(
+    "tensor", options.SOURCE
+)
+@options.strategy("a target, whose ranks are explained", "-d", "--dst-strategy")(
+    "dst_strategy", options.OUTPUT
+)
+@options.resolve_options("replicated", "unlisted", "trust_strategy", "optimizer_shard", "manifest")
+@options.report_options()
+def explain(
+    source: Side,
+    rank: int | None,
+    tensor: str | None,
+    dst_strategy: tuple[str, ...],
+    resolve: ResolveOptions,
+    report: ReportOptions,
+) -> None:
+    """Say what each rank of a checkpoint or of a target holds."""
+    from ckpttool.cli import workflow
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.explain import explain as answer
+
+    options.refuse_two_strategies(source, resolve)
+    catalog, strategy, target = workflow.load(
+        *(source, report, dst_strategy),
+        find_strategy=not resolve.replicated,
+        command="convert" if dst_strategy else "inspect",
+    )
+    if catalog.names_of:
+        raise PlanError(catalog.errors())
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        found = answer(
+            *(catalog, strategy, target),
+            rank=rank,
+            pattern=tensor,
+            options=resolve,
+            executor=executor,
+        )
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.explain(found))
+    else:
+        if not report.quiet:
+            _print(found)
+        notes = found.found.of("note", "warning")
+        tables.print_notes(notes, found.found.severity_of, report.quiet)
+    found.found.raise_if_errors()
+
+
+def _print(found: Explanation) -> None:
+    """Print the facts, the device grid, and tables of ranks and tensors."""
+    if found.obstacles:
+        _print_obstacles(found)
+        return
+    if found.rank is None:
+        tables.print_facts(_title(found), dict(_facts(found)))
+    else:
+        tables.print_facts(f"rank {found.rank}", dict(_facts_of_rank(found, found.rank)))
+    if found.pattern is not None and found.rank is None:
+        for row in found.rows:
+            _print_slices(row, found)
+        return
+    _print_grids(found)
+    if found.rank is not None:
+        _print_rank(found)
+        return
+    _print_groups(found)
+    _print_tensors(found)
+    tables.print_text(
+        "--rank R explains one rank, --tensor NAME the slices of a tensor, --json everything"
+    )
+
+
+# -------------------------------------------------------------------------------------------- facts
+
+
+def _title(found: Explanation) -> str:
+    return found.catalog.root if found.target is None else found.target.origin
+
+
+def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the facts of all ranks."""
+    nbytes = sum(found.metas[name].nbytes for name in found.tensors)
+    ranks = "file" if found.catalog.is_merged and found.target is None else "rank"
+    what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
+    yield "contents", [f"{what}, {format_bytes(nbytes)}"]
+    if found.stages:
+        yield "device matrix", _stages_text(found.stages)
+    elif found.catalog.description is not None and found.target is None:
+        yield "device matrix", ["none: the checkpoint describes the slices"]
+    yield "incomplete", _incomplete(found)
+    yield "in no file", _absent(found)
+
+
+def _stages_text(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield the device matrices, those of equal stages together."""
+    alike: dict[tuple[tuple[int, ...], ...], list[Stage]] = {}
+    for stage in stages:
+        alike.setdefault(stage.device_matrices, []).append(stage)
+    for matrices, equal in alike.items():
+        numbers = [one.ranks[0] // len(one.ranks) for one in equal]
+        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(stages) > 1 else ""
+        yield of_stages + shorten((_axes_text(one) for one in matrices), 3)
+
+
+def _axes_text(matrix: Sequence[int]) -> str:
+    if len(matrix) == 1:
+        return f"axis 0 of size {matrix[0]}"
+    return (
+        f"axes {', '.join(map(str, reversed(range(len(matrix)))))} of sizes {format_shape(matrix)}"
+    )
+
+
+def _incomplete(found: Explanation) -> Iterator[str]:
+    """Yield which ranks have no file, and which tensors lack slices."""
+    gone = _without_file(found) if found.rank is None else ()
+    if gone:
+        has = "has" if len(gone) == 1 else "have"
+        yield f"{format_ranks(gone, most=MAX_RANGES)} {has} no file that can be read"
+    lacking = [name for name, one in found.tensors.items() if not _is_complete(one)]
+    if lacking and found.target is None:
+        what = "these" if found.rank is not None else "all"
+        number = count(len(lacking), "tensor")
+        yield f"no file has {what} slices of {number}: {shorten(lacking, 3)}"
+
+
+def _absent(found: Explanation) -> Iterator[str]:
+    if found.absent:
+        yield f"{count(len(found.absent), 'listed tensor')} ({shorten(found.absent, 3)})"
+
+
+def _without_file(found: Explanation) -> list[int]:
+    if found.target is not None or found.catalog.is_merged:
+        return []
+    return [rank for rank in found.ranks if rank not in found.catalog.files]
+
+
+def _is_complete(one: Distribution) -> bool:
+    return bool(one.slices) and all(part.stored for part in one.slices)
+
+
+def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the facts of one rank."""
+    (group,) = found.groups
+    of_all = f"of {count(len(found.ranks), 'rank')}"
+    stages = len({one.ranks[0] for one in found.stages})
+    yield "rank", [f"{of_all}, in stage {group.stage} of {stages}" if stages > 1 else of_all]
+    if found.target is None:
+        file = found.catalog.files.get(rank)
+        lost = "no file that can be read: this is what it should hold"
+        yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
+    yield (
+        "device matrix",
+        (f"{_axes_text(one)}: at {_at_text(at)}" for one, at in found.matrices.items()),
+    )
+    named = "" if found.pattern is None else f" named like {found.pattern}"
+    yield "holds", [f"{count(group.tensors, 'tensor')}{named}, {format_bytes(group.nbytes)}"]
+    shards = {
+        one.layouts[0].optimizer_shard: _listed_text(one)
+        for one in found.tensors.values()
+        if one.layouts and (one.layouts[0].optimizer_shard > 1 or one.listed_shard is not None)
+    }
+    texts = [f"{shard}{text}" for shard, text in sorted(shards.items())]
+    yield "optimizer shard", [" or ".join(texts)] if texts else []
+    others = [one for one in group.ranks if one != rank]
+    who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
+    of_which = "all" if found.pattern is None else "these"
+    if group.tensors:
+        yield (
+            "same slices",
+            [f"{who} {'hold' if others[1:] else 'holds'} the same of {of_which} tensors"],
+        )
+    if found.target is not None:
+        yield "reads from", [f"source {format_ranks(group.sources, most=MAX_RANGES)}"]
+    yield "incomplete", _incomplete(found)
+    yield "in no file", _absent(found)
+
+
+def _at_text(at: Sequence[int]) -> str:
+    return str(at[0]) if len(at) == 1 else format_shape(at)
+
+
+def _listed_text(one: Distribution) -> str:
+    if one.listed_shard is None:
+        return ""
+    listed = "none" if one.listed_shard == 1 else str(one.listed_shard)
+    return f" (the strategy lists {listed})"
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def _print_groups(found: Explanation) -> None:
+    """Print which ranks hold the same, and how much."""
+    has_sources = found.target is not None
+    rows = (
+        (
+            format_numbers(one.ranks, most=MAX_RANGES),
+            "" if one.stage is None or len(found.stages) == 1 else str(one.stage),
+            _coordinate_text(one),
+            str(one.tensors),
+            format_bytes(one.nbytes),
+            format_numbers(one.sources, most=MAX_RANGES) if has_sources else "",
+        )
+        for one in found.groups[:MAX_GROUPS]
+    )
+    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from")
+    tables.print_table("ranks that hold the same", columns, rows)
+    _print_more(len(found.groups) - MAX_GROUPS, "group")
+
+
+def _coordinate_text(one: RankGroup) -> str:
+    """Return the coordinate that ranks have in common, with a star where they differ."""
+    return ", ".join("*" if at is None else str(at) for at in one.coordinate).join(
+        "()" if one.coordinate else ("", "")
+    )
+
+
+def _print_more(number: int, noun: str) -> None:
+    if number > 0:
+        tables.print_text(f"and {count(number, f'more {noun}')} (--json lists all)")
+        tables.echo("")
+
+
+def _print_tensors(found: Explanation) -> None:
+    """Print which device axes shard which tensor axes."""
+    rows = []
+    for row in found.rows[:MAX_ROWS]:
+        one = found.tensors[row.first.name]
+        slices = {part.regions[0].shape: None for part in one.slices if part.regions}
+        each = f"{len(one.slices)} x {format_sizes(*slices)}" if slices else "not known"
+        rows.append(
+            (
+                _name(row),
+                format_sizes(row.first.shape or ()),
+                _sharded_text(one, found.stages),
+                each,
+            )
+        )
+    columns = ("tensors", "full shape", "sharded", "slices")
+    tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
+    _print_more(len(found.rows) - MAX_ROWS, "row")
+
+
+def _print_rank(found: Explanation) -> None:
+    """Print the slices of a rank."""
+    if not found.rows:
+        tables.print_text("it holds none of these tensors; without --rank all slices are listed")
+        return
+    rows = []
+    for row in found.rows[:MAX_ROWS]:
+        one = found.tensors[row.first.name]
+        for part in one.slices:
+            last = _same_text(part, found) if found.target is None else _taken_text(part)
+            rows.append(
+                (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
+            )
+    last = "ranks of the layout" if found.is_deduplicated else "same on"
+    last = last if found.target is None else "taken from"
+    columns = ("tensors", "slice", "sharded", last)
+    tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
+    _print_more(len(found.rows) - MAX_ROWS, "row")
+
+
+def _print_slices(row: Row, found: Explanation) -> None:
+    """Print all slices of a tensor by rank."""
+    one = found.tensors[row.first.name]
+    rows = []
+    for part in one.slices[:MAX_ROWS]:
+        last = _stored_text(part, found) if found.target is None else _taken_text(part)
+        numbers = format_numbers(part.ranks, most=MAX_RANGES)
+        rows.append((_regions_text(part.regions), numbers, last))
+    sharded = _sharded_text(one, found.stages)
+    what = "not sharded" if sharded == "no" else sharded
+    title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
+    last = "saved by" if found.is_deduplicated else "missing"
+    last = last if found.target is None else "taken from"
+    tables.print_table(title, ("slice", "ranks", last), rows)
+    _print_more(len(one.slices) - MAX_ROWS, "slice")
+
+
+def _name(row: Row) -> str:
+    if len(row.prefixes) == 1:
+        return f"{row.prefixes[0]}{row.pattern}"
+    states = ", ".join(filter(None, row.prefixes))
+    return f"{row.pattern} + {states}" if "" in row.prefixes else f"{states} of {row.pattern}"
+
+
+def _brackets(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _regions_text(regions: Sequence[Region]) -> str:
+    if len(regions) > MAX_PIECES:
+        return f"{len(regions)} boxes from {regions[0]} to {regions[-1]}"
+    return " ".join(map(str, regions))
+
+
+def _slice_text(part: Slice, shape: Sequence[int]) -> str:
+    return f"{_regions_text(part.regions)} of {_brackets(shape)}" if shape else "scalar"
+
+
+def _same_text(part: Slice, found: Explanation) -> str:
+    """Return the other ranks that hold a slice; of a deduplicated checkpoint those that should."""
+    if not part.stored:
+        return "no file has it"
+    ranks = part.ranks if found.is_deduplicated else part.stored
+    others = [one for one in ranks if one != found.rank]
+    return format_numbers(others, most=MAX_RANGES) if others else "no other rank"
+
+
+def _stored_text(part: Slice, found: Explanation) -> str:
+    """Return who saved a slice, or which of its ranks have it not on disk."""
+    if not part.stored:
+        return "no file has it"
+    if found.is_deduplicated:
+        return format_numbers(part.stored, most=MAX_RANGES)
+    lost = {*part.ranks}.difference(part.stored)
+    return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
+
+
+def _taken_text(part: Slice) -> str:
+    """Return the source ranks, with the elements that each gives if there are several."""
+    ranks = list(dict.fromkeys(one.rank for one in part.taken))
+    if len(ranks) == 1:
+        return str(ranks[0])
+    if len(part.taken) > MAX_PIECES:
+        return format_numbers(ranks, most=MAX_RANGES)
+    return "; ".join(f"{one.rank} {one.region}" for one in part.taken)
+
+
+def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
+    """Return which device axes shard which axes of a tensor, and the optimizer shard.
+
+    The device matrix is told if it is not the one that is drawn.
+    """
+    if one.known_by == "unlisted":
+        return "not listed"
+    names = ("rows", "columns") if len(one.shape) == 2 else None
+    if not one.layouts:
+        regions = [region for part in one.slices for region in part.regions]
+        cut = [
+            names[axis] if names else f"axis {axis}"
+            for axis, size in enumerate(one.shape)
+            if any(region.shape[axis] < size for region in regions)
+        ]
+        return ", ".join(cut) or "no"
+    layout, drawn = one.layouts[0], {stage.device_matrices[0] for stage in stages}
+    parts = []
+    for axis, used in enumerate(layout.tensor_map):
+        sizes = {
+            at: layout.device_matrix[-1 - at] for at in used if layout.device_matrix[-1 - at] > 1
+        }
+        if not sizes:
+            continue
+        what = names[axis] if names else f"axis {axis}"
+        by = f"{'axis' if len(sizes) == 1 else 'axes'} {', '.join(map(str, sizes))}"
+        slices = str(math.prod(sizes.values()))
+        if axis == 0 and 0 < len(layout.rows) <= MAX_PIECES:
+            slices = " + ".join(map(str, layout.rows))
+        is_drawn = layout.device_matrix in drawn
+        of_matrix = "" if is_drawn else f" of {format_shape(layout.device_matrix)}"
+        parts.append(f"{what} / {slices} by {by}{of_matrix}")
+    if layout.optimizer_shard > 1 or one.listed_shard is not None:
+        parts.append(f"opt / {layout.optimizer_shard}{_listed_text(one)}")
+    return ", ".join(parts) or "no"
+
+
+# -------------------------------------------------------------------------------- the device matrix
+
+
+def _print_grids(found: Explanation) -> None:
+    """Draw the device matrix of each stage: with rich on a terminal, as plain text in a pipe."""
+    stages = [one for one in found.stages if found.rank is None or found.rank in one.ranks]
+    for stage in stages[:MAX_STAGES]:
+        number = f"stage {stage.ranks[0] // len(stage.ranks)}: " if len(found.stages) > 1 else ""
+        matrix = stage.device_matrices[0]
+        title = f"{number}device matrix {format_shape(matrix)}, {format_ranks(stage.ranks)}"
+        columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
+        blocks = [*_blocks(matrix, stage.ranks, columns)]
+        marks = _marks(found)
+        if sys.stdout.isatty():
+            _draw_grid(title, blocks, marks, _groups_of(found))
+        else:
+            _write_grid(title, blocks, marks)
+    _print_more(len(stages) - MAX_STAGES, "stage")
+
+
+Block = tuple[str, str, Sequence[str], Sequence[tuple[str, Sequence[range]]]]
+
+
+def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
+    """Yield the device matrix in blocks of two axes: a title, a corner, the heads and the rows.
+
+    If there are too many ranks, the innermost axes are not drawn, and each cell has a range of
+    ranks.  So it is for neighbours along an axis that would be wider than ``room`` columns.
+    """
+    axes = len(matrix)
+    while axes > 1 and math.prod(matrix[:axes]) > MAX_CELLS:
+        axes -= 1
+    *outer, height, width = (1,) * max(0, 2 - axes) + tuple(matrix[:axes])
+    names = [f"axis {len(matrix) - 1 - place}" for place in range(axes)]
+    corner = " \\ ".join(names[-2:])
+    step, digits = len(ranks) // math.prod(matrix[:axes]), len(str(ranks[-1]))
+
+    def columns(joined: int) -> int:
+        cell = digits + 2 if step * joined == 1 else 2 * digits + 3
+        return len(corner) + 4 + width // joined * (cell + 3)
+
+    joined = next((one for one in divisors(width) if columns(one) <= room), width)
+    parts = [range(x, x + joined) for x in range(0, width, joined)]
+    start = ranks[0]
+    for at in product(*map(range, outer)):
+        title = ", ".join(f"{name}: {i}" for name, i in zip(names, at, strict=False))
+        rows = []
+        for y in range(height):
+            cells = [range(start + x[0] * step, start + (x[-1] + 1) * step) for x in parts]
+            rows.append((str(y) if axes > 1 else "", cells))
+            start += width * step
+        yield title, corner, [format_numbers(x) for x in parts], rows
+
+
+def _marks(found: Explanation) -> Mapping[int, str]:
+    """Return the marks of ranks: of the explained one, and of those without a file."""
+    marks = dict.fromkeys(_without_file(found), "({})")
+    if found.rank is not None:
+        marks[found.rank] = "[{}]"
+    return marks
+
+
+def _groups_of(found: Explanation) -> Mapping[int, int]:
+    """Return the number of the group of each rank that holds the same."""
+    return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}
+
+
+def _cell(ranks: range, marks: Mapping[int, str]) -> str:
+    if len(ranks) == 1:
+        return marks.get(ranks[0], "{}").format(ranks[0])
+    inside = [one for one in ranks if one in marks]
+    return marks[inside[0]].format(format_numbers(ranks)) if inside else format_numbers(ranks)
+
+
+def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
+    """Print a grid as plain text."""
+    tables.echo(title)
+    for name, corner, heads, rows in blocks:
+        tables.echo("")
+        if name:
+            tables.echo(f"  {name}")
+        texts = [[head, *(_cell(cell, marks) for cell in cells)] for head, cells in rows]
+        lines = [[corner, *heads], *texts]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+            tables.echo(f"  {'  '.join(cells)}".rstrip())
+    _print_legend(marks)
+
+
+def _print_legend(marks: Mapping[int, str]) -> None:
+    if "({})" in marks.values():
+        tables.echo("  (R): has no file that can be read")
+    tables.echo("")
+
+
+def _draw_grid(
+    title: str, blocks: Sequence[Block], marks: Mapping[int, str], groups: Mapping[int, int]
+) -> None:
+    """Draw a grid on a terminal; ranks that hold the same have one colour."""
+    from rich.box import ASCII, ROUNDED
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    box = ROUNDED if tables.has_utf8(sys.stdout) else ASCII
+    drawn = []
+    for name, corner, heads, rows in blocks:
+        table = Table(title=name or None, box=box, title_justify="left")
+        for head in (corner, *heads):
+            table.add_column(head, justify="right", no_wrap=True)
+        for head, cells in rows:
+            texts = []
+            for cell in cells:
+                number = groups.get(cell[0])
+                style = "" if number is None else COLOURS[number % len(COLOURS)]
+                mark = marks.get(cell[0], "") if len(cell) == 1 else ""
+                if mark == "[{}]":
+                    style = f"bold reverse {style}"
+                elif mark:
+                    style = "dim"
+                texts.append(Text(_cell(cell, marks), style))
+            table.add_row(Text(head, "bold"), *texts)
+        drawn.append(table)
+    columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
+    console = Console(
+        file=io.StringIO(), width=columns, force_terminal=True, color_system="standard"
+    )
+    console.print(Columns(drawn))
+    file = console.file
+    assert isinstance(file, io.StringIO), "given above"
+    tables.echo(click.style(title, bold=True))
+    tables.echo(file.getvalue().rstrip())
+    _print_legend(marks)
+
+
+# -------------------------------------------------------------------------------- what cannot be
+
+
+def _print_obstacles(found: Explanation) -> None:
+    """Print the axes of tensors that a target does not divide, and what would."""
+    rows = [(shorten(one.tensors, 2), *_obstacle_cells(one)) for one in found.obstacles[:MAX_ROWS]]
+    columns = ("tensors", "axis", "slices", "by", "nearest slices")
+    title = f"{_title(found)} cannot be: these axes do not divide"
+    tables.print_table(title, columns, rows, is_grouped=True)
+    _print_more(len(found.obstacles) - MAX_ROWS, "row")
+    stages = count(len(found.stages), "stage")
+    each = f", for each of {stages}" if len(found.stages) > 1 else ""
+    ways: dict[int, dict[str, None]] = {}
+    for one in found.obstacles:
+        for matrix in one.matrices:
+            text = f"{format_shape(one.layout.device_matrix)} becomes {format_shape(matrix)}"
+            ways.setdefault(math.prod(matrix), {})[text] = None
+    for number, texts in ways.items():
+        tables.print_text(f"{count(number, 'rank')} would do{each}: {'; '.join(texts)}")
+
+
+def _obstacle_cells(one: Obstacle) -> tuple[str, str, str, str]:
+    layout, axis = one.layout, one.axis
+    return (
+        f"{axis.axis} of {_brackets(one.shape)}",
+        str(axis.slices),
+        _devices_text(layout, axis.axis),
+        " or ".join(map(str, axis.nearest)),
+    )
+
+
+def _devices_text(layout: Layout, axis: int) -> str:
+    """Return the device axes that shard a tensor axis, and its optimizer shard, with sizes."""
+    sizes = [f"axis {at} of {layout.device_matrix[-1 - at]}" for at in layout.tensor_map[axis]]
+    if axis == 0 and layout.optimizer_shard > 1:
+        sizes.append(f"opt of {layout.optimizer_shard}")
+    return ", ".join(sizes)

@@ -1,0 +1,246 @@
+"""What each rank holds: the elements that it is said to hold are those of its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpttool
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.model.layout import Layout
+from ckpttool.operations.explain import Explanation, explain
+from ckpttool.problems import PlanError
+from tests.strategies import examples, moves, table_moves
+from tests.support.checkpoint2 import Save
+from tests.support.checkpoints import cut, noise, oracle, strategy_of, write_ranks
+from tests.support.corpus import (
+    GOLDEN,
+    expected,
+    merged_by_oracle,
+    source_ranks,
+    split_by_oracle,
+)
+
+CASES = [
+    *("tutorial_8_to_8_retrain", "bfloat16_model", "json_multi_axis", "layout_multi_axis_optshard"),
+    *("moe_ep4_mp2", "optshard_size2_adam_8_to_4", "pipeline_8_to_2x4", "tp_conv_4d"),
+    *("pipeline_shared_embedding_both", "uneven_manual_split", "tp_mesh_2x2x2_permuted"),
+]
+
+
+def explained(case, *, has_target=False, **options) -> Explanation:
+    """The answer of a golden case."""
+    folder = GOLDEN / case
+    names = ("src", "dst")[: 1 + has_target]
+    found = ((folder / f"{one}_strategy.{end}" for end in ("ckpt", "json")) for one in names)
+    paths = [next(path for path in ways if path.exists()) for ways in found]
+    strategies = [ckpttool.read_strategy(str(path)) for path in paths]
+    return explain(ckpttool.scan(str(folder / "src")), *strategies, **options)
+
+
+def excerpt(entry, regions):
+    """The elements of a full tensor in some regions, one behind the other along axis 0."""
+    parts = [entry.array()[(*map(slice, region.start, region.stop), ...)] for region in regions]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def check_source(found, full, ranks):
+    """Compare what ranks are said to hold with what is in their files."""
+    held = {(rank, name) for rank, entries in ranks.items() for name in entries}
+    for name, one in found.tensors.items():
+        for part in one.slices:
+            for rank in part.stored:
+                held.remove((rank, name))
+                stored = ranks[rank][name]
+                if stored.data:
+                    assert excerpt(full[name], part.regions).tobytes() == stored.data, (rank, name)
+    assert held == set()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_rank_is_said_to_hold_is_in_its_file(case):
+    full, ranks = merged_by_oracle(case), source_ranks(case)
+    found = explained(case)
+    assert found.ranks == sorted(ranks)
+    parts = [part for one in found.tensors.values() for part in one.slices]
+    assert [part.stored for part in parts] == [part.ranks for part in parts]
+    check_source(found, full, ranks)
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if "dst" in expected(one)["strategies"]])
+def test_what_a_target_rank_would_hold_is_what_reshard_gives_it(case):
+    full, ranks = merged_by_oracle(case), source_ranks(case)
+    wanted = split_by_oracle(case, full)
+    found = explained(case, has_target=True)
+    for name, one in found.tensors.items():
+        for part in one.slices:
+            (region,) = part.regions
+            made = np.zeros_like(excerpt(full[name], part.regions))
+            for taken in part.taken:
+                dst = taken.region.relative_to(region.start)
+                data = excerpt(ranks[taken.rank][name], [taken.src])
+                made[(*map(slice, dst.start, dst.stop), ...)] = data
+            for rank in part.ranks:
+                entry = wanted[rank].pop(name)
+                assert made.tobytes() == excerpt(full[name], [region]).tobytes() == entry.data
+    assert {rank: names for rank, names in wanted.items() if names} == {}
+
+
+@examples(60)
+@given(st.one_of(moves(has_state=True), table_moves()))
+def test_whatever_the_layouts_are_the_files_hold_what_is_said(new_folder, move):
+    ranks = cut(move.entries, move.src)
+    folder = write_ranks(new_folder() / "src", ranks, "ckpt")
+    catalog, strategy = ckpttool.scan(str(folder)), replace(move.src, files=())
+    found = explain(catalog, strategy, options=ResolveOptions(trust_strategy=True))
+    check_source(found, move.entries, ranks)
+    target = replace(move.dst, files=())
+    found = explain(catalog, strategy, target, options=ResolveOptions(trust_strategy=True))
+    wanted = cut(move.entries, target)
+    for name, one in found.tensors.items():
+        for part in one.slices:
+            (region,) = part.regions
+            entry = move.entries[name]
+            made = np.zeros_like(excerpt(entry, [region]))
+            for taken in part.taken:
+                dst = taken.region.relative_to(region.start)
+                source = ranks[taken.rank][name]
+                made[(*map(slice, dst.start, dst.stop), ...)] = excerpt(source, [taken.src])
+            for rank in part.ranks:
+                assert made.tobytes() == wanted[rank].pop(name).data
+    assert {rank: names for rank, names in wanted.items() if names} == {}
+
+
+@pytest.mark.parametrize("remove_redundancy", [False, True])
+def test_checkpoint_2_is_explained_by_what_it_describes(tmp_path, remove_redundancy):
+    layout = Layout((2, 2, 2), ((1,), (0,)))
+    full = {"w": noise("w", "Float32", (4, 6)), "adam_m.w": noise("adam_m.w", "Float32", (4, 6))}
+    layouts = dict.fromkeys(full, (oracle(layout),))
+    Save(full, layouts, 8, remove_redundancy=remove_redundancy).write(tmp_path / "src")
+    found = explain(ckpttool.scan(str(tmp_path / "src")))
+    assert found.tensors.keys() == full.keys()
+    for name, one in found.tensors.items():
+        assert {rank for part in one.slices for rank in part.stored} <= {*range(8)}
+        for part in one.slices:
+            (region,) = part.regions
+            for rank in part.stored:
+                assert layout.region(rank, (4, 6)) == region, name
+    (row,) = found.rows
+    assert row.prefixes == ("", "adam_m.")
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_alone_has_its_part_of_the_answer_for_all(rank, has_target):
+    whole = explained("pipeline_8_to_2x4", has_target=has_target)
+    alone = explained("pipeline_8_to_2x4", has_target=has_target, rank=rank)
+    for name, one in whole.tensors.items():
+        mine = [part for part in one.slices if rank in part.ranks]
+        assert mine == [*(alone.tensors[name].slices if name in alone.tensors else ())]
+    assert {name for row in alone.rows for name in (one.name for one in row.entries)} == {
+        *alone.tensors
+    }
+    (group,) = alone.groups
+    assert group in whole.groups
+    assert rank in group.ranks
+
+
+def target_of(layout):
+    """The strategy of one tensor."""
+    return replace(strategy_of({"w": layout}), files=())
+
+
+WIDE = Layout((2, 4), ((0,), ()))  # four slices of rows, two replicas
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function: a catalog of ranks that hold slices, and the strategy."""
+
+    def make(layout=WIDE, shape=(8, 6), lost=()):
+        strategy = target_of(layout)
+        ranks = cut({"w": noise("w", "Float32", shape)}, strategy)
+        kept = {rank: one for rank, one in ranks.items() if rank not in lost}
+        write_ranks(tmp_path / "src", kept, "ckpt")
+        return ckpttool.scan(str(tmp_path / "src")), strategy
+
+    return make
+
+
+def test_a_missing_rank_is_explained_by_its_layout(checkpoint):
+    found = explain(*checkpoint(lost=[2]), rank=2)
+    (part,) = found.tensors["w"].slices
+    assert (str(part.regions[0]), part.ranks, part.stored) == ("[4:6, 0:6]", (2, 6), (6,))
+    assert found.matrices == {(2, 4): (0, 2)}
+
+
+def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
+    found = explain(*checkpoint(lost=[2, 6]))
+    assert found.metas["w"].shape == (8, 6)
+    stored = {str(part.regions[0]): part.stored for part in found.tensors["w"].slices}
+    assert stored == {
+        "[0:2, 0:6]": (0, 4),
+        "[2:4, 0:6]": (1, 5),
+        "[4:6, 0:6]": (),
+        "[6:8, 0:6]": (3, 7),
+    }
+    assert [one.code for one in found.found.errors] == ["missing"]
+
+
+def test_a_hidden_optimizer_shard_is_explained_with_what_the_strategy_lists(checkpoint):
+    catalog, _ = checkpoint(Layout((8,), ((), ()), 4))
+    hiding = strategy_of({"w": Layout((8,), ((), ()))})
+    found = explain(catalog, hiding, rank=5, options=ResolveOptions(optimizer_shard=4))
+    one = found.tensors["w"]
+    assert (one.listed_shard, one.layouts[0].optimizer_shard) == (1, 4)
+    assert [(str(part.regions[0]), part.ranks) for part in one.slices] == [("[2:4, 0:6]", (1, 5))]
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "axes", "matrices"),
+    [
+        (Layout((3,), ((0,), ())), (8, 6), [(0, 3)], {(2,), (4,)}),
+        (Layout((4, 3), ((0,), (1,))), (8, 6), [(0, 3), (1, 4)], {(3, 4), (6, 4)}),
+        (Layout((4, 3), ((1,), (0,))), (8, 7), [(1, 3)], {(4, 7)}),
+        (Layout((5, 2), ((1, 0), ())), (8, 6), [(0, 10)], {(4, 2)}),
+        (Layout((2, 3), ((0,), ()), 2), (8, 6), [(0, 6)], {(2, 2), (4, 2)}),
+        (Layout((3,), ((0,), ())), (7, 6), [(0, 3)], {(7,)}),
+    ],
+)
+def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
+    checkpoint, target, shape, axes, matrices
+):
+    catalog, strategy = checkpoint(Layout((2,), ((), ())), shape)
+    found = explain(catalog, strategy, target_of(target))
+    assert [(one.axis.axis, one.axis.slices) for one in found.obstacles] == axes
+    assert {*found.obstacles[0].matrices} == matrices
+    for matrix in matrices:
+        assert replace(target, device_matrix=matrix).why_not(shape) is None
+    assert [one.code for one in found.found.errors] == ["target"]
+
+
+@pytest.mark.parametrize("target", [None, target_of(Layout((4,), ((0,), ())))])
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        ({"rank": 8}, "there is no rank 8"),
+        ({"pattern": "v"}, "no tensor is named like v"),
+        ({"pattern": "layers.*"}, "no tensor is named like layers.*"),
+    ],
+)
+def test_an_unknown_rank_or_name_is_an_error(checkpoint, target, words, fact):
+    with pytest.raises(PlanError) as refused:
+        explain(*checkpoint(), target, **words)
+    (problem,) = refused.value.diagnostics
+    assert problem.message == fact
+
+
+def test_ranks_without_a_strategy_are_an_error(checkpoint):
+    catalog, _ = checkpoint()
+    with pytest.raises(PlanError) as refused:
+        explain(catalog)
+    assert [one.code for one in refused.value.diagnostics] == ["no_strategy"]
