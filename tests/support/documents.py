@@ -30,7 +30,8 @@ def schema_of(command: str, document: dict[str, Any]) -> str:
     """Return the name of the schema of a document that a command printed."""
     if "error" in document:
         return "error.json"
-    return "run.json" if command in ("merge", "split", "reshard") else f"{command}.json"
+    of_others = dict.fromkeys(("merge", "split", "reshard"), "run") | {"strategy show": "inspect"}
+    return f"{of_others.get(command, command.replace(' ', '-'))}.json"
 
 
 def check_document(command: str, printed: str, exit_code: int) -> None:
