@@ -104,8 +104,8 @@ class LayoutSlicing:
     shape
         The full shape.
     tensors
-        Rank to stored tensor, with at least one owner of each slice.  Ranks outside the stage
-        are ignored.
+        Rank to stored tensor, with at least one owner of each slice that is read.  Ranks outside
+        the stage are ignored.
     """
 
     layout: Layout
@@ -271,6 +271,8 @@ class BrokenTensor:
         How its slicing would be known.
     gaps
         The ranks that should hold each missing slice.
+    partial
+        The slicing of each stage that holds some slices, if slices are missing.
     problem
         Why its slices do not fit together, if there is another reason.
     is_corrected
@@ -280,6 +282,7 @@ class BrokenTensor:
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
+    partial: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
 

@@ -114,7 +114,7 @@ def open(
     if not isinstance(catalog, Catalog):
         catalog = scan(os.fspath(catalog), source_options, src_strategy)
     executor = executor or InlineExecutor()
-    plan, found = plan_reading(catalog, src_strategy, dst_strategy, options, executor)
+    plan, found = plan_reading(catalog, src_strategy, dst_strategy, rank, options, executor)
     for one in join_alike(found.of("warning")):
         warnings.warn(one.text, CkptToolWarning, stacklevel=2)
     (output,) = plan.outputs([rank or 0])

@@ -69,6 +69,25 @@ def plan(
         None if the checkpoint is incomplete, or does not fit the target.
     """
     catalog = checkpoint.catalog
+    target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
+    diagnostics.add(*find_nothing(catalog))
+    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
+    if not transfers and not is_incomplete and not diagnostics.has_errors:
+        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
+    if is_incomplete or diagnostics.has_errors:
+        return None
+    strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
+    files = tuple(name for one in strategies for name in one.files)
+    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
+
+
+def find_transfers(
+    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
+) -> tuple[Target, list[Transfer], NotListed]:
+    """Return a transfer for each tensor to write, and those that the target does not list.
+
+    The target is returned with its rules resolved.  ``diagnostics`` collects all problems.
+    """
     target, problems = _resolve_names(target, checkpoint, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
@@ -82,15 +101,7 @@ def plan(
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
-    diagnostics.add(*find_nothing(catalog))
-    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
-    if not transfers and not is_incomplete and not diagnostics.has_errors:
-        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
-    if is_incomplete or diagnostics.has_errors:
-        return None
-    strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
-    files = tuple(name for one in strategies for name in one.files)
-    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
+    return target, transfers, not_listed
 
 
 def _resolve_names(
