@@ -33,7 +33,6 @@ from ckpttool.cli.params import (
     OutputPath,
     Parsed,
     StrategyFile,
-    StrategyName,
     UsageProblem,
     refuse_repeated,
     whole_number,
@@ -519,7 +518,7 @@ output_options = OptionGroup(
         "strategy_path": option(
             "Write the strategy of the output to FILE, too.",
             "--write-strategy",
-            type=StrategyName(),
+            type=OutputPath("new_strategy.ckpt"),
             metavar="FILE",
         ),
         "max_shard_bytes": option(

@@ -146,22 +146,6 @@ class OutputPath(PathName):
             raise UsageProblem("outputs do not go to standard output", instead=self.example)
 
 
-class StrategyName(OutputPath):
-    """An output strategy file on the command line."""
-
-    def __init__(self) -> None:
-        super().__init__("new_strategy.ckpt")
-
-    def check(self, name: str) -> None:
-        """Refuse the suffix of another form of strategy file, too."""
-        from ckpttool.strategy_files.writer import name_problem
-
-        super().check(name)
-        if (problem := name_problem(name)) is not None:
-            what, instead = problem
-            raise UsageProblem(what, instead=instead)
-
-
 class Existing(PathName):
     """A path to a file or folder that exists, on the command line.
 

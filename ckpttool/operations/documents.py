@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
@@ -120,6 +121,19 @@ def finalize(folder: str, manifest: Manifest) -> Json:
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
         notes=describe_diagnostics(manifest.notes, severities("convert")),
+    )
+
+
+def written_strategy(written: WrittenStrategy) -> Json:
+    """Return the document of strategy convert and strategy merge."""
+    strategy = written.strategy
+    return _document(
+        _take(written, "path form nbytes"),
+        files=strategy.files,
+        ranks=len(strategy.ranks),
+        stages=strategy.stages,
+        tensors=len(strategy.layouts),
+        notes=describe_diagnostics(written.notes, severities("convert")),
     )
 
 

@@ -28,6 +28,7 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.checks.presence import find_nothing
 from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats.local import url_problem
 from ckpttool.formats.weight_index import (
     MAX_INDEX_BYTES,
     index_names,
@@ -44,7 +45,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
-from ckpttool.strategy_files.writer import encode_strategy, name_problem
+from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
@@ -371,7 +372,7 @@ class StrategySidecar:
         """
         assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.strategy))
+            data = encode_strategy(written_strategy(plan, plan.target.strategy), self.path)
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None
@@ -387,7 +388,7 @@ class StrategySidecar:
             place = self.path
             return Diagnostic("destination", text, hint=hint, facts=facts, where=place, path=place)
 
-        if (unwritable := name_problem(self.path)) is not None:
+        if (unwritable := url_problem(self.path)) is not None:
             yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()

@@ -31,6 +31,7 @@ def workplace(tmp_path, monkeypatch):
     shutil.copytree(case / "src", "checkpoint")
     shutil.copy(case / "src_strategy.ckpt", "strategy.ckpt")
     shutil.copy(case / "dst_strategy.ckpt", "new_strategy.ckpt")
+    shutil.copytree(GOLDEN / "pipeline_2x4_to_8" / "src_stage_strategies", "stage_strategies")
 
 
 def test_the_tutorial_on_hybrid_parallel_is_two_commands(tmp_path, monkeypatch):

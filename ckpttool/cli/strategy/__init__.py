@@ -9,6 +9,8 @@ from ckpttool.cli.groups import LazyGroup
 # The question that each command answers.
 COMMANDS = {
     "show": "How does this strategy shard each parameter?",
+    "convert": "How do I get it in another form: protobuf, JSON or YAML?",
+    "merge": "How do I get one file for all pipeline stages?",
 }
 
 

@@ -8,6 +8,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
+from ckpttool.cli.params import UsageProblem
 from ckpttool.problems import Diagnostics
 
 if TYPE_CHECKING:
@@ -29,13 +30,21 @@ if TYPE_CHECKING:
 )
 @options.strategies
 @options.flag("List every tensor.", "--all")("show_all", options.DISPLAY)
+@options.flag("Print it as a hand-written strategy.", "--yaml")("as_yaml", options.DISPLAY)
 @options.report_options()
-def show(strategies: tuple[str, ...], show_all: bool, report: ReportOptions) -> None:
+def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: ReportOptions) -> None:
     """Show how a strategy shards each parameter."""
     from ckpttool.operations.describe import describe_strategy
 
-    found = Diagnostics("inspect")
-    described = describe_strategy(ckpttool.read_strategy(strategies), found)
+    if as_yaml and report.as_json:
+        raise UsageProblem("--yaml and --json exclude each other", "one of the two")
+    found, strategy = Diagnostics("inspect"), ckpttool.read_strategy(strategies)
+    if as_yaml:
+        from ckpttool.strategy_files.writer import encode_strategy
+
+        tables.echo(encode_strategy(strategy, "standard output.yaml").decode().rstrip("\n"))
+        return
+    described = describe_strategy(strategy, found)
     if report.as_json:
         from ckpttool.operations import documents
 
