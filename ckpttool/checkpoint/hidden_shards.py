@@ -691,10 +691,12 @@ def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[in
 def cover(groups: Iterable[Collection[int]], preferred: Collection[int] = ()) -> tuple[int, ...]:
     """Return few numbers, ascending, of which each group has one.
 
-    The number that most groups have is taken first, and of these a ``preferred`` or the lowest.
+    Numbers without a choice are taken first, then the number that most groups have, and of these a
+    ``preferred`` or the lowest.
     """
-    left = [set(group) for group in groups]
-    taken: list[int] = []
+    sets = [set(group) for group in groups]
+    taken = [*{number for one in sets if len(one) == 1 for number in one}]
+    left = [one for one in sets if one.isdisjoint(taken)]
     while left:
         counts = Counter(chain.from_iterable(left))
         best = min(counts, key=lambda one: (-counts[one], one not in preferred, one))

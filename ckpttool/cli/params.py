@@ -254,6 +254,14 @@ def parse_pattern(text: str) -> str:
     return text
 
 
+def parse_rank_files(text: str) -> str:
+    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
+    if "{rank}" not in text:
+        instead = "ckpt/rank_{rank}/net-{rank}_10.ckpt"
+        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead=instead)
+    return text
+
+
 def parse_engine(text: str) -> str:
     """Return the name of an engine."""
     from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
@@ -321,6 +329,7 @@ def whole_number(least: int, most: int | None = None) -> Parsed:
     return Parsed("n", parse)
 
 
+RANK_FILES = Parsed("pattern", parse_rank_files)
 PATTERN = Parsed("pattern", parse_pattern)
 ENGINE = Parsed("engine", parse_engine)
 NUMBER = Parsed("x", parse_number)

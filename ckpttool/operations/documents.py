@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
+    from ckpttool.planning.needs import Needs
     from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
 
@@ -134,6 +135,16 @@ def written_strategy(written: WrittenStrategy) -> Json:
         stages=strategy.stages,
         tensors=len(strategy.layouts),
         notes=describe_diagnostics(written.notes, severities("convert")),
+    )
+
+
+def strategy_ranks(needs: Needs, files: Iterable[str] | None, notes: Iterable[Diagnostic]) -> Json:
+    """Return the document of strategy ranks; ``files`` are those to fetch, if they are named."""
+    return _document(
+        ranks=_each(needs.ranks, "rank groups fetch also"),
+        **_take(needs.together, "fetch also"),
+        **_given(files=files),
+        notes=describe_diagnostics(notes, severities("convert")),
     )
 
 

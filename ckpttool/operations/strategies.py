@@ -1,11 +1,13 @@
-"""Write strategies: in another form, or those of the stages as one file."""
+"""Write strategies: in another form, or those of the stages as one file; name files to fetch."""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckpttool.model.strategy import Strategy
+from ckpttool.planning.needs import Needs
 from ckpttool.problems import Diagnostic, PlanError
 from ckpttool.storage.files import is_there, write_document
 from ckpttool.strategy_files.reader import read_strategy
@@ -62,6 +64,34 @@ def merge_strategies(
     """
     strategy, data = merge_stages(paths, path)
     return _write(strategy, data, path, overwrite, ())
+
+
+def files_to_fetch(needs: Needs, pattern: str, folder: str | None = None) -> tuple[str, ...]:
+    """Return the files of the ranks that target ranks need together, and of those to fetch also.
+
+    Parameters
+    ----------
+    needs
+        What `find_needs` returned.
+    pattern
+        The path of a rank's file, perhaps a URL, with ``{rank}`` for the rank.
+    folder
+        The folder to which the paths are relative; None for the paths as they are.
+
+    Raises
+    ------
+    PlanError
+        A file is not below the folder.
+    """
+    ranks = sorted({*needs.together.fetch, *needs.together.also})
+    paths = [pattern.replace("{rank}", str(rank)) for rank in ranks]
+    if folder is None:
+        return tuple(paths)
+    relative = [posixpath.relpath(path, folder or ".") for path in paths]
+    if any(path.startswith("../") for path in relative):
+        text, hint = f"the files are not below {folder}", "--relative-to with the folder above them"
+        raise PlanError([Diagnostic("options", text, hint=hint, facts=paths[0])])
+    return tuple(relative)
 
 
 def _write(

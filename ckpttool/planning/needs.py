@@ -229,9 +229,10 @@ class _Parts:
         needed: set[Owners] = set()
         layouts: list[Layout] = []
         for i, of_stages in sorted(taken.items(), key=lambda item: len(item[1])):
-            number = next(
-                (n for n, groups in enumerate(of_stages) if _are_implied(groups, needed)), 0
-            )
+            number = 0
+            if len(of_stages) > 1:
+                implied = (n for n, one in enumerate(of_stages) if _are_implied(one, needed))
+                number = next(implied, 0)
             needed |= of_stages[number]
             layouts += (
                 [_layouts_of(self.distinct[i])[number]]
