@@ -364,6 +364,7 @@ ABOUT_OUTPUTS = {  # functions that look at the destination
         "_check_format_and_space",
         "_partial_bytes",
         "_blocked",
+        "document_problem",
         "_location_problem",
         "_partial_problem",
     },

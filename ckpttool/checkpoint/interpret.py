@@ -236,7 +236,8 @@ class _Ranks:
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
-        return FullTensor(meta.of_shape(slicing.shape), slicing, known_by, tuple(copies))
+        full = meta.of_shape(slicing.shape)
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial))
 
     def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
         """Return what the slices of one stage make; the same for all tensors of a kind."""
