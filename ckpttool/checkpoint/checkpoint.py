@@ -348,7 +348,7 @@ def _of_stages(one: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
         return one
     first, *copies = stages
     meta = one.meta.of_shape(first.shape)
-    return FullTensor(meta, first, one.known_by, tuple(copies), one.is_corrected)
+    return FullTensor(meta, first, one.known_by, tuple(copies), is_corrected=one.is_corrected)
 
 
 def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
