@@ -2,9 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
+import ckpttool
+from ckpttool.model.layout import Layout
+from tests.support.checkpoints import cut, noise, strategy_of, write_ranks
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 
@@ -111,3 +115,56 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
     result = run_well("reshard", tmp_path / "some", *words, tmp_path / "alone")
     assert "warning[hidden_shard]" in result.stderr
     assert "2 more ranks would show it: 0, 1" in result.stderr
+
+
+W = Layout((4,), ((), ()))
+NAMES = ("w", "adam_m.w", "adam_v.w")
+HALVES = strategy_of(dict.fromkeys(NAMES, Layout((2,), ((0,), ()))))
+
+
+@pytest.fixture
+def hidden(tmp_path):
+    """Four ranks whose strategy calls slices of an optimizer shard replicas, and a target."""
+    entries = {name: noise(name, "Float32", (16, 8)) for name in NAMES}
+    sharded = strategy_of(dict.fromkeys(NAMES, replace(W, optimizer_shard=4)))
+    write_ranks(tmp_path / "run", cut(entries, sharded), "ckpt")
+    ckpttool.write_strategy(strategy_of(dict.fromkeys(NAMES, W)), tmp_path / "s.ckpt")
+    ckpttool.write_strategy(HALVES, tmp_path / "d.ckpt")
+    return tmp_path
+
+
+def reshard(folder, there, *words):
+    """Reshard to target rank 0 with some ranks of ``folder``."""
+    some = folder.with_name(f"only_{'_'.join(map(str, there))}")
+    for rank in there:
+        shutil.copytree(folder / f"rank_{rank}", some / f"rank_{rank}")
+    strategies = ["-s", folder.with_name("s.ckpt"), "-d", folder.with_name("d.ckpt")]
+    out = some.with_name(f"{some.name}_out")
+    return run("reshard", some, *strategies, "--rank", "0", "-o", out, "--format", "ckpt", *words)
+
+
+def test_a_hidden_optimizer_shard_is_never_silent(hidden):
+    words = ["-s", hidden / "s.ckpt", "-d", hidden / "d.ckpt", "--rank", "0"]
+    assert ranks(*words) == "rank 0: 0 (one of 0-3); also: 1\n"
+    alone = reshard(hidden / "run", [0])
+    assert alone.exit_code == 0
+    assert "warning[hidden_shard]" in alone.stderr
+    assert "one more rank would show it: 1" in alone.stderr
+    assert reshard(hidden / "run", [3], "--strict").exit_code == 5
+    both = reshard(hidden / "run", [0, 1])
+    assert both.exit_code == 5
+    assert "error[undecided_shard]" in both.stderr
+    assert "error[missing]" in reshard(hidden / "run", [0, 2]).stderr  # it can only be a shard of 4
+
+
+def test_a_set_that_ckpttool_wrote_with_this_strategy_hides_none(tmp_path):
+    write_ranks(tmp_path / "whole", {0: {n: noise(n, "Float32", (16, 8)) for n in NAMES}}, "ckpt")
+    ckpttool.write_strategy(strategy_of(dict.fromkeys(NAMES, W)), tmp_path / "s.ckpt")
+    ckpttool.write_strategy(HALVES, tmp_path / "d.ckpt")
+    words = ["-d", tmp_path / "s.ckpt", "-o", tmp_path / "run", "--format", "ckpt"]
+    run_well("split", tmp_path / "whole", *words)
+    assert "warning[hidden_shard]" in reshard(tmp_path / "run", [0]).stderr
+    (tmp_path / "only_1").mkdir()
+    shutil.copy(tmp_path / "run" / "ckpttool.json", tmp_path / "only_1")
+    result = reshard(tmp_path / "run", [1])
+    assert (result.exit_code, "warning" in result.stderr) == (0, False), result.stderr
