@@ -688,18 +688,17 @@ def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[in
     return cover(telling)
 
 
-def cover(groups: Iterable[Collection[int]], preferred: Collection[int] = ()) -> tuple[int, ...]:
+def cover(groups: Iterable[Collection[int]]) -> tuple[int, ...]:
     """Return few numbers, ascending, of which each group has one.
 
-    Numbers without a choice are taken first, then the number that most groups have, and of these a
-    ``preferred`` or the lowest.
+    Numbers without a choice are taken first, then the lowest of those that most groups have.
     """
     sets = [set(group) for group in groups]
     taken = [*{number for one in sets if len(one) == 1 for number in one}]
     left = [one for one in sets if one.isdisjoint(taken)]
     while left:
         counts = Counter(chain.from_iterable(left))
-        best = min(counts, key=lambda one: (-counts[one], one not in preferred, one))
+        best = min(counts, key=lambda one: (-counts[one], one))
         taken.append(best)
         left = [group for group in left if best not in group]
     return tuple(sorted(taken))

@@ -221,8 +221,8 @@ class _Parts:
                 found |= {owners[replica] for owners in groups}
         return found
 
-    def needs(self, rank: int | None, taken: Taken, near: Collection[int]) -> RankNeeds:
-        """Return the ranks that hold one replica of each slice.
+    def needs(self, rank: int | None, taken: Taken, near: set[int]) -> RankNeeds:
+        """Return the ranks that hold one replica of each slice, those to fetch of `near`.
 
         A tensor that stages share is taken from a stage that is needed anyway, if there is one.
         """
@@ -240,7 +240,7 @@ class _Parts:
                 else []
             )
         groups = _smallest(needed)
-        fetch = cover(groups, near)
+        fetch = cover(near.intersection(owners) for owners in groups)
         return RankNeeds(rank, groups, fetch, telling_ranks(layouts, fetch))
 
 
