@@ -169,7 +169,7 @@ def open(
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
-        plan, found = plans.plan_reading(catalog, of_src, of_dst, resolving, executor)
+        plan, found = plans.plan_reading(catalog, of_src, of_dst, rank, resolving, executor)
     _warn(found, found.severity_of)
     (output,) = plan.outputs([rank or 0])
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)

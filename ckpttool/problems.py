@@ -140,6 +140,9 @@ CODES: Mapping[str, Code] = {
     "strategy": _error("the strategy does not fit the checkpoint"),
     "contradicted": _error("contents or slices contradict the strategy", inspect="warning"),
     "undecided_shard": _error("contents do not decide an optimizer shard", inspect="warning"),
+    "hidden_shard": _warning(
+        "the strategy may hide an optimizer shard, which only a missing rank would show"
+    ),
     "equal_slices": _warning("slices that should differ are equal"),
     "unlike_states": _warning("a parameter and its state are sharded differently"),
     "not_compared": _warning("a check that could not be made"),

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import click
 
-from ckpttool.cli.main import COMMANDS, main
+from ckpttool.cli.groups import walk_commands
+from ckpttool.cli.main import main
 from ckpttool.cli.options import GroupedCommand
 
 PAGE = Path(__file__).parent.parent / "man" / "ckpttool.1"
@@ -53,14 +54,12 @@ def describe_option(param: click.Option, ctx: click.Context) -> Iterator[str]:
     yield from sentences(text)
 
 
-def describe_command(name: str, group: click.Context) -> Iterator[str]:
+def describe_command(name: str, ctx: click.Context) -> Iterator[str]:
     """Yield the section of a command."""
-    command = main.get_command(group, name)
-    assert isinstance(command, GroupedCommand), "every command lists its options under headings"
-    ctx = click.Context(command, group, name)
+    command = ctx.command
     usage = " ".join(command.collect_usage_pieces(ctx))
     yield f".Ss ckpttool {name}"
-    yield from sentences(COMMANDS[name])
+    yield from sentences(command.short_help or "")
     yield ".Bd -literal -offset indent"
     yield escape(f"ckpttool {name} {usage}")
     yield ".Ed"
@@ -71,6 +70,9 @@ def describe_command(name: str, group: click.Context) -> Iterator[str]:
     yield ".Bd -literal -offset indent"
     yield from map(escape, example.splitlines())
     yield ".Ed"
+    if isinstance(command, click.Group):
+        return  # each of its commands has a section
+    assert isinstance(command, GroupedCommand), "every command lists its options under headings"
     yield ".Bl -tag -width Ds"
     for options in command.options_by_heading(ctx).values():
         for param in options:
@@ -103,8 +105,8 @@ def make_page() -> str:
         ),
         ".Sh COMMANDS",
     ]
-    for name in COMMANDS:
-        lines += describe_command(name, group)
+    for name, ctx in walk_commands(group):
+        lines += describe_command(name, ctx)
     lines += [".Sh FILES", ".Bl -tag -width Ds"]
     for name, text in FILES.items():
         lines += [f".It Pa {name}", escape(text)]

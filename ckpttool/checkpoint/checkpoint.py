@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
@@ -24,10 +24,18 @@ from ckpttool.checkpoint.presence import (
     find_missing,
     find_partly_held,
     is_deduplicated,
+    ranks_without_file,
 )
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.names import ParameterOfState, parse_name
-from ckpttool.model.slicing import FullTensor, RankGroups, Unlisted, Whole
+from ckpttool.model.slicing import (
+    BrokenTensor,
+    FullTensor,
+    LayoutSlicing,
+    RankGroups,
+    Unlisted,
+    Whole,
+)
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CkptToolError, Diagnostic, FormatError
 from ckpttool.wording import Brief, count, format_bytes, format_shape
@@ -47,6 +55,8 @@ _OF_CONTENTS = {
     "unread",
     "evidence",
 }
+# Name to the ranks that hold each slice that is needed; other names are not needed.
+NeededSlices: TypeAlias = Mapping[str, Collection[tuple[int, ...]]]
 UnlistedChoice = Literal["rank", "first", "drop"]
 Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 
@@ -120,6 +130,12 @@ class Checkpoint(Brief):
         A record for each tensor, in the order of the files, before the user's choices.
     are_joined
         Whether files of ranks are joined; else each file is read by itself.
+    find_needed
+        Returns the slices that the wanted ranks of a target need; None if all are needed.
+    needed
+        What ``find_needed`` returned; None unless ranks without a file make a difference.
+    is_recorded
+        Whether a manifest says that ckpttool wrote the files with this strategy.
     is_deduplicated
         Whether only one rank of each replica group has its slice on disk.
     misfits
@@ -151,6 +167,9 @@ class Checkpoint(Brief):
     options: ResolveOptions = ResolveOptions()
     records: Iterable[Tensor] = ()
     are_joined: bool = True
+    find_needed: Callable[[Checkpoint], NeededSlices] | None = None
+    needed: NeededSlices | None = None
+    is_recorded: bool = False
     is_deduplicated: bool = False
     misfits: tuple[Diagnostic, ...] = ()
     contents: EqualContents = EqualContents()
@@ -184,13 +203,26 @@ class Checkpoint(Brief):
     def with_strategy(self, strategy: Strategy, contents: EqualContents) -> Checkpoint:
         """Return the checkpoint as other layouts and contents make it."""
         known = self.records if strategy is self.strategy else ()
-        return replace(
+        found = replace(
             self,
             strategy=strategy,
             contents=contents,
             records=interpret(self.catalog, strategy, contents.groups, known),
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
+        return found._limited()
+
+    def _limited(self) -> Checkpoint:
+        """Return the checkpoint with full tensors where all slices that are needed are there."""
+        if self.find_needed is None or not ranks_without_file(self.catalog, self.strategy):
+            return self
+        partial = tuple(
+            _of_stages(one, one.partial) if isinstance(one, BrokenTensor) else one
+            for one in self.records
+        )
+        needed = self.find_needed(replace(self, records=partial))
+        limited = [_limit(one, needed.get(one.name, ())) for one in self.records]
+        return replace(self, records=tuple(limited), needed=needed)
 
     @cached_property
     def tensors(self) -> tuple[FullTensor, ...]:
@@ -258,7 +290,9 @@ class Checkpoint(Brief):
     @cached_property
     def presence(self) -> Presence:
         """What is missing, and which ranks replace it."""
-        return find_missing(self.catalog, self.strategy, self.records, self.is_deduplicated)
+        return find_missing(
+            self.catalog, self.strategy, self.records, self.is_deduplicated, self.needed
+        )
 
     @cached_property
     def states(self) -> ParameterOfState:
@@ -306,3 +340,29 @@ class Checkpoint(Brief):
         """The errors of damaged files that replicas do not replace."""
         ranks = self.presence.unreplaced if self.are_joined else self.catalog.damaged
         return [self.catalog.damaged[rank] for rank in ranks]
+
+
+def _of_stages(one: BrokenTensor, stages: Sequence[LayoutSlicing]) -> Tensor:
+    """Return a tensor whose missing slices are not needed; unchanged if no stage holds a slice."""
+    if not stages:
+        return one
+    first, *copies = stages
+    meta = one.meta.of_shape(first.shape)
+    return FullTensor(meta, first, one.known_by, tuple(copies), is_corrected=one.is_corrected)
+
+
+def _limit(one: Tensor, needed: Collection[tuple[int, ...]]) -> Tensor:
+    """Return a tensor as the first stage holds it that has all slices that are needed of it.
+
+    If no stage does, the gaps are those of the first stage that are needed.
+    """
+    if not isinstance(one, BrokenTensor):
+        return one
+    gaps = []
+    for slicing in one.partial:
+        layout = slicing.layout
+        held = tuple(rank for rank in layout.ranks if rank in slicing.tensors)
+        gaps.append(tuple(owners for owners in layout.gaps(held) if owners in needed))
+        if not gaps[-1]:
+            return _of_stages(one, [slicing])
+    return replace(one, gaps=gaps[0]) if gaps else one

@@ -22,7 +22,9 @@ of a network without an optimizer, such as inference, and may shard these weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -534,13 +536,7 @@ def _is_one_shard(
         for tensor, shard in zip(listed, found, strict=True)
         if shard is not None and shard > 1 and not parse_name(tensor.name).is_gradient
     }
-    is_listed = any(
-        layout.optimizer_shard > 1
-        for name, layouts in strategy.layouts.items()
-        if not parse_name(name).is_gradient
-        for layout in layouts
-    )
-    if sharded and is_listed:
+    if sharded and _lists_shard(strategy):
         return False
     return any(
         all(shard == limit_shard(layout, of_run) for layout, shard in sharded)
@@ -634,6 +630,78 @@ def may_be_sharded(tensor: FullTensor) -> bool:
     is_decided = layout.optimizer_shard > 1 or layout.full_shape is not None
     is_splittable = layout.is_even and layout.replicas > 1 and bool(shape) and 0 not in shape
     return tensor.is_listed and not is_decided and is_splittable
+
+
+def hiding_tensors(strategy: Strategy, tensors: Iterable[FullTensor]) -> Iterator[FullTensor]:
+    """Yield the tensors whose optimizer shard a strategy may hide, without gradients.
+
+    A strategy hides the shard of all tensors or of none.
+    """
+    if not _lists_shard(strategy):
+        for one in _candidates(strategy, tensors):
+            if not parse_name(one.name).is_gradient:
+                yield one
+
+
+def _lists_shard(strategy: Strategy) -> bool:
+    return any(
+        layout.optimizer_shard > 1
+        for name, layouts in strategy.layouts.items()
+        if not parse_name(name).is_gradient
+        for layout in layouts
+    )
+
+
+def telling_ranks(layouts: Iterable[Layout], ranks: Collection[int]) -> tuple[int, ...]:
+    """Return few more ranks, ascending, whose slices would show a hidden shard of each layout.
+
+    Parameters
+    ----------
+    layouts
+        Layouts that may hide a shard.
+    ranks
+        The ranks that are there, at least one of each layout.
+
+    Examples
+    --------
+    >>> telling_ranks([Layout((4,), ((),)), Layout((2, 2), ((0,),))], [0])
+    (1, 2)
+    """
+    telling: list[set[int]] = []  # for each layout the ranks of which one is enough
+    for layout in dict.fromkeys(layouts):
+        unseen = layout.unseen_shard(ranks)
+        if unseen == 1:
+            continue
+        held: dict[tuple[int, ...], int] = {}
+        for rank in ranks:
+            if rank in layout.ranks:
+                index = layout.slice_index(rank)
+                held.setdefault(index, layout.owners(index).index(rank))
+        telling.append(
+            {
+                rank
+                for index, first in held.items()
+                for position, rank in enumerate(layout.owners(index))
+                if math.gcd(unseen, position - first) == 1
+            }
+        )
+    return cover(telling)
+
+
+def cover(groups: Iterable[Collection[int]]) -> tuple[int, ...]:
+    """Return few numbers, ascending, of which each group has one.
+
+    Numbers without a choice are taken first, then the lowest of those that most groups have.
+    """
+    sets = [set(group) for group in groups]
+    taken = [*{number for one in sets if len(one) == 1 for number in one}]
+    left = [one for one in sets if one.isdisjoint(taken)]
+    while left:
+        counts = Counter(chain.from_iterable(left))
+        best = min(counts, key=lambda one: (-counts[one], one))
+        taken.append(best)
+        left = [group for group in left if best not in group]
+    return tuple(sorted(taken))
 
 
 def read_contents(

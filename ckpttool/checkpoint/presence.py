@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
@@ -169,16 +169,23 @@ class Presence:
 
 
 def find_missing(
-    catalog: Catalog, strategy: Strategy, tensors: Iterable[Tensor], deduplicated: bool
+    catalog: Catalog,
+    strategy: Strategy,
+    tensors: Iterable[Tensor],
+    deduplicated: bool,
+    needed: Mapping[str, Collection[tuple[int, ...]]] | None = None,
 ) -> Presence:
-    """Find the slices that no file holds, and the damaged files that replicas replace."""
+    """Find the slices that no file holds, and the damaged files that replicas replace.
+
+    ``needed`` has the owners of the slices that are needed, by name; None if all are.
+    """
     if catalog.description is not None:
         is_replaced = not catalog.description.broken and not any(
             isinstance(error, NEVER_REPLACED) for error in catalog.damaged.values()
         )
         return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
     missing: MissingNames = defaultdict(list)
-    unsaved = _find_absent(catalog, strategy, deduplicated, missing)
+    unsaved = _find_absent(catalog, strategy, deduplicated, missing, needed)
     for tensor in tensors:
         for owners in tensor.gaps if isinstance(tensor, BrokenTensor) else ():
             expected = tuple(filter(catalog.is_expected, owners))
@@ -223,7 +230,11 @@ def _is_replaced(
 
 
 def _find_absent(
-    catalog: Catalog, strategy: Strategy, deduplicated: bool, missing: MissingNames
+    catalog: Catalog,
+    strategy: Strategy,
+    deduplicated: bool,
+    missing: MissingNames,
+    needed: Mapping[str, Collection[tuple[int, ...]]] | None,
 ) -> tuple[str, ...]:
     """Return the listed parameters on no rank that were not saved; add the others to ``missing``.
 
@@ -239,25 +250,39 @@ def _find_absent(
     unsaved = []
     for name in (name for name in strategy.layouts if name not in holders):
         parameter, layouts = states.get(name, ""), strategy.layouts[name]
+        slices = None if needed is None else needed.get(name, ())
+        if slices is not None:
+            if not slices:
+                continue
+            at_hand = {rank // strategy.stage_ranks for rank in catalog.files}
+            layouts = tuple(one for one in layouts if one.stage in at_hand) or layouts
         is_weight = parameter not in strategy.layouts
-        is_conclusive = all(_is_conclusive(catalog, layout) for layout in layouts)
+        is_conclusive = all(_is_conclusive(catalog, layout, slices) for layout in layouts)
         if (is_conclusive and not deduplicated) or not (
             is_weight or name.removesuffix(parameter) in saved_prefixes
         ):
             unsaved.append(name)
             continue
-        ranks = chain.from_iterable(layout.ranks for layout in layouts)
-        if expected := tuple(filter(catalog.is_expected, ranks)):
+        ranks = chain(*(layout.ranks for layout in layouts) if slices is None else slices)
+        if expected := tuple(filter(catalog.is_expected, dict.fromkeys(ranks))):
             missing[expected].append(name)
     return tuple(unsaved)
 
 
-def _is_conclusive(catalog: Catalog, layout: Layout) -> bool:
-    """Return whether the files at hand show for every slice whether it was saved."""
+def _is_conclusive(
+    catalog: Catalog, layout: Layout, needed: Iterable[tuple[int, ...]] | None
+) -> bool:
+    """Return whether the files at hand show for every slice whether it was saved.
+
+    ``needed`` has the owners of some slices; None for all slices.
+    """
     if all(rank in catalog.files for rank in layout.ranks):
         return True
+    slices = layout.slice_owners() if needed is None else needed
     return hold_same_parameters(catalog, layout.ranks) and all(
-        any(rank in catalog.files for rank in owners) for owners in layout.slice_owners()
+        any(rank in catalog.files for rank in owners)
+        for owners in slices
+        if owners[0] in layout.ranks
     )
 
 
@@ -360,6 +385,21 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
     if written is None:
         return catalog
     return replace(catalog, diagnostics=(*catalog.diagnostics, written[1]))
+
+
+def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
+    """Return whether the manifest of a set says that it was written with this strategy.
+
+    `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
+    """
+    path = Path(catalog.root) / MANIFEST
+    if not strategy.files or not is_file(path):
+        return False
+    try:
+        manifest = ManifestFile.read(path)
+        return bool(manifest.provenance().strategies) and not other_strategy(manifest, strategy)
+    except FormatError:
+        return False
 
 
 def other_strategy(manifest: ManifestFile, strategy: Strategy) -> str:

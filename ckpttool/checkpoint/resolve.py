@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.contents import (
     EqualContents,
     compare_contents,
@@ -25,6 +25,7 @@ from ckpttool.checkpoint.contents import (
 from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import EachFile, decided_by_contents
 from ckpttool.checkpoint.presence import (
+    is_recorded,
     note_written_ranks,
     other_strategy,
     quarantine_all_empty,
@@ -49,6 +50,22 @@ from ckpttool.wording import count, shorten
 Contents = Literal["samples", "slices", "all"]
 
 
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a checkpoint is resolved for.
+
+    Attributes
+    ----------
+    option
+        The option of the command line that takes its strategy, for messages.
+    find_needed
+        Returns the slices that are needed; None if all are.
+    """
+
+    option: str = "-s"
+    find_needed: Callable[[Checkpoint], NeededSlices] | None = None
+
+
 def resolve(
     catalog: Catalog,
     strategy: Strategy | None,
@@ -58,7 +75,7 @@ def resolve(
     contents: Contents = "all",
     is_refused: Callable[[Checkpoint], bool],
     by_file: bool = False,
-    option: str = "-s",
+    purpose: Purpose = Purpose(),
 ) -> Checkpoint:
     """Return a record for each tensor of a checkpoint, and what contents show.
 
@@ -82,8 +99,8 @@ def resolve(
         against contents.
     by_file
         Read each file by itself, as one of full tensors.
-    option
-        The option of the command line that takes the strategy, for messages.
+    purpose
+        What the checkpoint is resolved for.
 
     Raises
     ------
@@ -97,13 +114,13 @@ def resolve(
     else:
         from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
-        strategy = choose_strategy(catalog, strategy, options.replicated, option)
+        strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
         strategy, misfits = fit_to_slices(catalog, strategy)
         if misfits:  # other problems would follow from these
             return Checkpoint(
                 catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
             )
-        steps = _resolve_ranks(catalog, strategy, options, contents, is_refused)
+        steps = _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose)
     evidence = Evidence()
     return answer(steps, executor, evidence).knowing(evidence=evidence)
 
@@ -136,6 +153,7 @@ def _resolve_ranks(
     options: ResolveOptions,
     contents: Contents,
     is_refused: Callable[[Checkpoint], bool],
+    purpose: Purpose,
 ) -> Asking[Checkpoint]:
     """Resolve the files of ranks; `answer` reads what is asked."""
     from ckpttool.checkpoint.joined_shards import without_listed_shards
@@ -144,9 +162,13 @@ def _resolve_ranks(
     if options.optimizer_shard == 1:
         strategy = without_listed_shards(strategy)
     catalog = note_written_ranks(quarantine_empty(catalog, strategy), strategy)
-    found = Checkpoint(catalog=catalog, strategy=strategy, options=options).with_strategy(
-        strategy, EqualContents()
-    )
+    found = Checkpoint(
+        catalog=catalog,
+        strategy=strategy,
+        options=options,
+        find_needed=purpose.find_needed,
+        is_recorded=is_recorded(catalog, strategy),
+    ).with_strategy(strategy, EqualContents())
     names = decided_by_contents(catalog, found.records)
     try:
         if contents == "all":

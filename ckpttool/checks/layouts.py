@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
@@ -12,10 +12,12 @@ from ckpttool.checkpoint.optimizer_state import (
     find_mismatched_states,
     shape_difference,
 )
+from ckpttool.checkpoint.presence import ranks_without_file
+from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor
 from ckpttool.problems import Diagnostic
-from ckpttool.wording import count, format_ranks, shorten
+from ckpttool.wording import count, format_numbers, format_ranks, shorten
 
 
 def check_strategy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -167,6 +169,49 @@ def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     if checkpoint.options.trust_strategy and not checkpoint.is_incomplete:
         text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
         yield Diagnostic("doubt", text)
+
+
+def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a warning on an optimizer shard that only a missing rank would show.
+
+    Two owners of a slice show it.  A manifest, the full shapes of an index, and a shard that the
+    strategy lists prove the layouts without them.
+    """
+    from ckpttool.checkpoint.hidden_shards import hiding_tensors, telling_ranks
+
+    catalog, strategy = checkpoint.catalog, checkpoint.strategy
+    if checkpoint.is_recorded or checkpoint.options.optimizer_shard is not None:
+        return
+    if checkpoint.is_deduplicated or not ranks_without_file(catalog, strategy):
+        return  # other ranks of a deduplicated checkpoint have no replicas that would show it
+    unseen: dict[Layout, int] = {}
+    names: dict[Layout, list[str]] = defaultdict(list)
+    metas = {one.name: one.meta for one in checkpoint.tensors}
+    for one in hiding_tensors(strategy, checkpoint.tensors):
+        if checkpoint.needed is None or checkpoint.needed.get(one.name):
+            listed = (full for full in checkpoint.indexes.values() if isinstance(full, Mapping))
+            is_proven = any(full.get(one.name) == one.meta for full in listed)
+            shard = 1 if is_proven else one.layout.unseen_shard(catalog.holders[one.name])
+            unseen[one.layout] = min(shard, unseen.get(one.layout, shard))
+            names[one.layout].append(one.name)
+    hiding = [layout for layout, shard in unseen.items() if shard > 1]
+    if not hiding:
+        return
+    more = telling_ranks(hiding, [*catalog.files])
+    would = "one more rank" if len(more) == 1 else f"{len(more)} more ranks"
+    number, name = sum(len(names[layout]) for layout in hiding), names[hiding[0]][0]
+    shape = metas[name].shape
+    largest = shape[0] * unseen[hiding[0]], *shape[1:]
+    yield Diagnostic(
+        "hidden_shard",
+        f"the strategy may hide an optimizer shard; {would} would show it: "
+        f"{format_numbers(more, ', ')}",
+        hint=f"the file of {format_ranks(more)} beside them, or --optimizer-shard 1 if there is "
+        "none; `ckpttool help hidden_shard` explains",
+        options=("--optimizer-shard",),
+        facts=f"{count(number, 'parameter')}; {name} is {shape}, or up to {largest} with it",
+        ranks=more,
+    )
 
 
 def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

@@ -307,8 +307,21 @@ def check_replaced(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
             yield _replaced_note(catalog.damaged[rank], facts, (rank,), code="damaged_replica")
     if presence.without_file and catalog.files:
         text = f"{format_ranks(presence.without_file)}: {_NO_FILE} {catalog.root}"
+        if checkpoint.needed is not None:
+            yield _not_needed_note(checkpoint, f"{text}, and not needed")
+            return
         facts = _replacement_text(checkpoint, presence.without_file)
         yield Diagnostic("missing_replica", text, facts=facts, ranks=presence.without_file)
+
+
+def _not_needed_note(checkpoint: Checkpoint, text: str) -> Diagnostic:
+    """Return the note on ranks without a file that no output needs."""
+    strategy, without = checkpoint.strategy, checkpoint.presence.without_file
+    at_hand = {rank // strategy.stage_ranks for rank in checkpoint.catalog.files}
+    stages = [stage for stage in range(strategy.stages) if stage not in at_hand]
+    facts = f"{format_ranks(stages, 'stage')}: parameters that the strategy does not list and "
+    facts += "that only these ranks hold are left out"
+    return Diagnostic("part", text, facts=facts if stages else "", ranks=without)
 
 
 def _replaced_note(

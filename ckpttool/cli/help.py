@@ -17,6 +17,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options
+from ckpttool.cli.groups import walk_commands
 from ckpttool.cli.params import UsageProblem
 from ckpttool.cli.tables import echo, has_utf8
 from ckpttool.formats.local import list_folder, read_file
@@ -92,14 +93,15 @@ def names_of(group: click.Context) -> list[str]:
     """Return every name that has a page, an entry or a command, sorted."""
     topics = read_topics()
     entries = {one for page in topics.values() for names, _ in find_entries(page) for one in names}
-    assert isinstance(group.command, click.Group), "help is a command of a group"
-    return sorted({*topics, *entries, *group.command.list_commands(group)})
+    return sorted({*topics, *entries, *(words for words, _ in walk_commands(group))})
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names that begin with what was typed."""
     assert ctx.parent is not None, "help is a command of a group"
-    return [name for name in names_of(ctx.parent) if name.startswith(incomplete)]
+    before = "".join(f"{word} " for word in ctx.params.get("name") or ())
+    found = (name for name in names_of(ctx.parent) if name.startswith(before + incomplete))
+    return [rest for name in found if " " not in (rest := name.removeprefix(before))]
 
 
 @click.command(
@@ -112,16 +114,17 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     (--unlisted) or a command.  Without NAME, list the topics.  Needs no network.
     """,
 )
-@click.argument("name", required=False, shell_complete=complete_name)
-def help(name: str | None) -> None:
+@click.argument("name", nargs=-1, metavar="[NAME]", shell_complete=complete_name)
+def help(name: tuple[str, ...]) -> None:
     """Print a page of the guide, an entry of one, or the help of a command."""
     group = click.get_current_context().parent
     assert group is not None, "help is a command of a group"
-    if name is None:
+    words = " ".join(name)  # those of a command may be several: strategy show
+    if not words:
         print_topics()
-    elif not print_all_about(name.lower(), group):
-        near = nearest(name.lower(), names_of(group))
-        raise UsageProblem(f"no page about {name!r}", f"ckpttool help {near}".rstrip())
+    elif not print_all_about(words.lower(), group):
+        near = nearest(words.lower(), names_of(group))
+        raise UsageProblem(f"no page about {words!r}", f"ckpttool help {near}".rstrip())
 
 
 def print_topics() -> None:
@@ -139,17 +142,16 @@ def print_topics() -> None:
 
 def print_all_about(name: str, group: click.Context) -> bool:
     """Print the help of a command, entries and the page of this name; return whether any exist."""
-    assert isinstance(group.command, click.Group), "help is a command of a group"
     topics = read_topics()
     entries = [entry for page in topics.values() for entry in find_entries(page)]
     texts = [
         text for names, text in entries if name in (*names, *(one.lstrip("-") for one in names))
     ]
     texts += [topics[name]] if name in topics else []
-    command = group.command.get_command(group, name)
+    command = dict(walk_commands(group)).get(name)
     if command is not None:
-        with click.Context(command, group, name) as context:
-            echo(f"{command.get_help(context)}\n")
+        with command:
+            echo(f"{command.get_help()}\n")
     if texts:
         print_markdown("\n".join(texts))
     return command is not None or bool(texts)

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 
 import click
 from click.core import augment_usage_errors
 
 import ckpttool
+from ckpttool.cli.groups import LazyGroup, words_of
 from ckpttool.cli.signals import SignalGuard, Terminated
 from ckpttool.problems import (
     INTERNAL,
@@ -30,8 +30,7 @@ from ckpttool.wording import nearest
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as in shells; 1 would be an answer of verify and diff
 
-# The question that each command answers.  The module of that name is imported only when the command
-# is used, so that --version and --help stay fast.
+# The question that each command answers.
 COMMANDS = {
     "inspect": "What is this checkpoint, and how is it sharded?",
     "explain": "What does each rank hold, and what does a target take from whom?",
@@ -40,6 +39,7 @@ COMMANDS = {
     "reshard": "How do I go on with other ranks, or another parallelism?",
     "verify": "Is anything damaged, missing or different between replicas?",
     "diff": "Are two checkpoints equal, under any layouts and formats?",
+    "strategy": "What does a strategy say, and which one fits?",
     "finalize": "Are all parts of a set written (--part)?  If so, complete it.",
     "help": "What does this message, option or topic mean?  Needs no network.",
     "completion": "How does my shell complete commands and options?",
@@ -56,38 +56,11 @@ COLOR = click.Option(  # for help and completion; `CommandGroup.make_context` re
 )
 
 
-class CommandGroup(click.Group):
-    """A group that turns every exception into a message on stderr and an exit code."""
+class CommandGroup(LazyGroup):
+    """The group that turns every exception into a message on stderr and an exit code."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(import_module(f"ckpttool.cli.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command), f"{cmd_name} is not a command"
-        command.short_help = COMMANDS[cmd_name]  # shells show it beside the name
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the requested command; if the name is unknown, fail with a suggestion."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from ckpttool.cli.params import UsageProblem
-
-            near = nearest(args[0], COMMANDS)
-            hint = f"{ctx.command_path} {near} ..." if near else ""
-            raise UsageProblem(f"ckpttool has no command {args[0]!r}", hint)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands that --help shows."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    questions = COMMANDS
+    package = "ckpttool.cli"
 
     def make_context(
         self,
@@ -112,8 +85,7 @@ class CommandGroup(click.Group):
                 with augment_usage_errors(click.Context(self, info_name=info_name), COLOR):
                     refuse_repeated(COLOR, when)
                     Choice(WHEN).convert(when[0], None, None)
-            # Versions of click differ in what they do without arguments.
-            words, color = words or ["--help"], _has_color(when[0])
+            color = _has_color(when[0])
             ctx = super().make_context(info_name, words, parent, color=color, **extra)
         from ckpttool.cli.options import WORDS
 
@@ -224,7 +196,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
     from ckpttool.cli.params import Existing, UsageProblem
 
     context = error.ctx if isinstance(error, click.UsageError) else None
-    name, path = (context.info_name, context.command_path) if context else ("ckpttool",) * 2
+    name, path = (words_of(context), context.command_path) if context else ("ckpttool",) * 2
     message, hint, facts, where = error.format_message(), f"{path} --help", "", ""
     match error:
         case UsageProblem():
@@ -236,7 +208,7 @@ def _diagnose_usage(error: click.ClickException) -> Diagnostic:
             message = f"{name} needs {option.opts[0]} {metavar}"
             facts = option.help or ""
         case click.MissingParameter(param=click.Argument() as argument):
-            word = argument.human_readable_name
+            word = _names_of(argument)
             message = f"{name} needs {word}"
             if isinstance(argument.type, Existing):
                 facts = f"{word} is {argument.type.what}."

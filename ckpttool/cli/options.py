@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
     ENGINE,
     PART,
@@ -32,7 +33,6 @@ from ckpttool.cli.params import (
     OutputPath,
     Parsed,
     StrategyFile,
-    StrategyName,
     UsageProblem,
     refuse_repeated,
     whole_number,
@@ -186,9 +186,10 @@ class GroupedCommand(click.Command):
         return " ".join(first.replace("\\\n", " ").split())
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters; options of the group, but --version, stand anywhere."""
-        of_group = ctx.parent.command.params if ctx.parent is not None else []
-        return [*super().get_params(ctx), *(one for one in of_group if not one.is_eager)]
+        """Return the parameters; options of the whole program, but --version, stand anywhere."""
+        root = ctx.find_root()
+        of_root = root.command.params if root is not ctx else []
+        return [*super().get_params(ctx), *(one for one in of_root if not one.is_eager)]
 
     def options_by_heading(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
         """Return the options under each heading, in the order of ``--help``."""
@@ -218,7 +219,7 @@ class GroupedCommand(click.Command):
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             facts, hint = self._explain_unknown(error, ctx)
-            message = f"{self.name} has no {error.option_name}"
+            message = f"{words_of(ctx)} has no {error.option_name}"
             raise UsageProblem(message, hint, facts, ctx=ctx) from error
         except click.BadOptionUsage as error:
             flag = error.option_name
@@ -235,11 +236,14 @@ class GroupedCommand(click.Command):
 
     def _explain_unknown(self, error: click.NoSuchOption, ctx: click.Context) -> tuple[str, str]:
         """Return the facts and the hint about an option of other commands, or a misspelt one."""
-        flag, group = error.option_name, ctx.find_root().command
-        if flag in self.misplaced or not isinstance(group, click.Group):
+        flag, root = error.option_name, ctx.find_root()
+        if flag in self.misplaced or root is ctx:
             return self.misplaced.get(flag, ("", ""))
-        found = ((name, group.get_command(ctx, name)) for name in group.list_commands(ctx))
-        having = [name for name, one in found if one and any(flag in p.opts for p in one.params)]
+        having = [
+            words
+            for words, one in walk_commands(root)
+            if any(flag in param.opts for param in one.command.params)
+        ]
         if not having:
             return "", nearest(flag, (name for one in self.get_params(ctx) for name in one.opts))
         hint = f"ckpttool {having[0]} ..." if len(having) == 1 else ""
@@ -253,7 +257,7 @@ def too_many_paths(wanted: str, paths: Sequence[str], hint: str = "") -> UsagePr
     common = next((folder for folder in first if all(folder in one for one in others)), Path())
     if common.name and not hint:
         hint = f"{ctx.command_path} {quote(str(common))} ..."
-    message = f"{ctx.info_name} takes {wanted}, and {len(paths)} were given"
+    message = f"{words_of(ctx)} takes {wanted}, and {len(paths)} were given"
     return UsageProblem(message, hint, shorten(paths, 3), ctx=ctx)
 
 
@@ -456,6 +460,10 @@ def strategy(of: str, *flags: str, **settings: Any) -> Parameter:
     return option(help, *flags, type=StrategyFile(), multiple=True, metavar="FILE", **settings)
 
 
+strategies = click.argument(
+    "strategies", nargs=-1, required=True, type=StrategyFile(), metavar="STRATEGY..."
+)
+
 source_options = OptionGroup(
     SOURCE,
     "source",
@@ -533,7 +541,7 @@ output_options = OptionGroup(
         "strategy_path": option(
             "Write the strategy of the output to FILE, too.",
             "--write-strategy",
-            type=StrategyName(),
+            type=OutputPath("new_strategy.ckpt"),
             metavar="FILE",
         ),
         "max_shard_bytes": option(

@@ -65,7 +65,7 @@ def print_inspected(found: Inspected, *, show_all: bool, show_ranks: bool) -> No
         case SavesInspection():
             _print_saves(found)
         case StrategyInspection():
-            _print_strategy(found, show_all)
+            print_strategy(found, show_all)
         case ForeignFile():
             _print_foreign(found)
 
@@ -573,7 +573,7 @@ def _print_saves(found: SavesInspection) -> None:
     print_table("files of every step", ("ranks", "names"), rows)
 
 
-def _print_strategy(found: StrategyInspection, show_all: bool) -> None:
+def print_strategy(found: StrategyInspection, show_all: bool) -> None:
     """Print the stages of a strategy, and its parameters: folded, or with ``show_all`` each."""
     strategy, summary, rules = found.strategy, found.summary, found.strategy.rules
     listed = [row for row in summary.rows if row.first.name in strategy.layouts]

@@ -146,22 +146,6 @@ class OutputPath(PathName):
             raise UsageProblem("outputs do not go to standard output", instead=self.example)
 
 
-class StrategyName(OutputPath):
-    """An output strategy file on the command line."""
-
-    def __init__(self) -> None:
-        super().__init__("new_strategy.ckpt")
-
-    def check(self, name: str) -> None:
-        """Refuse the suffix of another form of strategy file, too."""
-        from ckpttool.strategy_files.writer import name_problem
-
-        super().check(name)
-        if (problem := name_problem(name)) is not None:
-            what, instead = problem
-            raise UsageProblem(what, instead=instead)
-
-
 class Existing(PathName):
     """A path to a file or folder that exists, on the command line.
 
@@ -270,6 +254,14 @@ def parse_pattern(text: str) -> str:
     return text
 
 
+def parse_rank_files(text: str) -> str:
+    """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
+    if "{rank}" not in text:
+        instead = "ckpt/rank_{rank}/net-{rank}_10.ckpt"
+        raise UsageProblem(f"{text!r} does not have {{rank}} in it", instead=instead)
+    return text
+
+
 def parse_engine(text: str) -> str:
     """Return the name of an engine."""
     from ckpttool.execution.executors import ENGINES, describe_engines, split_engine_name
@@ -351,6 +343,7 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
     return start, stop, step
 
 
+RANK_FILES = Parsed("pattern", parse_rank_files)
 PATTERN = Parsed("pattern", parse_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)

@@ -44,10 +44,10 @@ MARGIN, SPACE = 2, 3  # columns before a row, and between two cells
 INDENT = 2  # columns before the rest of a paragraph, or of a row
 
 
-def echo(text: str) -> None:
+def echo(text: str, end: str = "\n") -> None:
     """Print text; an error names standard output, as other errors name their file."""
     try:
-        click.echo(text)
+        click.echo(f"{text}{end}", nl=False)
     except BrokenPipeError:
         raise
     except OSError as error:

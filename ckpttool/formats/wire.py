@@ -62,6 +62,21 @@ class ByteSource(Protocol):
         ...
 
 
+class Memory:
+    """Bytes in memory as a `ByteSource`, so that a document is read before it is on disk."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
+        return self._data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
 class WireReader:
     """A file of protobuf messages, addressed by byte offset; one window of it is in memory.
 
@@ -72,7 +87,7 @@ class WireReader:
     file
         The file; see `open_source`.
     source
-        The bytes, if they differ from those on disk; the reader closes it.
+        The bytes, if they differ from those on disk, or there is no file; the reader closes it.
 
     Raises
     ------
@@ -236,6 +251,16 @@ def decode_varint(data: bytes) -> int:
     300
     """
     return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(data))
+
+
+def copy_field(reader: WireReader, field: Field) -> bytes:
+    """Return a whole field as it is in a file."""
+    if field.wire_type == VARINT:
+        return encode_number(field.number, field.value)
+    payload = reader.read(field.start, field.stop)
+    if field.wire_type == LENGTH:
+        return encode_bytes(field.number, payload)
+    return encode_key(field.number, field.wire_type) + payload
 
 
 def encode_key(number: int, wire_type: int) -> bytes:

@@ -319,6 +319,27 @@ class Layout:
         mine, its = ((one.ranks, one.rows, one.fields, one._grid) for one in (self, other))
         return mine == its
 
+    def unseen_shard(self, ranks: Collection[int]) -> int:
+        """Return the largest optimizer shard that equal slices of ``ranks`` would not show.
+
+        With a shard of ``s``, owners of one slice hold equal parts of it if their positions among
+        the owners differ by a multiple of ``s``.  1 is for ranks that would show every shard.
+
+        Examples
+        --------
+        >>> layout = Layout((4,), ((),))
+        >>> layout.unseen_shard([0]), layout.unseen_shard([0, 2]), layout.unseen_shard([0, 1])
+        (4, 2, 1)
+        """
+        unseen = len(next(self.slice_owners()))
+        first: dict[tuple[int, ...], int] = {}
+        for rank in ranks:
+            if rank in self.ranks:
+                index = self.slice_index(rank)
+                position = self.owners(index).index(rank)
+                unseen = math.gcd(unseen, position - first.setdefault(index, position))
+        return unseen
+
     def slice_indices(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all slices, in C order."""
         return product(*(range(n) for n in self.slice_counts))
@@ -442,9 +463,9 @@ class Layout:
         if not split or not shapes:
             return even
         if len(shapes) > 1:
-            return replace(even, rows=split) if self._may_be_rows else even
+            return replace(even, rows=split) if self.may_be_rows else even
         (shape,) = shapes
-        are_rows = self._may_be_rows and {*split} == {shape[0] * self.optimizer_shard}
+        are_rows = self.may_be_rows and {*split} == {shape[0] * self.optimizer_shard}
         return even if are_rows or len(split) in (len(shape), len(self.tensor_map)) else None
 
     def settled_by_full_shape(self, shape: tuple[int, ...]) -> Layout | None:
@@ -459,12 +480,12 @@ class Layout:
         possible = (one for one in (even, unsplit) if not one.why_not(shape))
         if split in {(), shape, *(one.slice_shape(self.first_rank, shape) for one in possible)}:
             return even
-        if self._may_be_rows and sum(split) == shape[0]:
+        if self.may_be_rows and sum(split) == shape[0]:
             return replace(even, rows=split)
         return even if len(split) == len(shape) else None
 
     @property
-    def _may_be_rows(self) -> bool:
+    def may_be_rows(self) -> bool:
         """Whether ``split_shape`` has a number for each slice of axis 0."""
         slices = self.slice_counts[0] // self.optimizer_shard if self.tensor_map else 0
         return len(self.split_shape) == slices and self.has_boxes

@@ -179,6 +179,19 @@ class Strategy(Brief):
                 )
         return (replace(self, layouts={**self.layouts, **decided}) if decided else self), unfit
 
+    def spell_out(self) -> tuple[Strategy, tuple[Diagnostic, ...]]:
+        """Return the strategy with layouts in place of its rules, and the problems.
+
+        It is unchanged if only a checkpoint gives the layouts: a pattern may match several names,
+        or a rule holds for any number of axes.
+        """
+        rules = self.rules.rules if self.rules else ()
+        if any(rule.only_name is None or rule.allows_more_axes for rule in rules):
+            return self, ()
+        names = {str(rule.only_name): len(rule.layout.tensor_map) for rule in rules}
+        metas = {name: TensorMeta(name, "Float32", (1,) * ndim) for name, ndim in names.items()}
+        return self.resolve(metas)
+
     def resolve(
         self, metas: Mapping[str, TensorMeta], is_rest_decided: bool = False
     ) -> tuple[Strategy, tuple[Diagnostic, ...]]:
@@ -324,6 +337,17 @@ def _common_ranks(stages: Mapping[int, Mapping[str, Layout]], origin: str) -> in
     return next(iter(labels))
 
 
+def escape_pattern(name: str) -> str:
+    """Return the pattern that matches one name only.
+
+    Examples
+    --------
+    >>> escape_pattern("w[0].*")
+    'w[[]0].[*]'
+    """
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A pattern of names, and the layout of the parameters that match it.
@@ -362,6 +386,12 @@ class Rule:
         (True, False)
         """
         return name == self.pattern or self._regex.match(name) is not None
+
+    @property
+    def only_name(self) -> str | None:
+        """The one name that the pattern matches; None if it matches several."""
+        name = re.sub(r"\[([*?[])\]", r"\1", self.pattern)
+        return name if escape_pattern(name) == self.pattern else None
 
     def axis_problem(self, meta: TensorMeta) -> Diagnostic | None:
         """Return the problem of a slice with too few axes for the rule; None for other slices."""

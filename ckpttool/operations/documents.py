@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
     from ckpttool.operations.explain import Explanation, Slice
     from ckpttool.operations.open import Array
+    from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
+    from ckpttool.planning.needs import Needs
     from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
 
@@ -218,6 +220,29 @@ def finalize(folder: str, manifest: Manifest) -> Json:
         outputs=_each(manifest.outputs, _OUTPUT),
         **_take(manifest, "step plan"),
         notes=describe_diagnostics(manifest.notes, severities("convert")),
+    )
+
+
+def written_strategy(written: WrittenStrategy) -> Json:
+    """Return the document of strategy convert and strategy merge."""
+    strategy = written.strategy
+    return _document(
+        _take(written, "path form nbytes"),
+        files=strategy.files,
+        ranks=len(strategy.ranks),
+        stages=strategy.stages,
+        tensors=len(strategy.layouts),
+        notes=describe_diagnostics(written.notes, severities("convert")),
+    )
+
+
+def strategy_ranks(needs: Needs, files: Iterable[str] | None, notes: Iterable[Diagnostic]) -> Json:
+    """Return the document of strategy ranks; ``files`` are those to fetch, if they are named."""
+    return _document(
+        ranks=_each(needs.ranks, "rank groups fetch also"),
+        **_take(needs.together, "fetch also"),
+        **_given(files=files),
+        notes=describe_diagnostics(notes, severities("convert")),
     )
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ckpttool._version import __version__
-from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checkpoint.resolve import no_strategy_error
 from ckpttool.checks.manifest import check_source
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -30,6 +31,7 @@ from ckpttool.model.slicing import FullTensor
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.source import resolve
 from ckpttool.planning import targets
+from ckpttool.planning.needs import needed_slices
 from ckpttool.planning.preflight import format_option, preflight
 from ckpttool.planning.targets import ShardedOutput, StrategySidecar, numbered_target
 from ckpttool.problems import CkptToolError, Diagnostic, Diagnostics, PlanError
@@ -251,6 +253,7 @@ def _plan(
             *(catalog, source.strategy, choices, executor, diagnostics),
             by_file=source.by_file,
             open_progress=open_progress,
+            find_needed=_find_needed(target, options),
         )
         with open_progress(0, "planning"):
             plan = targets.plan(checkpoint, target, options, of_target)
@@ -262,6 +265,15 @@ def _plan(
     except CkptToolError as error:
         diagnostics.failures.append(error)
     return checkpoint, plan
+
+
+def _find_needed(
+    target: Target, options: OutputOptions
+) -> Callable[[Checkpoint], NeededSlices] | None:
+    """Return a function that finds the slices that some ranks of a target need; None for all."""
+    if options.ranks is None:
+        return None
+    return partial(needed_slices, target=target, options=options)
 
 
 def _files(catalog: Catalog) -> list[str]:
@@ -443,17 +455,18 @@ def plan_reading(
     catalog: Catalog,
     strategy: Strategy | None,
     target: Strategy | None,
+    rank: int | None,
     options: ResolveOptions,
     executor: Executor,
 ) -> tuple[Plan, Diagnostics]:
-    """Plan what a merge, or a reshard to ``target``, would write, for who only reads it.
+    """Plan what a merge, or a reshard to a rank of ``target``, would write, for who only reads it.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
         All problems of the source and of the target, in one error.
     """
-    plan, _, diagnostics = try_reading(catalog, strategy, target, options, executor)
+    plan, _, diagnostics = try_reading(catalog, strategy, target, rank, options, executor)
     diagnostics.raise_if_errors()
     assert plan is not None, "else there is an error"
     return plan, diagnostics
@@ -463,6 +476,7 @@ def try_reading(
     catalog: Catalog,
     strategy: Strategy | None,
     target: Strategy | None,
+    rank: int | None,
     options: ResolveOptions,
     executor: Executor,
 ) -> tuple[Plan | None, Iterator[tuple[FullTensor, tuple[Layout, ...]]], Diagnostics]:
@@ -471,7 +485,7 @@ def try_reading(
     The plan is None if something is wrong.  There are layouts if the source can be read, even if
     they cannot shard the tensors.
     """
-    output_options = OutputOptions()
+    output_options = OutputOptions(ranks=None if rank is None else (rank,))
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
 from ckpttool.checkpoint import resolve as steps
-from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.checks.replicas import replica_problems
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -24,6 +25,7 @@ def resolve(
     *,
     by_file: bool = False,
     open_progress: OpenProgress = no_progress,
+    find_needed: Callable[[Checkpoint], NeededSlices] | None = None,
 ) -> Checkpoint:
     """Resolve a checkpoint to full tensors: shapes, layouts and owners of every parameter.
 
@@ -44,6 +46,8 @@ def resolve(
         Read each file by itself, as one of full tensors.
     open_progress
         Shows the phases that read contents.
+    find_needed
+        Returns the slices that are needed, if these are not all; other slices may be missing.
 
     Raises
     ------
@@ -64,7 +68,7 @@ def resolve(
             executor,
             is_refused=partial(is_refused, command=found.command),
             by_file=by_file,
-            option=found.strategy_option,
+            purpose=steps.Purpose(found.strategy_option, find_needed),
         )
     failures: list[CkptToolError] = [*catalog.damaged.values()]
     if not checkpoint.misfits:

@@ -114,7 +114,7 @@ def read_values(
     FormatError, StrategyError, PlanError
         All problems, as merge has them, or a pattern that matches no name.
     """
-    plan, found = plan_reading(catalog, strategy, None, options, executor)
+    plan, found = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])
     opened = OpenCheckpoint(catalog.root, output.tensors, {})
     tensors = [opened[name] for name in _match(opened, patterns)]

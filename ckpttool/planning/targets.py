@@ -28,6 +28,7 @@ from ckpttool.checkpoint.optimizer_state import (
 )
 from ckpttool.checks.presence import find_nothing
 from ckpttool.formats import format_of_suffix, get_format
+from ckpttool.formats.local import url_problem
 from ckpttool.formats.weight_index import (
     MAX_INDEX_BYTES,
     index_names,
@@ -44,7 +45,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.planning.fused_weights import fused_notes
 from ckpttool.problems import Diagnostic, Diagnostics, StrategyError
 from ckpttool.storage.files import is_within
-from ckpttool.strategy_files.writer import encode_strategy, name_problem
+from ckpttool.strategy_files.writer import encode_strategy
 from ckpttool.transaction.resume import OutputOptions
 from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
@@ -69,6 +70,25 @@ def plan(
         None if the checkpoint is incomplete, or does not fit the target.
     """
     catalog = checkpoint.catalog
+    target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
+    diagnostics.add(*find_nothing(catalog))
+    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
+    if not transfers and not is_incomplete and not diagnostics.has_errors:
+        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
+    if is_incomplete or diagnostics.has_errors:
+        return None
+    strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
+    files = tuple(name for one in strategies for name in one.files)
+    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
+
+
+def find_transfers(
+    checkpoint: Checkpoint, target: Target, options: OutputOptions, diagnostics: Diagnostics
+) -> tuple[Target, list[Transfer], NotListed]:
+    """Return a transfer for each tensor to write, and those that the target does not list.
+
+    The target is returned with its rules resolved.  ``diagnostics`` collects all problems.
+    """
     target, problems = _resolve_names(target, checkpoint, options)
     diagnostics.add(*(replace(problem, code="target") for problem in problems))
     transfers: list[Transfer] = []
@@ -82,15 +102,7 @@ def plan(
         text = f"{format_ranks(outside)} {verb} not in the target, which has {target.ranks} ranks"
         hint = f"--rank with some of 0-{target.ranks - 1}"
         diagnostics.add(Diagnostic("target", text, hint=hint, ranks=tuple(outside)))
-    diagnostics.add(*find_nothing(catalog))
-    is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
-    if not transfers and not is_incomplete and not diagnostics.has_errors:
-        diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
-    if is_incomplete or diagnostics.has_errors:
-        return None
-    strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
-    files = tuple(name for one in strategies for name in one.files)
-    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
+    return target, transfers, not_listed
 
 
 def layouts_in_target(
@@ -377,7 +389,7 @@ class StrategySidecar:
         """
         assert plan.target.strategy is not None, "rank files are sharded by one"
         try:
-            data = encode_strategy(written_strategy(plan, plan.target.strategy))
+            data = encode_strategy(written_strategy(plan, plan.target.strategy), self.path)
         except StrategyError as error:
             diagnostics.failures.append(error)
             return None
@@ -393,7 +405,7 @@ class StrategySidecar:
             place = self.path
             return Diagnostic("destination", text, hint=hint, facts=facts, where=place, path=place)
 
-        if (unwritable := name_problem(self.path)) is not None:
+        if (unwritable := url_problem(self.path)) is not None:
             yield problem(*unwritable)
         folder, name = Path(plan.target.output_folder), Path(self.path).name
         parent = Path(self.path).parent.resolve()

@@ -69,7 +69,7 @@ from unicodedata import normalize
 from ckpttool.formats.local import read_file, stat_file
 from ckpttool.formats.strict_json import parse_json
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
-from ckpttool.model.strategy import Rule, Rules, Strategy
+from ckpttool.model.strategy import Rule, Rules, Strategy, escape_pattern
 from ckpttool.problems import CombinedError, StrategyError, raise_all
 from ckpttool.wording import count, nearest
 
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 KEY = "ckpttool_strategy"
 _VERSION = 1
-_YAML_SUFFIXES = (".yaml", ".yml")
+YAML_SUFFIXES = (".yaml", ".yml")
 _TOP_KEYS = (KEY, "ranks", "stages", "parameters", "otherwise")
 _CUT_KEYS = ("axis", "parts", "device_matrix", "tensor_map", "optimizer_shard", "rows", "stages")
 MAX_BYTES = 1 << 20  # ten thousand lines; the parser takes seconds for 1 MiB
@@ -109,7 +109,7 @@ T = TypeVar("T")
 
 def is_handwritten(path: str) -> bool:
     """Return whether a strategy file is hand-written, from its suffix, and in JSON from its key."""
-    if path.endswith(_YAML_SUFFIXES):
+    if path.endswith(YAML_SUFFIXES):
         return True
     return path.endswith(".json") and KEY.encode() in read_file(path)
 
@@ -132,7 +132,15 @@ def read_handwritten(path: str, listed: Strategy | None) -> Strategy:
     OSError
         The file cannot be read.
     """
-    top = _read_top(path)
+    size = stat_file(path).nbytes
+    if size > MAX_BYTES:
+        raise _too_large(path, size)
+    return parse_handwritten(read_file(path), path, listed)
+
+
+def parse_handwritten(data: bytes, path: str, listed: Strategy | None) -> Strategy:
+    """Return the strategy in the bytes of a hand-written file; see `read_handwritten`."""
+    top = _parse_top(data, path)
     sizes, mistakes = _attempt(_parse_sizes, path, top, listed)
     mistakes = [*_unknown_keys(top, _TOP_KEYS), *mistakes]
     otherwise = top.get("otherwise")
@@ -164,13 +172,13 @@ def _attempt(
         return None, (error,)
 
 
-def _read_top(path: str) -> Mapping[str, Node]:
+def _too_large(path: str, size: int) -> StrategyError:
+    text = f"{size} bytes are too many for a hand-written strategy"
+    return StrategyError(path, text, facts=f"at most {MAX_BYTES}")
+
+
+def _parse_top(data: bytes, path: str) -> Mapping[str, Node]:
     """Return the top level of a document of this form and version."""
-    size = stat_file(path).nbytes
-    if size > MAX_BYTES:
-        text = f"{size} bytes are too many for a hand-written strategy"
-        raise StrategyError(path, text, facts=f"at most {MAX_BYTES}")
-    data = read_file(path)
     root = (nodes_of_json if path.endswith(".json") else parse_yaml)(data, path)
     if not isinstance(root.value, dict) or KEY not in root.value:
         raise StrategyError(path, f"the key {KEY} is missing", f"a first line {KEY}: {_VERSION}")
@@ -379,6 +387,98 @@ def _format_node(node: Node) -> str:
     if isinstance(node.value, tuple):
         return f"[{', '.join(_format_node(item) for item in node.value[:8])}]"
     return "nothing" if node.value is None else repr(node.value)[:80]
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+_BARE = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)  # names that need no quotes
+
+
+def encode_handwritten(strategy: Strategy, path: str) -> bytes:
+    """Return the bytes of a YAML file: a line for each rule, or for each parameter.
+
+    Parameters
+    ----------
+    strategy
+        The strategy.  `why_no_line` finds nothing in its layouts.
+    path
+        The file, for the message.
+
+    Raises
+    ------
+    StrategyError
+        The file would be larger than what is read.
+    """
+    rules = strategy.rules
+    lines = [f"{KEY}: {_VERSION}", f"ranks: {len(strategy.ranks)}"]
+    lines += [f"stages: {strategy.stages}"] if strategy.stages > 1 else []
+    cuts = rules.rules if rules else map(_rule_of, strategy.layouts.items())
+    written = [f"  {_quote(one.pattern)}: {_format_cut(one, strategy.stages)}" for one in cuts]
+    lines += ["parameters:", *(written if rules else sorted(written))] if written else []
+    is_rest_replicated = rules.replicates_rest if rules else strategy.replicates_rest
+    lines += ["otherwise: replicated"] if is_rest_replicated else []
+    data = "\n".join((*lines, "")).encode()
+    if len(data) > MAX_BYTES:
+        raise _too_large(path, len(data))
+    return data
+
+
+def why_no_line(layouts: Sequence[Layout]) -> str | None:
+    """Return what a line of a hand-written strategy cannot say of a parameter, else None."""
+    first, *others = layouts
+    if any(replace(one, first_rank=first.first_rank) != first for one in others):
+        return "sharded differently in its stages, and a line has one layout for all"
+    if first.fields > 1:
+        return f"with field {first.fields}, for which a line has no key"
+    if first.split_shape:
+        return f"with param_split_shape {[*first.split_shape]}, for which a line has no key"
+    return None
+
+
+def _rule_of(item: tuple[str, Sequence[Layout]]) -> Rule:
+    """Return the rule of one parameter."""
+    name, layouts = item
+    stages = tuple(one.stage for one in layouts)
+    return Rule(escape_pattern(name), replace(layouts[0], first_rank=0), False, stages, "")
+
+
+def _format_cut(rule: Rule, stages: int) -> str:
+    """Return the cut of a rule as `_parse_rule` reads it."""
+    layout, keys = rule.layout, dict[str, object]()
+    if rule.allows_more_axes:
+        if not layout.tensor_map:
+            return "replicated"
+        axis = len(layout.tensor_map) - 1
+        keys["axis"] = axis
+        keys["parts"] = replace(layout, optimizer_shard=1).slice_counts[axis]
+    else:
+        keys["device_matrix"] = [*layout.device_matrix]
+        has_one_each = all(len(axes) < 2 for axes in layout.tensor_map)
+        keys["tensor_map"] = [
+            (axes[0] if axes else -1) if has_one_each else [*axes] for axes in layout.tensor_map
+        ]
+    if layout.optimizer_shard > 1:
+        keys["optimizer_shard"] = layout.optimizer_shard
+    if layout.rows:
+        keys["rows"] = [*layout.rows]
+    if len(rule.stages) < stages:
+        keys["stages"] = [*rule.stages]
+    return f"{{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}"
+
+
+def _quote(pattern: str) -> str:
+    r"""Return a key of YAML.
+
+    Examples
+    --------
+    >>> print(_quote("layers.0.w"), _quote("*.w"), _quote("\u2028"))
+    layers.0.w "*.w" "\U00002028"
+    """
+    if _BARE.fullmatch(pattern):
+        return pattern
+    escapes = {"\\": "\\\\", '"': '\\"'}
+    signs = (escapes.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in pattern)
+    return f'"{"".join(signs)}"'
 
 
 # ---------------------------------------------------------------------------- documents with places

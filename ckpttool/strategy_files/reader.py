@@ -79,7 +79,7 @@ from ckpttool.formats.local import (
     url_problem,
 )
 from ckpttool.formats.strict_json import convert_as, parse_json
-from ckpttool.formats.wire import LENGTH, VARINT, Field, WireReader
+from ckpttool.formats.wire import LENGTH, VARINT, Field, Memory, WireReader
 from ckpttool.model.layout import MAX_LAYOUT_AXES, MAX_RANKS, Layout
 from ckpttool.model.strategy import Strategy, join_stages
 from ckpttool.model.tensors import StoredFile
@@ -96,7 +96,13 @@ from ckpttool.strategy_files.folders import (
     find_strategy_files,
     is_merged_name,
 )
-from ckpttool.strategy_files.handwritten import KEY, is_handwritten, read_handwritten
+from ckpttool.strategy_files.handwritten import (
+    KEY,
+    YAML_SUFFIXES,
+    is_handwritten,
+    parse_handwritten,
+    read_handwritten,
+)
 from ckpttool.strategy_files.split_info import holds_split_info, read_split_info
 from ckpttool.wording import count, format_ranks, shorten
 
@@ -171,6 +177,46 @@ def read_strategy(
     return replace(strategy, notes=(*strategy.notes, note))
 
 
+def parse_strategy(data: bytes, path: str) -> Strategy:
+    """Return the strategy that a file of these bytes will hold.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    path
+        The name of the file, of which the suffix gives the form; nothing is read.
+
+    Raises
+    ------
+    StrategyError
+        As `read_strategy`.
+    """
+    if path.endswith(YAML_SUFFIXES):
+        return parse_handwritten(data, path, None)
+    return join_stages(_parse_file(path, data).stages, (path,))
+
+
+def find_stage(path: str) -> int | None:
+    """Return the pipeline stage of a file of MindSpore's; None if it is merged.
+
+    Raises
+    ------
+    StrategyError
+        The file has no items of operators, which alone have the stage, or it is no such file.
+    """
+    if is_handwritten(path) or holds_split_info(path):
+        raise StrategyError(path, "not a strategy file of MindSpore's, which has a stage")
+    found = _parse_file(path, None)
+    if found.is_merged:
+        return None
+    if not found.has_operators:
+        hint = "`ckpttool strategy convert`, which writes them"
+        raise StrategyError(path, "no items of operators, which alone have the stage", hint)
+    (stage,) = found.stages
+    return stage
+
+
 def _folders_of_single_stages(files: Iterable[_StrategyFile]) -> set[Path]:
     """Return the folders of files that are not merged; a merged one there is a copy of them."""
     return {Path(file.path).parent for file in files if not file.is_merged}
@@ -226,13 +272,15 @@ def _check_size(path: str) -> None:
 class _StrategyFile:
     """One strategy file, its layouts by stage.
 
-    ``from_json`` is False for protobuf.  ``is_merged`` says whether names had the stages.
+    ``from_json`` is False for protobuf.  ``is_merged`` says whether names had the stages, and
+    ``has_operators`` whether there are items of operators.
     """
 
     path: str
     stages: Mapping[int, Mapping[str, Layout]]
     from_json: bool
     is_merged: bool
+    has_operators: bool
 
 
 def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _StrategyFile:
@@ -246,15 +294,15 @@ def _read_file(path: str, cache: dict[tuple[bool, bytes], _StrategyFile]) -> _St
             digest.update(data)
     key = path.endswith(".json"), digest.digest()
     if key not in cache:
-        cache[key] = _parse_file(path)
+        cache[key] = _parse_file(path, None)
     return replace(cache[key], path=path)
 
 
-def _parse_file(path: str) -> _StrategyFile:
-    """Return the content of a file, its names split by stage."""
+def _parse_file(path: str, data: bytes | None) -> _StrategyFile:
+    """Return the content of a file, its names split by stage; ``data`` are bytes not on disk."""
     from_json = path.endswith(".json")
     try:
-        entries, operator_stages = (_read_json if from_json else _read_protobuf)(path)
+        entries, operator_stages = (_read_json if from_json else _read_protobuf)(path, data)
     except FormatError as error:
         raise _foreign_error(path, error) from error
     if not entries:
@@ -283,7 +331,7 @@ def _parse_file(path: str) -> _StrategyFile:
             except ValueError as error:
                 errors.append(StrategyError(f"{path}: {name}", str(error)))
     raise_all(errors)
-    return _StrategyFile(path, stages, from_json, is_merged)
+    return _StrategyFile(path, stages, from_json, is_merged, bool(operator_stages))
 
 
 def _split_names(entries: Mapping[str, _LayoutEntry]) -> dict[int, dict[str, _LayoutEntry]] | None:
@@ -393,7 +441,7 @@ def _make_layout(entry: _LayoutEntry) -> Layout:
 # ----------------------------------------------------------------------------------------- protobuf
 
 
-def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
+def _read_protobuf(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], set[int]]:
     """Return layouts by parameter name, and the stages of the operators.
 
     Raises
@@ -404,7 +452,7 @@ def _read_protobuf(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     entries: dict[str, _LayoutEntry] = {}
     stages: set[int] = set()
     cache: dict[bytes, _LayoutEntry] = {}
-    with WireReader(StoredFile(path)) as reader:
+    with WireReader(StoredFile(path), None if data is None else Memory(data)) as reader:
         for item in reader.fields(0, reader.size):
             if item.number == 2:
                 for strategies in _inside(reader, item, 2):
@@ -481,7 +529,7 @@ def _message_fields(reader: WireReader, message: Field) -> Iterator[Field]:
 # --------------------------------------------------------------------------------------------- JSON
 
 
-def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
+def _read_json(path: str, data: bytes | None) -> tuple[dict[str, _LayoutEntry], set[int]]:
     """Return layouts by parameter name, and the stages of the operators.
 
     Raises
@@ -490,7 +538,7 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
         The file is not a JSON document of this kind.
     """
     try:
-        document = parse_json(read_file(path))
+        document = parse_json(read_file(path) if data is None else data)
     except ValueError as error:
         other = identify_foreign(path)
         if other is None or other.kind in ("strategy", "text"):  # the text may be damaged JSON
@@ -501,7 +549,7 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
     if "parallel_layout_item" not in document and any("out_strategy" in key for key in document):
         text = "strategies of operators (set_op_strategy_config), not layouts of parameters"
         raise StrategyError(path, text, _RUN_FILE)
-    found = _convert(path, _Document, document)
+    found = _convert(path, Items, document)
     entries = {
         name: _convert(path, _LayoutEntry, item, f"{name}: ")
         for name, item in found.parallel_layout_item.items()
@@ -514,7 +562,9 @@ def _read_json(path: str) -> tuple[dict[str, _LayoutEntry], set[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class Items:
+    """The items of a JSON file."""
+
     parallel_layout_item: dict[str, object] = field(default_factory=dict)
     parallel_strategy_item: dict[str, object] = field(default_factory=dict)
 
@@ -606,7 +656,7 @@ def _check_same_stage(
     if differing:
         hint = "the strategy files of one run"
         if len(first.stages) == len(other.stages) == 1:
-            hint = f"-s {quote(first.path)}, or -s {quote(other.path)}, with all files of that run"
+            hint = f"{quote(first.path)} or {quote(other.path)}, with all files of that run"
         text = f"stage {stage} has other {what} in {first.path}"
         raise StrategyError(other.path, text, hint, f"{facts}: {shorten(differing, 3)}")
 

@@ -1,4 +1,7 @@
-"""Writer of MindSpore's strategy files, of one stage or merged over pipeline stages.
+"""Writer of strategy files: MindSpore's, protobuf or JSON, and hand-written ones in YAML.
+
+The suffix gives the form, as for the reader: the table `FORMS`.  What is written is read again
+before it is returned, and says the same.
 
 Bytes
 -----
@@ -39,10 +42,17 @@ transform takes the slices for unsharded, and with a wrong number it refuses the
 always written as a number.  MindSpore writes -1 for the whole group, but loads the number correctly
 in more cases.
 
+The JSON form has the same items in one object, keys sorted and no blanks, as MindSpore writes it:
+``parallel_strategy_item`` and ``parallel_layout_item`` with ``tensor_map`` as one list, and
+``tensor_shape`` if the full shape is known.  ``param_split_shape`` and ``indices_offset`` are
+absent if they are empty.  `ckpttool.strategy_files.handwritten` describes the hand-written form.
+
 Refused
 -------
-An empty name; a name with a ``-``, where MindSpore cuts names in two; a stage without parameters; a
-manual split without rows.
+In MindSpore's forms an empty name; a name with a ``-``, where MindSpore cuts names in two; a stage
+without parameters; a manual split without rows; a rule that needs a checkpoint.  In JSON a tensor
+map with several messages, which MindSpore does not read there.  In the hand-written form what
+`why_no_line` finds.
 
 Source
 ------
@@ -53,70 +63,58 @@ MindSpore 2.10 ``parallel/_parallel_serialization.py`` (``_convert_to_list``,
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.wire import encode_bytes, encode_number
 from ckpttool.model.layout import Layout
-from ckpttool.model.strategy import Strategy
+from ckpttool.model.strategy import Rules, Strategy
 from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
 from ckpttool.storage.files import is_there, write_document
+from ckpttool.strategy_files.handwritten import YAML_SUFFIXES, encode_handwritten, why_no_line
+from ckpttool.strategy_files.reader import parse_strategy
 from ckpttool.wording import count, format_ranks, shorten
 
-_OTHER_FORMS = {
-    ".json": "the suffix is for JSON, and the strategy is written as protobuf",
-    ".yaml": "the suffix is for hand-written strategies, and this one is written as protobuf",
-    ".yml": "the suffix is for hand-written strategies, and this one is written as protobuf",
-}
-
-
-def name_problem(path: str) -> tuple[str, str] | None:
-    """Return why a strategy file must not have this name and what to use instead, else None.
-
-    Examples
-    --------
-    >>> name_problem("new.json")
-    ('the suffix is for JSON, and the strategy is written as protobuf', 'new.ckpt')
-    """
-    if (problem := url_problem(path)) is not None:
-        return problem
-    other = _OTHER_FORMS.get(Path(path).suffix)
-    return None if other is None else (other, str(Path(path).with_suffix(".ckpt")))
+_OPERATORS = "ckpttool_stage_"  # begins the name of the item of a stage
+_NEEDS_NAMES = "split or reshard with --write-strategy"  # these have the names of a checkpoint
 
 
 def write_strategy(
     strategy: Strategy, path: str | os.PathLike[str], *, overwrite: bool = False
 ) -> None:
-    """Write a strategy as one of MindSpore's files (protobuf), completely or not at all.
+    """Write a strategy file, completely or not at all: protobuf, JSON or hand-written.
 
-    Layouts are written as they are, also those that a JSON file gives of an expanded tensor.
+    Layouts are written as they are, also those that a JSON file gives of an expanded tensor.  JSON
+    alone has a place for full shapes.
 
     Parameters
     ----------
     strategy
-        The strategy; of a hand-written one the result of `Strategy.resolve`.
+        The strategy; a hand-written one whose patterns match several names only as YAML.
     path
-        The file; its folder is made if necessary.
+        The file; its folder is made if necessary.  ``.json`` is JSON, ``.yaml`` and ``.yml`` are
+        hand-written, and every other name is protobuf.
     overwrite
         Whether an existing file may be replaced.
 
     Raises
     ------
     StrategyError
-        The file must not have this name, or MindSpore's form cannot express the strategy.
+        The form cannot express the strategy.
     PlanError
         The file exists.
     OSError
         It cannot be written.
     """
     path = os.fspath(path)
-    if (problem := name_problem(path)) is not None:
+    if (problem := url_problem(path)) is not None:
         raise StrategyError(path, *problem)
-    data = encode_strategy(strategy)
+    data = encode_strategy(strategy, path)
     if is_there(path) and not overwrite:
         text = "the strategy file exists already"
         raise PlanError(
@@ -125,70 +123,125 @@ def write_strategy(
     write_document(path, data)
 
 
-def encode_strategy(strategy: Strategy) -> bytes:
-    """Return the bytes of a strategy file, without full shapes.
+def encode_strategy(strategy: Strategy, path: str) -> bytes:
+    """Return the bytes of a strategy file with the name ``path``; nothing is written.
 
     Raises
     ------
     StrategyError
-        MindSpore's form cannot express the strategy, or a hand-written strategy is not resolved
-        yet.  The error has all reasons, with the parameters.
+        The form of the file cannot express the strategy.  The error has all reasons, with the
+        parameters.
     """
-    items = [
-        (layout.first_rank // strategy.stage_ranks, name, layout)
-        for name, layouts in strategy.layouts.items()
-        for layout in layouts
-    ]
-    items.sort(key=lambda item: item[:2])
-    raise_all(_refusals(strategy, items))
-    out = [encode_number(1, 1)]
-    for stage in range(strategy.stages):
-        operators = encode_bytes(1, f"ckpttool_stage_{stage}".encode())
-        out.append(encode_bytes(2, operators + encode_bytes(2, encode_number(1, stage))))
-    encoded: dict[Layout, bytes] = {}  # a model has few layouts
-    for stage, name, layout in items:
-        if layout not in encoded:
-            encoded[layout] = encode_bytes(2, _encode_layout(layout))
-        full_name = name if strategy.stages == 1 else f"{stage}-{name}"
-        out.append(encode_bytes(3, encode_bytes(1, full_name.encode()) + encoded[layout]))
-    return b"".join(out)
+    form = form_of(path)
+    spelled, problems = strategy.spell_out()
+    raise_all(StrategyError(one.where, one.message, one.hint, one.facts) for one in problems)
+    raise_all(form.refusals(spelled))
+    data = form.encode(spelled, path)
+    again, _ = parse_strategy(data, path).spell_out()
+    assert _says_the_same(spelled, again), f"{path} would be read as another strategy"
+    return data
 
 
-def _refusals(
-    strategy: Strategy, items: Iterable[tuple[int, str, Layout]]
-) -> Iterator[StrategyError]:
-    """Yield the errors of what MindSpore's form cannot express."""
+def _says_the_same(one: Strategy, other: Strategy) -> bool:
+    """Return whether two strategies have the same layouts, or the same rules."""
+
+    def said(strategy: Strategy) -> tuple[object, ...]:
+        rules = strategy.rules.rules if strategy.rules else ()
+        of_rules = [replace(rule, place="") for rule in rules]
+        return strategy.layouts, of_rules, strategy.stages, strategy.stage_ranks
+
+    return said(one) == said(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of strategy files.
+
+    Attributes
+    ----------
+    word
+        What it is, in a message.
+    has_shapes
+        Whether it has a place for full shapes.
+    encode
+        Returns the bytes of a strategy, and takes the name of the file for messages.
+    refusals
+        Yields an error for each thing that the form cannot express.
+    """
+
+    word: str
+    has_shapes: bool
+    encode: Callable[[Strategy, str], bytes]
+    refusals: Callable[[Strategy], Iterator[StrategyError]]
+
+
+def form_of(path: str) -> Form:
+    """Return the form of a file, by its suffix."""
+    return next((form for suffix, form in FORMS.items() if path.endswith(suffix)), _PROTOBUF)
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+def _refuse_in_protobuf(strategy: Strategy) -> Iterator[StrategyError]:
+    """Yield the errors of what MindSpore's protobuf files cannot express."""
     if strategy.rules is not None:
-        text = "lists patterns of names, and MindSpore's files list parameters"
-        hint = "split or reshard with --write-strategy"
-        yield StrategyError(strategy.rules.path, text, hint)
+        yield from _refuse_rules(strategy.rules)
         return
     if strategy.is_of_group:
         text = "lists the sharded axes only, and MindSpore's files list all axes"
-        yield StrategyError(strategy.origin, text, "split or reshard with --write-strategy")
+        yield StrategyError(strategy.origin, text, _NEEDS_NAMES)
         return
+    items = _items(strategy)
     missing = sorted({*range(strategy.stages)} - {stage for stage, _, _ in items})
     if missing:
         text = f"no parameter of {format_ranks(missing, 'stage')}"
         facts = "MindSpore reads a strategy only if it has parameters of every stage"
         yield StrategyError(strategy.origin, text, facts=facts)
+    of_stage = strategy.stage_ranks
+    yield from _join((name, _why_not_mindspore(name, one, of_stage)) for _, name, one in items)
+
+
+def _refuse_in_json(strategy: Strategy) -> Iterator[StrategyError]:
+    """Yield the errors of what MindSpore's JSON files cannot express."""
+    yield from _refuse_in_protobuf(strategy)
+    text = "with a list for each axis in tensor_map, which MindSpore does not read in JSON"
+    reason = (text, "a name that ends in .ckpt or .yaml")
+    named = ((name, one) for name, of_name in strategy.layouts.items() for one in of_name)
+    yield from _join((name, reason) for name, one in named if len(_encoded_tensor_maps(one)) > 1)
+
+
+def _refuse_in_yaml(strategy: Strategy) -> Iterator[StrategyError]:
+    """Yield the errors of what a hand-written file cannot express."""
+    if strategy.rules is not None and strategy.layouts:
+        text = "patterns that add to the parameters of other files, and a file has one of the two"
+        yield StrategyError(strategy.rules.path, text, "one conversion for each")
+    if strategy.is_of_group:
+        text = "lists the sharded axes only, and a hand-written strategy lists all axes"
+        yield StrategyError(strategy.origin, text, _NEEDS_NAMES)
+        return
+    hint = "a name that ends in .ckpt"
+    reasons = ((name, why_no_line(layouts)) for name, layouts in strategy.layouts.items())
+    yield from _join((name, None if text is None else (text, hint)) for name, text in reasons)
+
+
+def _join(reasons: Iterable[tuple[str, tuple[str, ...] | None]]) -> Iterator[StrategyError]:
+    """Yield an error for each reason: a text, a hint and facts; it names all parameters."""
     refused: dict[tuple[str, ...], dict[str, None]] = {}
-    for _, name, layout in items:
-        reasons = _unsupported_reason(name, layout, strategy.stage_ranks)
-        if reasons is not None:
-            refused.setdefault(reasons, {})[name] = None
-    for reasons, names in refused.items():
-        text, *rest = reasons
+    for name, reason in reasons:
+        if reason is not None:
+            refused.setdefault(reason, {})[name] = None
+    for (text, *rest), names in refused.items():
         parameters = count(len(names), "parameter")
         yield StrategyError(shorten(map(repr, names), 3), f"{parameters} {text}", *rest)
 
 
-def _unsupported_reason(name: str, layout: Layout, stage_ranks: int) -> tuple[str, ...] | None:
-    """Return what MindSpore's form cannot express, with hint and facts; None if it can."""
+def _why_not_mindspore(name: str, layout: Layout, stage_ranks: int) -> tuple[str, ...] | None:
+    """Return what MindSpore's forms cannot express, with hint and facts; None if they can."""
     if not name or "-" in name:
         return (
             "with a name that MindSpore cannot read in a strategy",
-            "the same command without --write-strategy",
+            "a hand-written strategy, whose name ends in .yaml",
             "MindSpore splits names at every -, and reads no empty name",
         )
     if len(layout.ranks) != stage_ranks:
@@ -198,19 +251,118 @@ def _unsupported_reason(name: str, layout: Layout, stage_ranks: int) -> tuple[st
     return None
 
 
+def _refuse_rules(rules: Rules) -> Iterator[StrategyError]:
+    """Yield the errors of rules that hold for more than a list of parameters says."""
+    several = [repr(one.pattern) for one in rules.rules if one.only_name is None]
+    any_axes = [repr(one.pattern) for one in rules.rules if one.allows_more_axes]
+    kinds = {
+        "for patterns of names, and MindSpore's files list each name": several,
+        "for any number of axes, and MindSpore's files list each axis": any_axes,
+        "for all other parameters, and MindSpore's files list each": rules.replicates_rest
+        * ["otherwise"],
+    }
+    for text, patterns in kinds.items():
+        if patterns:
+            where = f"{rules.path}: {shorten(patterns, 3)}"
+            yield StrategyError(where, f"{count(len(patterns), 'line')} {text}", _NEEDS_NAMES)
+
+
+# -------------------------------------------------------------------------------- MindSpore's forms
+
+
+def _items(strategy: Strategy) -> list[tuple[int, str, Layout]]:
+    """Return the stage, the name and the layout of each parameter, in the order of a file."""
+    items = [
+        (layout.first_rank // strategy.stage_ranks, name, layout)
+        for name, layouts in strategy.layouts.items()
+        for layout in layouts
+    ]
+    return sorted(items, key=lambda item: item[:2])
+
+
+def _name_in(strategy: Strategy, stage: int, name: str) -> str:
+    return name if strategy.stages == 1 else f"{stage}-{name}"
+
+
+def _encode_protobuf(strategy: Strategy, path: str) -> bytes:
+    out = [encode_number(1, 1)]
+    for stage in range(strategy.stages):
+        operators = encode_bytes(1, f"{_OPERATORS}{stage}".encode())
+        out.append(encode_bytes(2, operators + encode_bytes(2, encode_number(1, stage))))
+    encoded: dict[Layout, bytes] = {}  # a model has few layouts
+    for stage, name, layout in _items(strategy):
+        if layout not in encoded:
+            encoded[layout] = encode_bytes(2, _encode_layout(layout))
+        named = encode_bytes(1, _name_in(strategy, stage, name).encode())
+        out.append(encode_bytes(3, named + encoded[layout]))
+    return b"".join(out)
+
+
+def _encode_json(strategy: Strategy, path: str) -> bytes:
+    operators = {
+        f"{_OPERATORS}{stage}": {"parallel_strategy": [], "stage": stage}
+        for stage in range(strategy.stages)
+    }
+    layouts = {
+        _name_in(strategy, stage, name): _describe_layout(layout)
+        for stage, name, layout in _items(strategy)
+    }
+    document = {
+        "current_stage": 1,
+        "parallel_layout_item": layouts,
+        "parallel_strategy_item": operators,
+    }
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return text.encode()
+
+
+def _describe_layout(layout: Layout) -> dict[str, object]:
+    """Return the item of a layout in JSON."""
+    size, step = _shard(layout)
+    described: dict[str, object] = {
+        "dev_matrix": layout.device_matrix,
+        "field": _fields(layout),
+        "opt_weight_shard_size": size,
+        "opt_weight_shard_step": step,
+        "tensor_map": [axis for axes in _encoded_tensor_maps(layout) for axis in axes],
+    }
+    if split := layout.rows or layout.split_shape:
+        described["param_split_shape"] = split
+    if layout.rows:
+        described["indices_offset"] = _starts(layout)
+    if layout.full_shape is not None:
+        described["tensor_shape"] = layout.full_shape
+    return described
+
+
+def _starts(layout: Layout) -> list[int]:
+    """Return the first row of each slice of a manual split."""
+    return list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
+
+
+def _fields(layout: Layout) -> int:
+    return layout.fields if layout.fields > 1 else 0
+
+
+def _shard(layout: Layout) -> tuple[int, int]:
+    """Return ``opt_weight_shard_size`` and ``opt_weight_shard_step``."""
+    if layout.optimizer_shard == 1:
+        return 0, 0
+    return layout.optimizer_shard, _shard_step(layout)
+
+
 def _encode_layout(layout: Layout) -> bytes:
     """Return the message ``parallel_layouts``."""
-    is_sharded = layout.optimizer_shard > 1
-    starts = list(accumulate((0, *layout.rows[:-1]))) if layout.rows else []
+    size, step = _shard(layout)
     return b"".join(
         (
             _encode_dims(1, layout.device_matrix),
             *(_encode_dims(2, axes) for axes in _encoded_tensor_maps(layout)),
             _encode_dims(3, layout.rows or layout.split_shape),
-            _encode_dims(4, starts),
-            encode_number(5, layout.fields if layout.fields > 1 else 0),
-            encode_number(6, _shard_step(layout) if is_sharded else 0),
-            encode_number(7, layout.optimizer_shard if is_sharded else 0),
+            _encode_dims(4, _starts(layout)),
+            encode_number(5, _fields(layout)),
+            encode_number(6, step),
+            encode_number(7, size),
         )
     )
 
@@ -245,3 +397,11 @@ def _shard_step(layout: Layout) -> int:
         (size - 1) * math.prod(sizes[:axis]) for axis, size in enumerate(sizes) if axis not in used
     )
     return last // (layout.replicas - 1)
+
+
+_PROTOBUF = Form("protobuf", False, _encode_protobuf, _refuse_in_protobuf)
+_YAML = Form("hand-written", False, encode_handwritten, _refuse_in_yaml)
+FORMS = {  # by suffix, as for the reader; every other file is protobuf
+    ".json": Form("JSON", True, _encode_json, _refuse_in_json),
+    **dict.fromkeys(YAML_SUFFIXES, _YAML),
+}

@@ -177,6 +177,7 @@ CASES = {
         ranks(STAGES, r0="wx", r1="wx", r2="wx", r3="wx", r4="vw", r5="v", r6="v", r7="v"),
     ),
     "check_index": ("contradicted", with_index(SLICE), with_index((800, 30))),
+    "check_hidden_shard": ("hidden_shard", held(ranks=(0, 2)), held(ranks=(0, 1, 2))),
     "check_corrections": (
         "undecided_shard",
         held(STATES, adam_m__w=SLICE, contents=dict.fromkeys(("w", "adam_m.w"), "abcd")),

@@ -18,8 +18,9 @@ import ckpttool
 from ckpttool.cli import help as help_module
 from ckpttool.cli.completion import SHELLS
 from ckpttool.cli.main import COMMANDS, main
+from ckpttool.cli.strategy import COMMANDS as STRATEGY_COMMANDS
 from ckpttool.problems import CODES
-from tests.support.commands import message, run_well
+from tests.support.commands import command_of, commands, message, run_well
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "development"]
@@ -59,9 +60,12 @@ def test_the_entry_of_a_message_is_printed(code):
 
 
 def test_every_option_has_an_entry_and_no_other():
-    context = click.Context(main)
-    commands = [main, *(main.get_command(context, name) for name in COMMANDS)]
-    options = [one for of in commands for one in of.params if isinstance(one, click.Option)]
+    options = [
+        one
+        for of in (main, *commands().values())
+        for one in of.params
+        if isinstance(one, click.Option)
+    ]
     flags = {flag for one in options for flag in one.opts}
     page = help_module.read_topics()["options"]
     entries = [name for names, _ in help_module.find_entries(page) for name in names]
@@ -85,25 +89,26 @@ def test_a_code_and_an_option_of_one_name_are_both_printed():
     assert "### `--unlisted`\n" in printed
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*commands(), "strategy"])
 def test_the_help_of_a_command_is_printed(name):
-    assert run_well("help", name).stdout.startswith(run_well(name, "--help").stdout)
+    words = name.split()
+    assert run_well("help", *words).stdout.startswith(run_well(*words, "--help").stdout)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_commands_and_options_in_the_text_of_a_page_exist(path):
-    context = click.Context(main)
-    options = {name: {"-h", "--help", "--color"} for name in COMMANDS}
-    for name in COMMANDS:
-        options[name].update(*(one.opts for one in main.get_command(context, name).params))
+    options = {name: {"-h", "--help", "--color"} for name in (*commands(), "strategy")}
+    for name, command in commands().items():
+        options[name].update(*(one.opts for one in command.params))
     every = set().union(*options.values(), {"-V", "--version"})
     ours = ("ckpttool ", "-") if path.parent.name == "reference" else ("ckpttool ",)
     for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", path.read_text(encoding="utf-8")):
         words = shlex.split(span) if span.startswith(ours) else []
         known = every
         if words[:1] == ["ckpttool"] and words[1] not in ("-V", "COMMAND"):
-            assert words[1] in COMMANDS, span
-            known = every if words[1] == "help" else options[words[1]]
+            name = command_of(words[1:])
+            assert name in options, span
+            known = every if name == "help" else options[name]
         assert [one for one in words if re.match("--?[a-z]", one) and one not in known] == [], span
 
 
@@ -149,9 +154,10 @@ def test_what_the_group_names_as_a_topic_is_one():
     assert topic in help_module.read_topics()
 
 
-def test_the_group_shows_the_question_of_every_command():
-    printed = message(run_well("--help"))
-    for question in COMMANDS.values():
+@pytest.mark.parametrize(("group", "questions"), [("", COMMANDS), ("strategy", STRATEGY_COMMANDS)])
+def test_a_group_shows_the_question_of_every_command(group, questions):
+    printed = message(run_well(*group.split(), "--help"))
+    for question in questions.values():
         assert "?" in question
         assert question.replace("  ", " ") in printed
 
@@ -181,6 +187,9 @@ def test_the_script_of_a_shell_is_printed(shell):
         ("ckpttool verify --ignore na", ["nan"]),
         ("ckpttool help mixed_e", ["mixed_encryption"]),
         ("ckpttool help compl", ["completion"]),
+        ("ckpttool help strategy sh", ["show"]),
+        ("ckpttool strategy sh", ["show"]),
+        ("ckpttool strategy show --al", ["--all"]),
     ],
 )
 def test_bash_completes_a_word(tmp_path, line, expected):

@@ -8,10 +8,10 @@ import pytest
 
 import ckpttool
 from ckpttool.cli import options
-from ckpttool.cli.main import COMMANDS, main
-from tests.support.commands import message, run, run_well
+from tests.support.commands import commands, message, run, run_well
 from tests.support.corpus import GOLDEN
 
+COMMANDS = commands()
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SRC = (CASE / "src", "-s", CASE / "src_strategy.ckpt")
 GROUPS = {
@@ -22,12 +22,6 @@ GROUPS = {
 }
 
 
-def command_of(name):
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    return command
-
-
 @pytest.mark.parametrize("made", GROUPS)
 def test_every_field_of_an_object_is_an_option_of_its_group(made):
     names = {field.name for field in fields(made)} - {"command"}  # all words together
@@ -36,7 +30,7 @@ def test_every_field_of_an_object_is_an_option_of_its_group(made):
 
 def sections_of(name):
     """The rows of each heading of a command's --help, at 80 columns."""
-    text = run_well(name, "--help").stdout
+    text = run_well(*name.split(), "--help").stdout
     return dict(
         section.split(":\n", 1) for section in text.split("\n\n") if " options:\n" in section
     )
@@ -50,7 +44,7 @@ def narrow(monkeypatch):
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_under_one_heading_of_its_help(name):
-    params = [one for one in command_of(name).params if isinstance(one, click.Option)]
+    params = [one for one in COMMANDS[name].params if isinstance(one, click.Option)]
     assert all(isinstance(one, options.GroupedOption) for one in params)
     sections = sections_of(name)
     for one in params:
@@ -85,13 +79,13 @@ def test_the_columns_of_all_headings_are_of_one_width(name):
 
 
 def test_an_option_of_every_day_is_one_of_some_command():
-    flags = {flag for name in COMMANDS for one in command_of(name).params for flag in one.opts}
+    flags = {flag for name in COMMANDS for one in COMMANDS[name].params for flag in one.opts}
     assert {*options.EVERYDAY} - flags == {"-h"}
 
 
 def test_strategies_have_one_long_name_in_every_command_and_an_alias():
     for name in COMMANDS:
-        found = [one.opts for one in command_of(name).params if "-s" in one.opts]
+        found = [one.opts for one in COMMANDS[name].params if "-s" in one.opts]
         assert found in ([], [["-s", "--src-strategy", "--strategy"]]), name
 
 
@@ -138,7 +132,7 @@ VALUES = {  # of options whose types refuse other texts
 def single_options():
     """Yield each option of each command that takes one value."""
     for name in COMMANDS:
-        for one in command_of(name).params:
+        for one in COMMANDS[name].params:
             if isinstance(one, click.Option) and not (one.is_flag or one.multiple or one.count):
                 yield pytest.param(name, one, id=f"{name} {one.opts[-1]}")
 
@@ -146,13 +140,13 @@ def single_options():
 @pytest.mark.parametrize(("name", "option"), [*single_options()])
 def test_an_option_of_one_value_is_not_given_twice(name, option):
     """Else the first value is silently replaced: ``-o a.h5 -o b.h5`` wrote b.h5 alone."""
-    paths = [SRC[0]] * sum(isinstance(one, click.Argument) for one in command_of(name).params)
+    paths = [SRC[0]] * sum(isinstance(one, click.Argument) for one in COMMANDS[name].params)
     value = VALUES.get(option.opts[0], "x{rank}")
     value = option.type.choices[0] if isinstance(option.type, click.Choice) else value
     value = "threads" if option.opts[0] == "--engine" else value
     first, last = option.opts[0], option.opts[-1]
     again = f"{last}={value}" if last[:2] == "--" else last + value
-    result = run(name, *paths, first, value, again)
+    result = run(*name.split(), *paths, first, value, again)
     assert result.exit_code == 2
     said = f": given 2 times, expected once Try: the same command with one {first}"
     assert said in message(result)

@@ -209,7 +209,7 @@ def test_labels_of_facts_are_a_column_and_a_short_title_is_the_first(capsys):
 
 
 def test_a_long_title_of_facts_is_a_line_of_its_own_and_bold(capsys, monkeypatch):
-    monkeypatch.setattr(tables.click, "echo", print)
+    monkeypatch.setattr(tables.click, "echo", lambda text, nl: sys.stdout.write(text))
     print_facts("path/of/a/checkpoint/\x1b", FACTS)
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "\x1b[1mpath/of/a/checkpoint/\\x1b\x1b[0m"

@@ -21,7 +21,7 @@ from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import documents
 from tests.support.checkpoints import create_file, noise, write_indexed, write_ranks
-from tests.support.commands import run, run_well
+from tests.support.commands import command_of, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.documents import REFERENCE, SCHEMAS, check_document, declared, schema_of, used
 from tests.support.file_bytes import layout, strategy
@@ -30,7 +30,7 @@ from tests.support.snapshots import SNAPSHOTS, UPDATE
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 DEVICE = {"device_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}
 TABLE = {"version": "1.0", "server_list": [{"server_id": "node1", "device": [DEVICE]}]}
-DOCUMENT = re.compile(r"(?ms)^\$ ckpttool (\w+)[^\n]* --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
+DOCUMENT = re.compile(r"(?ms)^\$ ckpttool ([^\n]*) --json[^\n]*\n(\{.*?)\n(?=\n|2>|=>|\Z)")
 YAML = "ckpttool_strategy: 1\nranks: 2\nparameters:\n  w: {axis: 0}\n"
 
 
@@ -39,7 +39,7 @@ def snapshots() -> Iterator[tuple[str, dict[str, object]]]:
     for path in (*SNAPSHOTS.rglob("*.txt"), *SNAPSHOTS.with_name("sessions").glob("*.txt")):
         text = path.read_text(encoding="utf-8")
         for command, document in DOCUMENT.findall(text):
-            yield command, json.loads(document)
+            yield command_of(shlex.split(command)), json.loads(document)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_every_schema_is_one_and_every_property_of_it_is_in_some_document(others
     """A property that no document has is a promise that nobody keeps."""
     for schema in SCHEMAS.values():
         Draft202012Validator.check_schema(schema)
-    printed = ((words[0], json.loads(run(*words, "--json").stdout)) for words in others)
+    printed = ((command_of(words), json.loads(run(*words, "--json").stdout)) for words in others)
     seen = set()
     for command, document in (*snapshots(), *printed):
         seen |= used(schema_of(command, document), document)

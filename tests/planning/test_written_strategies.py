@@ -65,14 +65,6 @@ def test_plans_of_the_library_write_it_too(tmp_path):
     assert not os.path.lexists(place)
     ckpttool.execute(plan, destination)
     assert read_strategy(place).layouts == dst.layouts
-    with pytest.raises(ckpttool.PlanError, match=r"s\.json: the suffix is for JSON"):
-        ckpttool.plan_reshard(
-            catalog,
-            src,
-            dst,
-            str(tmp_path / "new"),
-            output_options=ckpttool.OutputOptions(strategy_path="s.json"),
-        )
     odd = replace(dst, stages=2)
     with pytest.raises(ckpttool.StrategyError, match="no parameter of stage 1"):
         ckpttool.plan_reshard(

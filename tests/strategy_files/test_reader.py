@@ -490,7 +490,7 @@ def test_equal_files_of_ranks_are_understood_once(write, tmp_path, monkeypatch):
     understood = []
     parse = reader._read_protobuf
     monkeypatch.setattr(
-        reader, "_read_protobuf", lambda path: understood.append(path) or parse(path)
+        reader, "_read_protobuf", lambda path, _: understood.append(path) or parse(path, None)
     )
     for rank in range(8):
         write(strategy(operator(rank // 4), layout("w", (4,), (0, -1))), f"f/s_rank_{rank}.ckpt")

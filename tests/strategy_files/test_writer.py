@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from ckpttool.formats.wire import WireReader
 from ckpttool.model.layout import Layout
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CombinedError, PlanError, StrategyError
+from ckpttool.strategy_files import writer
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.writer import encode_strategy
 from tests.strategies import examples, layout_features, moves, table_moves
@@ -45,7 +47,7 @@ def operator(stage):
 
 def written_layout(one, name="w"):
     """The item of a layout as it is written."""
-    return encode_strategy(strategy_of({name: one}))[len(number(1, 1) + operator(0)) :]
+    return encode_strategy(strategy_of({name: one}), "s.ckpt")[len(number(1, 1) + operator(0)) :]
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def says_the_same(one, other):
 
 
 def test_the_bytes_of_a_small_file_are_these():
-    data = encode_strategy(strategy_of({"w": Layout((2, 2, 2), ((1,), (0,)))}))
+    data = encode_strategy(strategy_of({"w": Layout((2, 2, 2), ((1,), (0,)))}), "s.ckpt")
     assert data == bytes.fromhex(
         "0801"  # current_stage
         "1216 0a10 636b7074746f6f6c5f73746167655f30 1202 0800"  # ckpttool_stage_0, of stage 0
@@ -88,7 +90,7 @@ def test_the_bytes_of_a_small_file_are_these():
 def test_every_field_is_spelled_as_by_hand():
     table = Layout((2, 4), ((1,), ()), rows=(6, 4), optimizer_shard=2)
     fields = Layout((8,), ((0,), ()), fields=3)
-    assert encode_strategy(strategy_of({"t": table, "f": fields})) == b"".join(
+    assert encode_strategy(strategy_of({"t": table, "f": fields}), "s.ckpt") == b"".join(
         (
             *(number(1, 1), operator(0)),
             layout("f", (8,), (0, -1), field=3),
@@ -101,7 +103,9 @@ def test_stages_are_in_the_names_and_each_has_its_operators():
     late = replace(ROWS, first_rank=4)
     strategy = strategy_of({"w": ROWS, "a": ROWS}, {"w": late, "b": late})
     items = [layout(name, (2, 2), (1, -1)) for name in ("0-a", "0-w", "1-b", "1-w")]
-    assert encode_strategy(strategy) == b"".join([number(1, 1), operator(0), operator(1), *items])
+    assert encode_strategy(strategy, "s.ckpt") == b"".join(
+        [number(1, 1), operator(0), operator(1), *items]
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,7 @@ def test_random_layouts_are_the_same_again(tmp_path_factory, move):
     for strategy in (move.src, move.dst):
         if why_not(strategy):
             with pytest.raises((StrategyError, CombinedError), match=why_not(strategy)):
-                encode_strategy(strategy)
+                encode_strategy(strategy, path)
             continue
         ckpttool.write_strategy(strategy, path, overwrite=True)
         assert says_the_same(strategy, read_strategy(path))
@@ -280,16 +284,17 @@ def test_what_mindspore_cannot_read_is_refused(tmp_path, strategy, said):
 def test_all_reasons_are_told_at_once():
     strategy = strategy_of({"a-b": ROWS, "w": replace(ROWS, rows=(0, 0)), "c-d": ROWS})
     with pytest.raises(CombinedError) as caught:
-        encode_strategy(replace(strategy, stages=2))
+        encode_strategy(replace(strategy, stages=2), "s.ckpt")
     said = [error.where for error in caught.value.errors]
     assert said == ["src.ckpt", "'a-b', 'c-d'", "'w'"]
 
 
 def test_patterns_of_names_are_not_layouts(tmp_path):
-    (tmp_path / "hand.yaml").write_text("ckpttool_strategy: 1\nranks: 2\nparameters: {w: [2]}\n")
+    (tmp_path / "hand.yaml").write_text('ckpttool_strategy: 1\nranks: 2\nparameters: {"w*": [2]}\n')
     strategy = read_strategy(str(tmp_path / "hand.yaml"))
     with pytest.raises(
-        StrategyError, match=r"hand\.yaml: lists patterns of names, .*; split or reshard"
+        StrategyError,
+        match=r"hand\.yaml: 'w\*': 1 line for patterns of names, .*; split or reshard",
     ):
         ckpttool.write_strategy(strategy, str(tmp_path / "s.ckpt"))
 
@@ -301,12 +306,6 @@ def test_split_information_is_no_layout(tmp_path):
         ckpttool.write_strategy(read_strategy(str(path)), str(tmp_path / "new.ckpt"))
 
 
-@pytest.mark.parametrize("name", ["s.json", "s.yaml", "s.yml"])
-def test_a_name_that_promises_another_form_is_refused(tmp_path, name):
-    with pytest.raises(StrategyError, match=r": the suffix is for .* as protobuf; .*/s\.ckpt$"):
-        ckpttool.write_strategy(strategy_of({"w": ROWS}), str(tmp_path / name))
-
-
 def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path):
     path = tmp_path / "new" / "s.ckpt"
     ckpttool.write_strategy(strategy_of({"a": ROWS}), str(path))
@@ -316,3 +315,167 @@ def test_a_file_that_is_there_is_replaced_only_if_that_is_asked_for(tmp_path):
     ckpttool.write_strategy(strategy_of({"b": ROWS}), str(path), overwrite=True)
     assert [*read_strategy(str(path)).layouts] == ["b"]
     assert files_below(tmp_path) == ["new/s.ckpt"]
+
+
+# ------------------------------------------------------------------------- JSON and hand-written
+
+ODD_NAMES = [
+    "a",
+    "w[0].*",
+    "w?",
+    "yes",
+    "1",
+    "π/权重",
+    'a "b" \\',
+    "a: b",
+    " ",
+    "\u2028\x85\t",
+    "😀",
+    "",
+]
+HAND = """\
+ckpttool_strategy: 1
+ranks: 8
+stages: 2
+parameters:
+  embedding: {axis: 0, parts: 4, stages: [0]}
+  "*.table": {axis: 0, parts: 2, rows: [6, 4]}
+  "*.w": {axis: 1, parts: 2, optimizer_shard: 2}
+  "*.bias": replicated
+  head: [2, 1]
+  tail: {device_matrix: [2, 2], tensor_map: [[1, 0], []], stages: [1]}
+otherwise: replicated
+"""
+
+
+def why_not_in(suffix, strategy):
+    """What another form than protobuf cannot say of a strategy, if anything."""
+    held = [layout for of in strategy.layouts.values() for layout in of]
+    if suffix == ".json":
+        has_lists = any(len(writer._encoded_tensor_maps(one)) > 1 for one in held)
+        return why_not(strategy) or ("a list for each axis" if has_lists else None)
+    for of in strategy.layouts.values():
+        if len({replace(one, first_rank=0) for one in of}) > 1:
+            return "sharded differently in its stages"
+    if any(one.fields > 1 for one in held):
+        return "with field"
+    return "with param_split_shape" if any(one.split_shape for one in held) else None
+
+
+def written_and_read(strategy, path):
+    ckpttool.write_strategy(strategy, path, overwrite=True)
+    found, problems = read_strategy(path).spell_out()
+    assert not problems
+    return found
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+@pytest.mark.parametrize("path", stored())
+def test_what_mindspore_wrote_is_the_same_in_another_form(path, suffix, tmp_path):
+    strategy, out = read_strategy(str(path)), str(tmp_path / f"again{suffix}")
+    if reason := why_not_in(suffix, strategy):
+        with pytest.raises((StrategyError, CombinedError), match=reason):
+            ckpttool.write_strategy(strategy, out)
+        assert files_below(tmp_path) == []
+        return
+    found = written_and_read(strategy, out)
+    assert says_the_same(strategy, found)
+    again = written_and_read(found, str(tmp_path / "back.ckpt"))
+    assert says_the_same(strategy, again)
+    if suffix == ".json":
+        shapes = {n: one.full_shape for n, of in strategy.layouts.items() for one in of}
+        assert shapes == {n: one.full_shape for n, of in found.layouts.items() for one in of}
+
+
+@examples(200)
+@given(st.one_of(moves(), table_moves()), st.sampled_from([".json", ".yaml"]))
+def test_random_layouts_are_the_same_in_every_form(tmp_path_factory, move, suffix):
+    path = str(tmp_path_factory.getbasetemp() / f"random{suffix}")
+    for strategy in (move.src, move.dst):
+        if reason := why_not_in(suffix, strategy):
+            with pytest.raises((StrategyError, CombinedError), match=reason):
+                encode_strategy(strategy, path)
+        else:
+            assert says_the_same(strategy, written_and_read(strategy, path))
+
+
+@pytest.mark.parametrize("path", stored(".json"))
+def test_json_has_the_items_that_mindspore_wrote(path, tmp_path):
+    """But for one number: a shard of all replicas has its size."""
+    strategy = read_strategy(str(path))
+    if why_not_in(".json", strategy):
+        return
+    ckpttool.write_strategy(strategy, str(tmp_path / "s.json"))
+    theirs, ours = (json.loads(one.read_bytes()) for one in (path, tmp_path / "s.json"))
+    for name, item in theirs["parallel_layout_item"].items():
+        mine = ours["parallel_layout_item"][name]
+        if item["opt_weight_shard_size"] == -1:
+            item["opt_weight_shard_size"] = mine["opt_weight_shard_size"]
+            assert mine["opt_weight_shard_size"] > 1
+        assert mine == item, name
+
+
+def test_any_name_is_one_line_that_matches_it_alone(tmp_path):
+    late = Layout((2, 2), ((), (0,)))
+    strategy = strategy_of({name: ROWS if i % 2 else late for i, name in enumerate(ODD_NAMES)})
+    found = written_and_read(strategy, str(tmp_path / "s.yaml"))
+    assert found.rules is None
+    assert found.layouts == strategy.layouts
+
+
+def test_patterns_stay_patterns_in_a_hand_written_file(tmp_path):
+    (tmp_path / "hand.yaml").write_text(HAND)
+    strategy = read_strategy(str(tmp_path / "hand.yaml"))
+    ckpttool.write_strategy(strategy, str(tmp_path / "again.yml"))
+    again = read_strategy(str(tmp_path / "again.yml"))
+    for one, other in zip(strategy.rules.rules, again.rules.rules, strict=True):
+        assert replace(one, place="") == replace(other, place="")
+    assert again.rules.replicates_rest
+    lines = (tmp_path / "again.yml").read_text().splitlines()
+    for line in HAND.splitlines():
+        assert line in lines or line.startswith(("  head", "  tail"))
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".json"])
+def test_what_lines_leave_open_is_refused_by_pattern_and_key(tmp_path, suffix):
+    (tmp_path / "hand.yaml").write_text(HAND)
+    strategy = read_strategy(str(tmp_path / "hand.yaml"))
+    with pytest.raises(CombinedError) as caught:
+        ckpttool.write_strategy(strategy, str(tmp_path / f"s{suffix}"))
+    said = [str(error).removeprefix(f"{tmp_path}/") for error in caught.value.errors]
+    names = "'*.table', '*.w', '*.bias': 3 lines for patterns of names"
+    axes = "'embedding', '*.table', '*.w' and 1 more: 4 lines for any number of axes"
+    rest = "otherwise: 1 line for all other parameters"
+    for one, found in zip((names, axes, rest), said, strict=True):
+        assert found.startswith(f"hand.yaml: {one}, and MindSpore's files list each")
+        assert found.endswith("; split or reshard with strategy_path=")
+    assert files_below(tmp_path) == ["hand.yaml"]
+
+
+def test_what_a_line_cannot_say_is_refused_by_name(tmp_path):
+    late = replace(ROWS, first_rank=4, tensor_map=((), (1,)))
+    table = Layout((4,), ((0,), ()), fields=3)
+    shaped = Layout((4,), ((0,), ()), split_shape=(8, 4))
+    for strategy, said in [
+        (strategy_of({"w": ROWS}, {"w": late}), "'w': 1 parameter sharded differently in its"),
+        (strategy_of({"t": table}), "'t': 1 parameter with field 3, for which a line has no key"),
+        (strategy_of({"s": shaped}), "'s': 1 parameter with param_split_shape [8, 4], for which"),
+    ]:
+        with pytest.raises(StrategyError, match=re.escape(said)):
+            ckpttool.write_strategy(strategy, str(tmp_path / "s.yaml"))
+    many = strategy_of({f"layer.{i}.weight": ROWS for i in range(20_000)})
+    with pytest.raises(StrategyError, match=r"bytes are too many for a hand-written strategy"):
+        ckpttool.write_strategy(many, str(tmp_path / "s.yaml"))
+    assert files_below(tmp_path) == []
+
+
+def test_nothing_is_written_that_would_be_read_otherwise(tmp_path, monkeypatch):
+    def encode(strategy, path):
+        data = writer._encode_json(strategy, path)
+        return data.replace(b'"tensor_map":[1,-1]', b'"tensor_map":[-1,1]')
+
+    wrong = replace(writer.FORMS[".json"], encode=encode)
+    monkeypatch.setitem(writer.FORMS, ".json", wrong)
+    with pytest.raises(AssertionError, match="would be read as another strategy"):
+        ckpttool.write_strategy(strategy_of({"w": ROWS}), str(tmp_path / "s.json"))
+    assert files_below(tmp_path) == []

@@ -11,6 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from click.testing import CliRunner
 
 from tests.support.checkpoints import write_holes
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 
 LASTING = ("lock", "stamps.json")  # files of a record that stay when a set is finished
 SUFFIXES = {"ckpt": ".ckpt", "safetensors": ".safetensors", "hdf5": ".h5"}
+
+
+def commands() -> dict[str, click.Command]:
+    """Return all commands by their words, those of groups too, but not the groups."""
+    from ckpttool.cli.groups import walk_commands
+    from ckpttool.cli.main import main
+
+    found = {words: context.command for words, context in walk_commands(click.Context(main))}
+    return {words: one for words, one in found.items() if not isinstance(one, click.Group)}
+
+
+def command_of(words: Sequence[str]) -> str:
+    """Return the words of the command in a command line without options before it."""
+    found = (" ".join(words[:2]), words[0])
+    return next((one for one in found if one in commands()), words[0])
 
 
 def run(*arguments: str | Path) -> Result:
@@ -39,7 +55,7 @@ def run(*arguments: str | Path) -> Result:
         raise result.exception
     assert "Traceback" not in everything(result)
     if "--json" in words and not {"-h", "--help"} & {*words}:
-        check_document(words[0], result.stdout, result.exit_code)
+        check_document(command_of(words), result.stdout, result.exit_code)
     return result
 
 

@@ -18,6 +18,12 @@ SCHEMAS: dict[str, Any] = {
     for path in sorted((REFERENCE / "schema").glob("*.json"))
 }
 
+OF_OTHERS = {  # command to the schema that it shares with others
+    **dict.fromkeys(("merge", "split", "reshard"), "run"),
+    **dict.fromkeys(("strategy convert", "strategy merge"), "strategy-file"),
+    "strategy show": "inspect",
+}
+
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
@@ -30,7 +36,7 @@ def schema_of(command: str, document: dict[str, Any]) -> str:
     """Return the name of the schema of a document that a command printed."""
     if "error" in document:
         return "error.json"
-    return "run.json" if command in ("merge", "split", "reshard") else f"{command}.json"
+    return f"{OF_OTHERS.get(command, command.replace(' ', '-'))}.json"
 
 
 def check_document(command: str, printed: str, exit_code: int) -> None:

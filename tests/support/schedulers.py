@@ -1,11 +1,17 @@
-"""Stand-ins for the commands of schedulers: as much of them as the documentation uses.
+"""Stand-ins for commands of clusters: as much of them as the documentation uses.
 
-They run the tasks of a job as processes of this host, with the variables that the scheduler sets:
+Those of schedulers run the tasks of a job as processes of this host, with the variables that the
+scheduler sets:
 
 - ``sbatch`` (Slurm): each index of an array, one after the other, before it returns;
 - ``srun`` (Slurm): a job of MPI, which it hands to ``mpiexec``;
 - ``kubectl`` (a Volcano job): all replicas of each task at once; a container that fails is started
   again, as `restartPolicy: OnFailure` says.
+
+Those of object stores copy files; the bucket is a folder of the same name:
+
+- ``rclone copy --files-from FILE REMOTE:BUCKET FOLDER``;
+- ``obsutil cp obs://BUCKET/KEY PATH``.
 
 `write_stand_ins` makes them commands of these names.
 """
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +28,7 @@ from pathlib import Path
 
 import yaml
 
-NAMES = ("sbatch", "srun", "kubectl")
+NAMES = ("sbatch", "srun", "kubectl", "rclone", "obsutil")
 ROOT = Path(__file__).parents[2]
 MAX_STARTS = 5  # of a container that fails
 
@@ -61,6 +68,28 @@ def srun(words: Sequence[str]) -> int:
     return subprocess.run(["mpiexec", *words], check=False).returncode
 
 
+def rclone(words: Sequence[str]) -> int:
+    """Copy the files that a file lists, relative to a bucket, into a folder."""
+    copy, flag, listed, source, folder = words
+    assert (copy, flag) == ("copy", "--files-from")
+    for name in Path(listed).read_text(encoding="utf-8").splitlines():
+        _copy(Path(source.partition(":")[2], name), Path(folder, name))
+    return 0
+
+
+def obsutil(words: Sequence[str]) -> int:
+    """Copy one object of a bucket."""
+    cp, source, path = words
+    assert cp == "cp"
+    _copy(Path(source.removeprefix("obs://")), Path(path))
+    return 0
+
+
+def _copy(source: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, path)
+
+
 def kubectl(words: Sequence[str]) -> int:
     """Run the containers of a Volcano job, ``create -f FILE``, to their end."""
     assert words[:2] == ["create", "-f"]
@@ -81,4 +110,5 @@ def kubectl(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit({"sbatch": sbatch, "srun": srun, "kubectl": kubectl}[sys.argv[1]](sys.argv[2:]))
+    stand_ins = {one.__name__: one for one in (sbatch, srun, kubectl, rclone, obsutil)}
+    sys.exit(stand_ins[sys.argv[1]](sys.argv[2:]))

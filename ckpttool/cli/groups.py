@@ -1,0 +1,99 @@
+"""Groups of commands: a module for each command, imported only when the command is used.
+
+So ``--version``, ``--help`` and the Tab key stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
+import click
+
+from ckpttool.wording import nearest
+
+
+class LazyGroup(click.Group):
+    """A group whose commands lie in modules of their names.
+
+    Attributes
+    ----------
+    questions
+        The name of each command, and the question that it answers.
+    package
+        The package of the modules.
+    """
+
+    questions: Mapping[str, str]
+    package: str
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.questions)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name, or None."""
+        if cmd_name not in self.questions:
+            return None
+        command = getattr(import_module(f"{self.package}.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command), f"{cmd_name} is not a command"
+        command.short_help = self.questions[cmd_name]  # shells show it beside the name
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; without any, print the help.
+
+        Versions of click differ in what they do without arguments.
+        """
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the requested command; if the name is unknown, fail with a suggestion."""
+        if args[0] not in self.questions and not args[0].startswith("-"):
+            from ckpttool.cli.params import UsageProblem
+
+            near = nearest(args[0], self.questions)
+            hint = f"{ctx.command_path} {near} ..." if near else ""
+            raise UsageProblem(f"{ctx.command_path} has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands that --help shows."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.questions.items()))
+
+
+def words_of(ctx: click.Context) -> str:
+    """Return the words of a command behind the name of the program; that of the program itself.
+
+    Examples
+    --------
+    >>> words_of(click.Context(click.Group(), info_name="ckpttool"))
+    'ckpttool'
+    """
+    words = str(ctx.info_name)
+    while ctx.parent is not None and ctx.parent.parent is not None:
+        ctx = ctx.parent
+        words = f"{ctx.info_name} {words}"
+    return words
+
+
+def walk_commands(ctx: click.Context) -> Iterator[tuple[str, click.Context]]:
+    """Yield the words and the context of each command of a group, and of the groups in it.
+
+    Parameters
+    ----------
+    ctx
+        The context of the group.
+    """
+    group = ctx.command
+    assert isinstance(group, click.Group), "only a group has commands"
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None, f"{name} is listed"
+        inner = click.Context(command, ctx, name)
+        yield name, inner
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {words}", found) for words, found in walk_commands(inner))

@@ -1,0 +1,57 @@
+"""``ckpttool strategy show``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options, tables
+from ckpttool.cli.params import UsageProblem
+from ckpttool.problems import Diagnostics
+
+if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    misplaced=dict.fromkeys(
+        ("-s", "--src-strategy", "--strategy"),
+        ("The strategy is named without an option.", "ckpttool strategy show STRATEGY"),
+    ),
+    help="""\b
+    ckpttool strategy show strategy.ckpt
+
+    Show the stages, the device matrix and the layout of each parameter, equal layers folded.
+    STRATEGY is a file or a folder; the files of pipeline stages are shown together.
+    """,
+)
+@options.strategies
+@options.flag("List every tensor.", "--all")("show_all", options.DISPLAY)
+@options.flag("Print it as a hand-written strategy.", "--yaml")("as_yaml", options.DISPLAY)
+@options.report_options()
+def show(strategies: tuple[str, ...], show_all: bool, as_yaml: bool, report: ReportOptions) -> None:
+    """Show how a strategy shards each parameter."""
+    from ckpttool.operations.describe import describe_strategy
+
+    if as_yaml and report.as_json:
+        raise UsageProblem("--yaml and --json exclude each other", "one of the two")
+    found, strategy = Diagnostics("inspect"), ckpttool.read_strategy(strategies)
+    if as_yaml:
+        from ckpttool.strategy_files.writer import encode_strategy
+
+        tables.echo(encode_strategy(strategy, "standard output.yaml").decode().rstrip("\n"))
+        return
+    described = describe_strategy(strategy, found)
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.inspect(described))
+        return
+    if not report.quiet:
+        from ckpttool.cli.overview import print_strategy
+
+        print_strategy(described, show_all)
+    tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)

@@ -1,0 +1,50 @@
+"""``ckpttool strategy``: the group, and what its commands print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.commands import message, run, run_well
+from tests.support.corpus import GOLDEN
+
+CASE = GOLDEN / "pipeline_2x4_to_8"
+MERGED = CASE / "src_strategy.ckpt"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_the_group_alone_prints_its_help(words):
+    printed = run_well("strategy", *words).stdout
+    assert printed.startswith("Usage: ckpttool strategy [OPTIONS] COMMAND [ARGS]...\n")
+    assert "\n  show " in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show ..."),
+        (["show"], "strategy show needs STRATEGY STRATEGY is a strategy file."),
+        (["show", MERGED, "--al"], "strategy show has no --al Try: --all"),
+        (["show", MERGED, "--step", "1"], "It is an option of inspect, merge, split, reshard,"),
+        (["show", "-s", MERGED], "Try: ckpttool strategy show STRATEGY"),
+        (["show", f"{MERGED}x"], f"does not exist Try: ckpttool strategy show {MERGED} ..."),
+    ],
+)
+def test_a_wrong_command_line_is_explained(words, said):
+    result = run("strategy", *words)
+    assert result.exit_code == 2
+    assert said in message(result)
+
+
+def test_show_prints_what_inspect_prints_of_a_strategy():
+    for words in ((), ("--all",), ("--json",), ("-q",)):
+        shown = run_well("strategy", "show", MERGED, *words)
+        assert shown.stdout == run_well("inspect", MERGED, *words).stdout
+
+
+def test_show_takes_the_files_of_all_stages_together():
+    folder = CASE / "src_stage_strategies"
+    named = run_well("strategy", "show", *sorted(folder.iterdir()), "--json").stdout
+    assert json.loads(named)["stages"] == 2
+    assert run_well("strategy", "show", folder, "--json").stdout == named
