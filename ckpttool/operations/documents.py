@@ -7,7 +7,7 @@ document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
@@ -20,6 +20,7 @@ from ckpttool.problems import describe_diagnostics, describe_errors, severities
 
 if TYPE_CHECKING:
     from ckpttool.formats.foreign import Device
+    from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorDifference
     from ckpttool.operations.strategies import WrittenStrategy
+    from ckpttool.operations.strategy_check import Candidate, DeviceFit
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
@@ -134,6 +136,36 @@ def written_strategy(written: WrittenStrategy) -> Json:
         stages=strategy.stages,
         tensors=len(strategy.layouts),
         notes=describe_diagnostics(written.notes, severities("convert")),
+    )
+
+
+def strategy_check(
+    catalog: Catalog, candidates: Sequence[Candidate], devices: Sequence[DeviceFit] | None
+) -> Json:
+    """Return the document of strategy check."""
+    return _document(
+        path=catalog.root,
+        step=catalog.step,
+        strategies=[
+            {
+                **_take(one, "path verdict"),
+                "ranks": one.strategy and len(one.strategy.ranks),
+                "stages": one.strategy and one.strategy.stages,
+                **_take(one, "listed tensors sampled agreeing"),
+                "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
+                "findings": describe_diagnostics(one.findings, severities("verify")),
+            }
+            for one in candidates
+        ],
+        devices=devices
+        and [
+            {
+                "device_matrix": one.device_matrix,
+                "fits": not one.in_the_way,
+                "in_the_way": _each(one.in_the_way, "tensor axis size"),
+            }
+            for one in devices
+        ],
     )
 
 
