@@ -225,7 +225,7 @@ class Strategy:
             written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
             if listed is not None and not shard_equally(listed, written):
-                listed = _fold_like(listed, written)
+                listed = fold_like(listed, written)
             if listed is not None and not shard_equally(listed, written):
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
@@ -300,7 +300,7 @@ def shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
     )
 
 
-def _fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
+def fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
     """Return the listed layouts, expanded ones folded like ``written`` where possible."""
     ndim = max((len(layout.tensor_map) for layout in written), default=0)
     ways = [fold_layout(one, ndim, lambda way: shard_equally([way], written)) for one in listed]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.diff import Difference, TensorDifference
     from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.strategy_check import Candidate, DeviceFit
+    from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
@@ -166,6 +167,27 @@ def strategy_check(
             }
             for one in devices
         ],
+    )
+
+
+def strategy_diff(found: StrategyComparison, limit: int | None) -> Json:
+    """Return the document of strategy diff, with the first ``limit`` differences."""
+
+    def side(one: Strategy) -> Json:
+        return {"files": one.files, "ranks": len(one.ranks), "stages": one.stages}
+
+    return _document(
+        a=side(found.a),
+        b=side(found.b),
+        equal=found.is_equal,
+        tensors=found.tensors,
+        counts=found.count_kinds(),
+        differences=[
+            {"name": name, "kind": one.kind, "a": _stages(one.a), "b": _stages(one.b)}
+            for name, one in [*found.differences.items()][:limit]
+        ],
+        respelled=found.respelled,
+        notes=describe_diagnostics((*found.a.notes, *found.b.notes), severities("diff")),
     )
 
 
