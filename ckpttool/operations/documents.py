@@ -152,7 +152,7 @@ def strategy_check(
                 **_take(one, "path verdict"),
                 "ranks": one.strategy and len(one.strategy.ranks),
                 "stages": one.strategy and one.strategy.stages,
-                **_take(one, "listed tensors sampled agreeing"),
+                **_take(one, "listed tensors sampled agreeing shaped"),
                 "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
                 "findings": describe_diagnostics(one.findings, severities("verify")),
             }

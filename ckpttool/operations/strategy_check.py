@@ -4,9 +4,9 @@ The files are scanned once, and resolved with each strategy.  Samples are shared
 reads only what the first one left open.
 
 A strategy *does not fit* if names, shapes or contents contradict it.  It *fits* if nothing does,
-and contents could have: ranks that should hold the same were compared.  Else *it cannot be known*:
-no two ranks should hold the same, slices are missing, parameters that differ between ranks are not
-in it, or two strategies shard a tensor differently and nothing contradicts either.
+and something could have: ranks that should hold the same were compared, or it lists full shapes.
+Else *it cannot be known*: there are no replicas, slices are missing, parameters that differ between
+ranks are not in it, or two strategies shard a tensor differently and nothing contradicts either.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ckpttool.checkpoint.resolve import resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy, shard_equally
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
@@ -62,6 +63,8 @@ class Candidate:
     sampled, agreeing
         Number of tensors of which samples were read, and of those whose replicas were compared and
         are equal.
+    shaped
+        Number of sharded tensors of which it lists the full shape that the slices form.
     rivals
         Paths of other strategies that shard tensors differently, and that nothing contradicts
         either, to the names of these tensors.
@@ -78,6 +81,7 @@ class Candidate:
     tensors: int
     sampled: int
     agreeing: int
+    shaped: int
     rivals: tuple[tuple[str, tuple[str, ...]], ...]
     findings: tuple[Diagnostic, ...]
     checkpoint: Checkpoint | None
@@ -109,7 +113,8 @@ def check_strategies(
 
 
 def _order(one: Candidate) -> tuple[int, int, int, int]:
-    return VERDICTS.index(one.verdict), len(one.findings), -one.agreeing, -one.listed
+    evidence = one.agreeing + one.shaped
+    return VERDICTS.index(one.verdict), len(one.findings), -evidence, -one.listed
 
 
 def _try(
@@ -117,7 +122,7 @@ def _try(
 ) -> Candidate:
     """Return what the checkpoint shows of one strategy, by itself."""
     path, tensors = given if isinstance(given, str) else given.origin, len(catalog.holders)
-    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, (), (), None)
+    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), None)
     try:
         strategy = read_strategy([given]) if isinstance(given, str) else given
     except CkptToolError as error:
@@ -150,7 +155,8 @@ def _try(
     in_doubt = [one for one in problems if one.code in _IN_DOUBT]
     corrected = [one for one in problems if one.code == "inferred"]
     agreeing = sum(map(_agrees, checkpoint.sampled))
-    verdict = "unknown" if in_doubt or not agreeing else "fits"
+    shaped = sum(map(_has_listed_shape, checkpoint.tensors))
+    verdict = "unknown" if in_doubt or not (agreeing or shaped) else "fits"
     verdict = "misfit" if against else verdict
     return Candidate(
         path,
@@ -160,6 +166,7 @@ def _try(
         tensors,
         len(checkpoint.sampled),
         agreeing,
+        shaped,
         (),
         (*against, *in_doubt, *corrected),
         checkpoint,
@@ -186,6 +193,14 @@ def _agrees(one: SampledTensor) -> bool:
     """Return whether replicas of a tensor were compared, and are equal without being constant."""
     has_compared = any(len(of_slice) > 1 for of_slice in one.samples)
     return has_compared and not one.differing_groups and not one.is_constant
+
+
+def _has_listed_shape(one: FullTensor) -> bool:
+    """Return whether the strategy lists the full shape that the slices of a tensor form."""
+    if not isinstance(one.slicing, LayoutSlicing):
+        return False
+    layout = one.slicing.layout
+    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == one.meta.shape
 
 
 def _compare(found: Sequence[Candidate]) -> Iterator[Candidate]:

@@ -95,6 +95,25 @@ def test_equal_layouts_of_other_device_matrices_are_no_rivals(halves, tmp_path):
     assert {one.code for one in found[2].findings} == {"unlisted"}
 
 
+def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
+    full = noise("w", "Float32", (8, 4))
+    ranks = {r: {"w": full.excerpt(slice(4 * r, 4 * r + 4))} for r in (0, 1)}
+    write_ranks(tmp_path / "run", ranks, "ckpt")
+    rows, columns = Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))
+    listed = {"rows.json": rows, "columns.json": columns, "rows.ckpt": rows}
+    paths = [
+        write(tmp_path / name, ["w"], replace(one, full_shape=(8, 4)))
+        for name, one in listed.items()
+    ]
+    found = {Path(one.path).name: one for one in checked(tmp_path / "run", *paths)}
+    assert {name: one.verdict for name, one in found.items()} == {
+        "rows.json": "fits",
+        "columns.json": "misfit",
+        "rows.ckpt": "unknown",
+    }
+    assert found["rows.json"].shaped == 1
+
+
 def test_a_missing_rank_leaves_a_strategy_in_doubt_only_if_slices_are_gone(halves, tmp_path):
     folder, names = halves
     right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))

@@ -105,8 +105,10 @@ def _evidence(one: Candidate) -> Iterator[str]:
     yield f"lists {one.listed} of {count(one.tensors, 'tensor')}"
     if one.agreeing:
         yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
-    elif one.is_open:
-        yield "no two ranks should hold the same, so contents cannot contradict it"
+    if one.shaped:
+        yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
+    if one.is_open and not (one.agreeing or one.shaped):
+        yield "no replicas to compare, so contents cannot contradict it"
 
 
 def _print_devices(fits: Sequence[DeviceFit]) -> None:
