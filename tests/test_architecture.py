@@ -34,7 +34,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"checks"},
     {"planning", "execution"},
     {"operations"},
-    {"cli"},
+    {"api", "cli"},
 ]
 ROOMS = set().union(*FLOORS)
 STRANGERS = {"execution": {"checks"}}  # that do not know a room below them
@@ -44,6 +44,7 @@ WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {
     "ckpttool.execution.dask": {"dask", "distributed"},
     "ckpttool.execution.mpi": {"mpi4py"},
+    "ckpttool.api": {"ml_dtypes", "tqdm", "typing_extensions"},
     "ckpttool.operations.open": {"ml_dtypes"},
 }
 GROUPS = {"ckpttool.cli": COMMANDS, "ckpttool.cli.strategy": STRATEGY_COMMANDS}
@@ -363,6 +364,7 @@ ABOUT_OUTPUTS = {  # functions that look at the destination
         "_check_format_and_space",
         "_partial_bytes",
         "_blocked",
+        "document_problem",
         "_location_problem",
         "_partial_problem",
     },

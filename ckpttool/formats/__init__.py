@@ -6,6 +6,7 @@ A format is a codec of headers only.  It gives the bytes of a tensor as extents,
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
-from ckpttool.formats.local import identify_file, open_file, unreadable
+from ckpttool.formats.local import ReadFile, identify_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
@@ -81,11 +82,10 @@ def format_of_suffix(path: str) -> str | None:
 
 def format_of_content(path: str) -> str | None:
     """Return the format from a file's first bytes, or None; only an encrypted ckpt shows itself."""
-    with open_file(path) as file:
-        head = file.read(16)
-        size = file.seek(0, 2)
+    with ReadFile(path) as file:  # without a buffer: a few bytes at each of many places
+        head, size = file.pread(16, 0), file.size
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
+        while at < size and file.pread(8, at) != HDF5_SIGNATURE:
             at = max(512, 2 * at)
     if at < size:
         return "hdf5"
@@ -94,7 +94,7 @@ def format_of_content(path: str) -> str | None:
     return "ckpt" if mode_of(head) is not None else None
 
 
-def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
+def read_index(path: str | os.PathLike[str], key: bytes | Secret | None = None) -> FileIndex:
     """Return the header of a file of any format; its content decides, then its suffix.
 
     A ``.ckpt`` lacks a magic number: its suffix decides, or else its first byte.
@@ -117,7 +117,7 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     OSError
         The file cannot be opened or read.
     """
-    found = next(read_indexes([path], key))
+    found = next(read_indexes([os.fspath(path)], key))
     if isinstance(found, FormatError):
         raise found.__cause__ if isinstance(found.__cause__, OSError) else found
     return found
@@ -198,7 +198,7 @@ def _find_format(path: str) -> str:
     name = format_of_content(path) or format_of_suffix(path)
     if name == "ckpt":
         return name
-    with open_file(path) as file:
+    with ReadFile(path) as file:
         first = file.read(1)
     if not first:
         raise FormatError(path, None, "empty (0 bytes)")

@@ -65,6 +65,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -83,7 +84,9 @@ _OPERATORS = "ckpttool_stage_"  # begins the name of the item of a stage
 _NEEDS_NAMES = "split or reshard with --write-strategy"  # these have the names of a checkpoint
 
 
-def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
+def write_strategy(
+    strategy: Strategy, path: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
     """Write a strategy file, completely or not at all: protobuf, JSON or hand-written.
 
     Layouts are written as they are, also those that a JSON file gives of an expanded tensor.  JSON
@@ -108,6 +111,7 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     OSError
         It cannot be written.
     """
+    path = os.fspath(path)
     if (problem := url_problem(path)) is not None:
         raise StrategyError(path, *problem)
     data = encode_strategy(strategy, path)

@@ -95,8 +95,7 @@ def _cells(row: DifferenceRow) -> Sequence[str]:
 
 def _show(layouts: Sequence[Layout]) -> str:
     """Return how a side shards a parameter; "" if it does not list it."""
-    from ckpttool.cli.overview import sharded_text
-    from ckpttool.operations.summary import entries_of_layouts
+    from ckpttool.operations.summary import entries_of_layouts, sharded_text
 
     texts: dict[str, list[int]] = {}
     for one in layouts:
