@@ -45,7 +45,7 @@ from ckpttool.problems import (
     severities,
 )
 from ckpttool.secret import Secret
-from ckpttool.storage.compare import Tolerance
+from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.transaction.resume import Assignment, OutputOptions
 from ckpttool.wording import format_ranks, nearest
 
@@ -392,6 +392,7 @@ def diff(
     b_strategy: Layouts | None = None,
     *,
     tolerance: Tolerance | None = None,
+    stats: bool = False,
     progress: Progress = None,
     **options: Unpack[ReadKeywords],
 ) -> Difference:
@@ -407,6 +408,8 @@ def diff(
         The strategy of B, if it is another one.
     tolerance
         Which numbers are equal; by default bytes are compared.
+    stats
+        Whether the answer has ``changes``: how much each tensor changed, the largest change first.
     progress
         As for `merge`.
     options
@@ -437,7 +440,7 @@ def diff(
         found = compare(
             *sides,
             resolving,
-            tolerance=tolerance,
+            compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
             open_progress=shown.open_progress,
         )

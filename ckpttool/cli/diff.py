@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.tensors import TensorMeta
-    from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
 
 
 def _build_sides(**values: Any) -> tuple[Side, Side]:
@@ -80,6 +80,9 @@ sides = options.OptionGroup(
     "Compare numbers: |a - b| <= ATOL + RTOL * |b| is equal.  [default: bytes]", type=NUMBER
 )("atol", options.SAFETY)
 @options.option("RTOL of this formula.  [default: 0]", type=NUMBER)("rtol", options.SAFETY)
+@options.flag("Show how much each tensor changed, the largest change first.", "--stats")(
+    "stats", options.DISPLAY
+)
 @options.run_options("jobs", "engine")
 @options.report_options(limit=options.LIMIT)
 def diff(
@@ -87,12 +90,14 @@ def diff(
     resolve: ResolveOptions,
     atol: float | None,
     rtol: float | None,
+    stats: bool,
     run: RunOptions,
     report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
     from ckpttool.cli import workflow
     from ckpttool.operations import diff as operation
+    from ckpttool.storage.compare import CompareOptions
 
     a, b = (side.for_engine(run) for side in sides)
     loaded = workflow.load_sides(a, b, report, resolve.replicated)
@@ -103,7 +108,7 @@ def diff(
         found = operation.diff(
             *loaded,
             resolve,
-            tolerance=tolerance,
+            compare=CompareOptions(tolerance, wants_statistics=stats),
             executor=executor,
             open_progress=open_progress("comparing", report.hides_progress),
         )
@@ -145,13 +150,34 @@ def _print(sides: str, found: Difference, report: ReportOptions) -> None:
     def show(shown: Sequence[TensorDifference]) -> None:
         tables.print_table("differences", columns, map(_cells, shown))
 
-    tables.print_first(found.differences, report.limit, show)
+    def show_changes(shown: Sequence[TensorChange]) -> None:
+        title = f"changes, |B - A| / |A|; {count(equal, 'tensor', 'are')} equal"
+        heads = ("tensor", "shape", "relative>", "max abs>", "norm of A>")
+        tables.print_table(title, heads, map(_cells_of_change, shown))
+
+    changed = [one for one in found.changes or () if one.relative]
+    named = {(one.name, one.rank) for one in changed}
+    others = [one for one in found.differences if (one.name, one.rank) not in named]
+    unlike = named | {(one.name, one.rank) for one in others}
+    equal = sum((one.name, one.rank) not in unlike for one in found.changes or ())
+    tables.print_first(changed, report.limit, show_changes)
+    tables.print_first(others, report.limit, show)
     tables.print_findings(found.findings, found.notes, severities("diff"), report)
+
+
+def _cells_of_change(one: TensorChange) -> Sequence[str]:
+    numbers = (one.relative, one.max_abs, one.norm)
+    shown = ("" if number is None else f"{number:.4g}" for number in numbers)
+    return (_name(one), format_sizes(one.meta.shape), *shown)
+
+
+def _name(tensor: TensorDifference | TensorChange) -> str:
+    return tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
 
 
 def _cells(tensor: TensorDifference) -> Sequence[str]:
     """Return the cells of a tensor; A and B say what else differs than values."""
-    name = tensor.name if tensor.rank is None else f"{tensor.name} (rank {tensor.rank})"
+    name = _name(tensor)
     if tensor.values is None or tensor.a is None:
         a, b = ("" if meta is None else _show(meta) for meta in (tensor.a, tensor.b))
         return (name, tensor.kind, a, b, "", "", "", "")

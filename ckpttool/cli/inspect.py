@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from shlex import join
+from functools import partial
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import OutputPath, UsageProblem
+from ckpttool.cli.params import ROWS, OutputPath, UsageProblem
+from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
+    from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
+    from ckpttool.operations.values import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What inspect shows, in place of an overview or beside it."""
+
+    show_all: bool
+    show_ranks: bool
+    values: tuple[str, ...]
+    rows: Rows | None
+    show_steps: bool
+
+
+look = options.OptionGroup(
+    options.DISPLAY,
+    "look",
+    Look,
+    {
+        "show_all": options.flag("List every tensor; sample those without a strategy.", "--all"),
+        "show_ranks": options.flag("List every file.", "--ranks"),
+        "values": options.option(
+            "Print the tensors whose names match PATTERN, and their statistics.",
+            multiple=True,
+            metavar="PATTERN",
+        ),
+        "rows": options.option(
+            "Of --values only these rows, as a slice of NumPy: 0:4, -4:, ::100.", type=ROWS
+        ),
+        "show_steps": options.flag("List the steps of SRC, and which are complete.", "--steps"),
+    },
+)
+OF_SOURCE = tuple(options.source_options.parameters)
+OF_STEPS = ("show_steps", "show_all")
+OF_VALUES = ("replicated", "unlisted", "trust_strategy", "optimizer_shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +106,38 @@ page_options = options.OptionGroup(
 @options.source_options()
 @click.argument("more", nargs=-1, type=options.EXISTING, metavar="[STRATEGY]...")
 @options.crc
-@options.ignore_manifest("manifest", options.SAFETY)
-@options.flag("List every tensor; sample those without a strategy.", "--all")(
-    "show_all", options.DISPLAY
-)
-@options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
+@look()
 @page_options()
+@options.resolve_options("manifest", *OF_VALUES)
 @options.report_options()
 def inspect(
     source: Side,
     more: tuple[str, ...],
     crc: bool,
-    manifest: str | None,
-    show_all: bool,
-    show_ranks: bool,
+    look: Look,
     page: Page,
+    resolve: ResolveOptions,
     report: ReportOptions,
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
     from ckpttool.cli.overview import print_inspected
 
+    if more and (look.values or look.show_steps):
+        hint = " ".join(f"-s {quote(path)}" for path in more)
+        raise options.too_many_paths("one checkpoint", (source.path, *more), hint)
+    if look.show_steps:
+        options.refuse_beside("--steps", {"src", "strategy_files", "pattern", "key", *OF_STEPS})
+        _show_steps(source, look, report)
+        return
+    if look.values:
+        options.refuse_beside("--values", {*OF_SOURCE, "manifest", "values", "rows", *OF_VALUES})
+        _show_values(source, look, resolve, report)
+        return
+    options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
-    inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
+    inspected = _inspect(
+        source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"
+    )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
@@ -97,7 +145,7 @@ def inspect(
         tables.print_json(documents.inspect(inspected))
     else:
         if not report.quiet:
-            print_inspected(inspected, show_all=show_all, show_ranks=show_ranks)
+            print_inspected(inspected, show_all=look.show_all, show_ranks=look.show_ranks)
         # The line "complete" says that replicas hold the slices, and an error names a damaged file.
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
@@ -105,6 +153,52 @@ def inspect(
         if drawn and not report.quiet:
             tables.print_text(drawn)
     found.raise_if_errors()
+
+
+def _show_steps(source: Side, look: Look, report: ReportOptions) -> None:
+    """Print the steps of a folder."""
+    from ckpttool.cli.steps import print_steps
+    from ckpttool.operations import load
+
+    found = Diagnostics("inspect")
+    named = load.Source(source.path, source.strategy_files, source.options)
+    open_count = partial(show_count, quiet=report.hides_progress)
+    steps = load.load_steps(named, found, open_count=open_count)
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.steps(steps, found))
+    else:
+        if not report.quiet:
+            print_steps(steps, show_all=look.show_all)
+        tables.print_notes(found.of("note", "warning"), found.severity_of, report.quiet)
+    found.raise_if_errors()
+
+
+def _show_values(source: Side, look: Look, resolve: ResolveOptions, report: ReportOptions) -> None:
+    """Print the values of tensors."""
+    from ckpttool.cli import workflow
+    from ckpttool.cli.values import print_values
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.values import read_values
+
+    options.refuse_two_strategies(source, resolve)
+    catalog, strategy, _ = workflow.load(source, report, find_strategy=not resolve.replicated)
+    show = open_progress("reading", report.hides_progress)
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        found = read_values(
+            *(catalog, strategy, look.values, look.rows, resolve),
+            executor=executor,
+            open_progress=show,
+        )
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.values(found))
+        return
+    if not report.quiet:
+        print_values(found)
+    tables.print_notes(found.found.of("note", "warning"), found.found.severity_of, report.quiet)
 
 
 def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) -> str:

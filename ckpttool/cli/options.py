@@ -267,17 +267,40 @@ def refuse_options(what: str, used: Collection[str]) -> None:
     ``used`` has the names of parameters that do something, beside those of `report_options`.
     """
     ctx = click.get_current_context()
-    typed = [
+    if flags := ", ".join(_find_typed(ctx, {*used, *report_options.parameters})):
+        facts, hint = f"{ctx.params['src']} is {what}.", f"the same command without {flags}"
+        raise UsageProblem(f"options for checkpoints only: {flags}", hint, facts, ctx=ctx)
+
+
+def refuse_beside(flag: str, used: Collection[str]) -> None:
+    """Refuse options that were typed and do nothing beside ``flag``.
+
+    ``used`` has the names of parameters that do something, beside those of `report_options`.
+    """
+    ctx = click.get_current_context()
+    if flags := ", ".join(_find_typed(ctx, {*used, *report_options.parameters})):
+        hint = f"the same command without {flags}, or without {flag}"
+        raise UsageProblem(f"{flag} does not go with {flags}", hint, ctx=ctx)
+
+
+def require_flag(flag: str, names: Collection[str]) -> None:
+    """Refuse options that were typed and do nothing without ``flag``, by their parameters."""
+    ctx = click.get_current_context()
+    others = {str(one.name) for one in ctx.command.params} - {*names}
+    if flags := ", ".join(_find_typed(ctx, others)):
+        hint = f"the same command with {flag}, or without {flags}"
+        raise UsageProblem(f"only with {flag}: {flags}", hint, ctx=ctx)
+
+
+def _find_typed(ctx: click.Context, others: Collection[str]) -> list[str]:
+    """Return the options that were typed, but for those of ``others``."""
+    return [
         one.opts[0]
         for one in ctx.command.params
         if isinstance(one, GroupedOption)
-        and one.name not in {*used, *report_options.parameters}
+        and one.name not in others
         and ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
     ]
-    if typed:
-        flags, facts = ", ".join(typed), f"{ctx.params['src']} is {what}."
-        hint = f"the same command without {flags}"
-        raise UsageProblem(f"options for checkpoints only: {flags}", hint, facts, ctx=ctx)
 
 
 def option(help: str, *flags: str, **settings: Any) -> Parameter:

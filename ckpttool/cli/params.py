@@ -321,7 +321,22 @@ def whole_number(least: int, most: int | None = None) -> Parsed:
     return Parsed("n", parse)
 
 
+def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
+    """Return start, stop and step of a slice in the words of NumPy."""
+    number = r"\s*([+-]?\d{1,18})?\s*"
+    match = re.fullmatch(f"{number}:{number}(?::{number})?", text, re.ASCII)
+    if match is None:
+        instead = f"{text}:{int(text) + 1}" if re.fullmatch(r"\d{1,18}", text, re.ASCII) else "0:4"
+        facts = "START:STOP or START:STOP:STEP, as NumPy slices."
+        raise UsageProblem(f"{text!r} is not a slice of rows", facts=facts, instead=instead)
+    start, stop, step = (None if one is None else int(one) for one in match.groups())
+    if step == 0:
+        raise UsageProblem("the step of a slice is not 0", instead="::2")
+    return start, stop, step
+
+
 PATTERN = Parsed("pattern", parse_pattern)
+ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)
 NUMBER = Parsed("x", parse_number)
 RANKS = Parsed("ranks", parse_ranks)

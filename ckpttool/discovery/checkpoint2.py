@@ -84,6 +84,7 @@ from ckpttool.discovery.described import (
     Fault,
     FilesByName,
     NumberedSaves,
+    damages,
     describe_faults,
     errors_of,
     find_tensor,
@@ -91,7 +92,8 @@ from ckpttool.discovery.described import (
 )
 from ckpttool.discovery.leftovers import describe_ignored, note_leftovers
 from ckpttool.discovery.rank_folders import checkpoint_files
-from ckpttool.formats.local import identify_file, is_file, list_folder
+from ckpttool.discovery.saves import FoundStep
+from ckpttool.formats.local import identify_file, is_file, list_folder, stat_file
 from ckpttool.formats.strict_json import convert_as, read_json_object
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import find_word
@@ -176,6 +178,54 @@ def scan_checkpoint2(src: str, step: str | None) -> Catalog | None:
         documents=documents,
         description=replace(description, values=values),
     )
+
+
+def list_iterations(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | None:
+    """Return the iterations in a folder, the first one first; None for something else.
+
+    ``diagnostics`` gets why none of them is read without ``--step``.
+
+    Raises
+    ------
+    FormatError
+        The file that names the last complete one is damaged.
+    """
+    folders = _ITERATIONS.find_folders(root)
+    if not (is_file(root / _TRACKER) or folders):
+        if not _is_iteration(root):
+            return None
+        return [_describe_iteration(root, _ITERATIONS.name_of(root), True)]
+    last, chosen = _ITERATIONS.read_tracker(root), None
+    try:
+        chosen = _find_iteration(root, None, Diagnostics())
+    except PlanError as error:
+        diagnostics.add(*(replace(one, code="step") for one in error.diagnostics))
+    ascending = sorted(folders.items(), key=lambda one: (one[1], one[0]))
+    found = [
+        _describe_iteration(path, _ITERATIONS.name_of(path, folders), path == chosen)
+        for path, _ in ascending
+    ]
+    if last is None:
+        reason = f"no {_TRACKER} that names the last complete one"
+        return [one.doubted(None, reason) for one in found]
+    reason = f"newer than {_TRACKER} says"
+    return [
+        one.doubted(False, reason) if number > last else one
+        for one, (_, number) in zip(found, ascending, strict=True)
+    ]
+
+
+def _describe_iteration(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
+    """Return what names and headers of an iteration's files tell; not which ranks wrote them."""
+    matches = _list_files(folder)
+    lost = [] if matches else ["no files of tensors"]
+    lost += [one.message for one in _incomplete_sets(folder, matches.values())]
+    lost += damages(read_existing_files(folder, matches))
+    number = _ITERATIONS.number(folder)
+    nbytes = sum(stat_file(folder / file).nbytes for file in matches)
+    step = None if number is None else str(number)
+    reason = "; ".join(lost)
+    return FoundStep(name, step, not lost, reason, None, (), len(matches), nbytes, is_chosen)
 
 
 def _is_iteration(folder: Path) -> bool:

@@ -53,6 +53,14 @@ class NumberedSaves:
         numbers = {path: self.number(path) for path in list_folder(root)}
         return {path: n for path, n in numbers.items() if n is not None and is_folder(path)}
 
+    def name_of(self, folder: Path, folders: Mapping[Path, int] | None = None) -> str | None:
+        """Return what ``--step`` takes for a folder among others; None if it has no number."""
+        number = self.number(folder)
+        if number is None:
+            return None
+        times = sum(one == number for one in (folders or {}).values())
+        return folder.absolute().name if times > 1 else str(number)
+
     def is_wanted(self, folder: Path, wanted: str) -> bool:
         """Return whether ``--step`` means this folder, by its number or name."""
         is_number = NUMBER.fullmatch(wanted) is not None and int(wanted) == self.number(folder)
@@ -161,6 +169,15 @@ def read_existing_files(folder: Path, names: Iterable[str]) -> FilesByName:
 def errors_of(files: FilesByName) -> dict[int, FormatError]:
     """Return the errors of damaged files for a catalog: a rank may have two, so not by rank."""
     return dict(enumerate(one for one in files.values() if isinstance(one, FormatError)))
+
+
+def damages(files: FilesByName) -> Iterator[str]:
+    """Yield what is wrong with the headers of files, equal reasons together."""
+    of_reason: dict[str, list[str]] = {}
+    for name, found in files.items():
+        if isinstance(found, FormatError):
+            of_reason.setdefault(found.reason, []).append(name)
+    yield from (f"{shorten(names, 1)}: {reason}" for reason, names in of_reason.items())
 
 
 class Fault(NamedTuple):

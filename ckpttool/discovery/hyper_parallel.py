@@ -64,6 +64,7 @@ from ckpttool.discovery.described import (
     Fault,
     FilesByName,
     NumberedSaves,
+    damages,
     describe_faults,
     errors_of,
     find_tensor,
@@ -71,6 +72,7 @@ from ckpttool.discovery.described import (
 )
 from ckpttool.discovery.file_names import HYPER_METADATA
 from ckpttool.discovery.leftovers import describe_ignored
+from ckpttool.discovery.saves import FoundStep
 from ckpttool.formats.local import (
     identify_file,
     is_file,
@@ -227,6 +229,45 @@ def choose_step_folder(
     chosen = _STEPS.choose(root, wanted, complete)
     _STEPS.note_choice(folders, folders[chosen], unfinished, diagnostics, others)
     return chosen, None
+
+
+def list_step_folders(root: Path, diagnostics: Diagnostics) -> list[FoundStep] | None:
+    """Return the steps of the trainer in a folder, the first one first; None for something else.
+
+    ``diagnostics`` gets why none of them is read without ``--step``.
+    """
+    folders = _STEPS.find_folders(root)
+    if not any(map(_is_save, folders)):
+        is_one = _is_complete(root) or (_STEPS.number(root) is not None and _is_save(root))
+        return [_describe_step(root, _STEPS.name_of(root), _is_complete(root))] if is_one else None
+    chosen = None
+    try:
+        chosen, _ = choose_step_folder(root, None, Diagnostics())
+    except UnfinishedError as error:
+        diagnostics.add(*error.diagnostics)
+    last = _read_named_step(root, diagnostics)
+    found = []
+    for path, number in sorted(folders.items(), key=lambda one: (one[1], one[0])):
+        one = _describe_step(path, _STEPS.name_of(path, folders), path == chosen)
+        if one.complete and last is not None and number > last:
+            one = one.doubted(True, f"newer than {_STEPS.tracker} says")
+        found.append(one)
+    return found
+
+
+def _describe_step(folder: Path, name: str | None, is_chosen: bool) -> FoundStep:
+    """Return what the names and headers of the files of a save tell."""
+    files = _tensor_files(folder)
+    ranks = tuple(sorted(_rank_of(path.name) for path in files))
+    lost = [] if files else ["no files of tensors"]
+    if not _is_complete(folder):
+        of_ranks = _ranks_of_metadata(folder)
+        lost.append("ranks without metadata" if of_ranks else "no .metadata, which is written last")
+    lost += damages(read_existing_files(folder, [path.name for path in files]))
+    number, nbytes = _STEPS.number(folder), sum(stat_file(path).nbytes for path in files)
+    step = None if number is None else str(number)
+    reason = "; ".join(lost)
+    return FoundStep(name, step, not lost, reason, ranks, (), len(files), nbytes, is_chosen)
 
 
 def _read_named_step(root: Path, diagnostics: Diagnostics) -> int | None:

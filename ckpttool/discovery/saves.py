@@ -33,7 +33,7 @@ from ckpttool.discovery.file_names import (
 )
 from ckpttool.formats.local import list_folder
 from ckpttool.formats.strict_json import read_json_object
-from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError
+from ckpttool.problems import Diagnostic, Diagnostics, FormatError, PlanError, join_clauses
 from ckpttool.wording import format_ranks
 
 _RECORD = "meta.json"
@@ -87,6 +87,47 @@ class SavedFile:
         return name in (self.path.name, self.path.stem, key, key.removesuffix(self.name.suffix))
 
 
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A step of a folder, as far as names, headers and traces of saves tell.
+
+    Attributes
+    ----------
+    name
+        What ``--step`` takes; None if it takes nothing, because the folder has one save and no
+        steps, or because no rank has finished the file.
+    step
+        The step, None if names have none.
+    complete
+        Whether each rank has its file, or others hold its slices; None if it is not known.
+    reason
+        Why it is not complete or not known, or which replicas it needs; "" if all files are there.
+    ranks
+        The ranks that have a file; None if names do not tell.
+    missing_ranks
+        Ranks that should have one.
+    files, nbytes
+        The number of files, and their size.
+    is_chosen
+        Whether this one is read without ``--step``.
+    """
+
+    name: str | None
+    step: str | None
+    complete: bool | None
+    reason: str
+    ranks: tuple[int, ...] | None
+    missing_ranks: tuple[int, ...]
+    files: int
+    nbytes: int
+    is_chosen: bool
+
+    def doubted(self, complete: bool | None, reason: str) -> FoundStep:
+        """Return the step, at best so complete, for one more reason."""
+        reasons = join_clauses(self.reason, reason)
+        return replace(self, complete=self.complete and complete, reason=reasons)
+
+
 def _covers_nothing(ranks: Collection[int]) -> bool:
     """Return False: without a strategy nothing is known of slices."""
     return False
@@ -115,6 +156,11 @@ class SavedFiles:
     records: Mapping[int, SavedFile]
     begun: tuple[SavedFile, ...] = ()
     covers: Callable[[Collection[int]], bool] = _covers_nothing
+
+    @property
+    def has_strategy(self) -> bool:
+        """Whether it is known which ranks hold all slices."""
+        return self.covers is not _covers_nothing
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

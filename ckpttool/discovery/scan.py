@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, scan_checkpoint2
+from ckpttool.discovery.checkpoint2 import MINDFORMERS_FILE, list_iterations, scan_checkpoint2
 from ckpttool.discovery.described import read_files
 from ckpttool.discovery.file_names import RANK_IN_NAME, is_step, label_of, step_of
 from ckpttool.discovery.hyper_parallel import (
     choose_step_folder,
     find_unfinished,
+    list_step_folders,
     scan_hyper_parallel,
 )
 from ckpttool.discovery.leftovers import (
@@ -35,9 +37,9 @@ from ckpttool.discovery.rank_folders import (
     sibling_rank_folders,
 )
 from ckpttool.discovery.runs import drop_unfit_runs, slices_of
-from ckpttool.discovery.saves import SavedFile, SavedFiles, read_saved_files
+from ckpttool.discovery.saves import FoundStep, SavedFile, SavedFiles, read_saved_files
 from ckpttool.discovery.sharded_files import note_index, scan_indexed
-from ckpttool.discovery.steps import Chosen, choose_save
+from ckpttool.discovery.steps import Chosen, choose_save, list_steps
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.foreign import identify_foreign
 from ckpttool.formats.local import exists, is_file, is_folder, url_problem
@@ -66,11 +68,18 @@ from ckpttool.transaction.states import (
 )
 from ckpttool.wording import count, format_ranks, shorten
 
-# Folders that need no strategy, in the order in which they are tried: each function returns the
-# catalog of a folder and a step, or None for a folder of another kind.
-SELF_DESCRIBED: tuple[Callable[[str, str | None], Catalog | None], ...] = (
-    scan_checkpoint2,
-    scan_hyper_parallel,
+
+class SelfDescribed(NamedTuple):
+    """A kind of folder: what returns its catalog, and what lists its steps; None for others."""
+
+    scan: Callable[[str, str | None], Catalog | None]
+    list_steps: Callable[[Path, Diagnostics], Sequence[FoundStep] | None]
+
+
+# Folders that need no strategy, in the order in which they are tried.
+SELF_DESCRIBED = (
+    SelfDescribed(scan_checkpoint2, list_iterations),
+    SelfDescribed(scan_hyper_parallel, list_step_folders),
 )
 
 OnScan = Callable[[int, int], None]  # headers read, and files in all
@@ -257,6 +266,67 @@ def read_ranks(
     return _checked(catalog, found.key, command)
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Every step of a folder, the oldest first, and what was noted or is wrong."""
+
+    path: str
+    steps: tuple[FoundStep, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def find_steps(src: str, options: SourceOptions = SourceOptions()) -> Steps | RankFiles:
+    """Return the steps of a folder that needs no strategy, or the files of ranks.
+
+    The parameters and errors are those of `scan`; a file, and a merged checkpoint, has no steps.
+    """
+    root, diagnostics = Path(src), Diagnostics()
+    if options.pattern is None and is_folder(root):
+        root = find_checkpoint(root, diagnostics)
+        for kind in SELF_DESCRIBED:
+            if (steps := kind.list_steps(root, diagnostics)) is not None:
+                return Steps(str(root), tuple(steps), tuple(diagnostics))
+    found = _find(src, options)
+    if isinstance(found, RankFiles):
+        return found
+    if found.files or found.is_merged:
+        text = "one checkpoint, and no folder of several steps"
+        raise PlanError([Diagnostic("source", text, hint=f"ckpttool inspect {src}", where=src)])
+    return Steps(found.root, (), found.diagnostics)
+
+
+def list_rank_steps(
+    found: RankFiles,
+    strategy: Strategy | None = None,
+    *,
+    on_progress: OnScan = lambda done, total: None,
+) -> Steps:
+    """Return the steps of the files of ranks; with a strategy only its ranks count."""
+    diagnostics = Diagnostics()
+    diagnostics.add(*found.diagnostics)
+    strategy = strategy and strategy.for_ranks(found.saved.ranks)
+    counted, _ = _count_files(found, strategy, Diagnostics())
+    chosen: Mapping[int, Path] = {}
+    try:
+        chosen = _choose(found, strategy, diagnostics)[0].files
+    except StepError as error:
+        diagnostics.add(*error.diagnostics)
+    paths = [file.path for file in counted.files]
+    broken: dict[Path, FormatError | None] = {}
+    headers = read_indexes(map(str, paths), found.key, on_progress)
+    for path, header in zip(paths, headers, strict=True):
+        if isinstance(header, FormatError):
+            broken[path] = header
+        elif not header.header:
+            broken[path] = None
+    unreadable = {rank for rank, error in found.empty_ranks.items() if error is not None}
+    missing = {*_gaps({*counted.ranks, *unreadable}), *found.empty_ranks}
+    if strategy is not None and not {*strategy.ranks}.isdisjoint(counted.ranks):
+        missing = {*strategy.ranks} - {*counted.ranks}
+    steps = list_steps(counted, missing, chosen, broken)
+    return Steps(found.root, tuple(steps), tuple(diagnostics))
+
+
 def _checked(catalog: Catalog, key: bytes | Secret | None, command: Command) -> Catalog:
     """Return a catalog with notes on encryption and on types.
 
@@ -285,8 +355,8 @@ def _find(src: str, options: SourceOptions) -> Catalog | RankFiles:
         if pattern is None:
             root = find_checkpoint(root, diagnostics)
             root, step = choose_step_folder(root, step, diagnostics)
-            for scan_kind in SELF_DESCRIBED:
-                if (described := scan_kind(str(root), step)) is not None:
+            for kind in SELF_DESCRIBED:
+                if (described := kind.scan(str(root), step)) is not None:
                     diagnostics.add(*described.diagnostics)
                     note_rank_folders(root, diagnostics)
                     return replace(described, diagnostics=tuple(diagnostics))
@@ -326,17 +396,11 @@ def _choose(
     hold no parameter of their own, and no equal slices of the chosen step.  If they have a later
     step, it is an error unless the step was requested.
     """
-    saved, wanted = found.saved, found.step
-    if strategy is None:
-        return choose_save(saved, wanted, diagnostics), None
-    saved = replace(
-        _without_unfit_runs(found, strategy, diagnostics), covers=strategy.is_covered_by
-    )
-    others = [rank for rank in saved.ranks if rank not in strategy.ranks]
-    if not others or len(others) == len(saved.ranks):
-        return choose_save(saved, wanted, diagnostics), None
-    counted, of_others = saved.limited_to(strategy.ranks), saved.limited_to(others).files
+    wanted, (counted, of_others) = found.step, _count_files(found, strategy, diagnostics)
     chosen = choose_save(counted, wanted, diagnostics)
+    if strategy is None or not of_others:
+        return chosen, None
+    others = sorted({file.rank for file in of_others})
     of_chosen = [file for file in counted.files if file.path == chosen.files.get(file.rank)]
     if _may_be_of_one_run(counted.files, of_chosen, of_others, found.key):
         newest = {file.rank: file.path for file in of_others}  # the strategy lacks these ranks
@@ -353,6 +417,24 @@ def _choose(
     one = Diagnostic("older_ranks", text, facts=facts, ranks=tuple(others), where=found.root)
     diagnostics.add(one)
     return chosen, strategy.ranks
+
+
+def _count_files(
+    found: RankFiles, strategy: Strategy | None, diagnostics: Diagnostics
+) -> tuple[SavedFiles, tuple[SavedFile, ...]]:
+    """Return the files that count, and those of ranks that the strategy lacks.
+
+    These count as well if the strategy lacks every rank.
+    """
+    if strategy is None:
+        return found.saved, ()
+    saved = replace(
+        _without_unfit_runs(found, strategy, diagnostics), covers=strategy.is_covered_by
+    )
+    others = [rank for rank in saved.ranks if rank not in strategy.ranks]
+    if len(others) == len(saved.ranks):
+        return saved, ()
+    return saved.limited_to(strategy.ranks), saved.limited_to(others).files
 
 
 def _without_unfit_runs(

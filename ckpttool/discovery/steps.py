@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from operator import itemgetter
@@ -30,9 +30,16 @@ from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER, SaveName, Step, is_step
 from ckpttool.discovery.leftovers import note_special_save
-from ckpttool.discovery.saves import Run, SavedFile, SavedFiles
+from ckpttool.discovery.saves import FoundStep, Run, SavedFile, SavedFiles
 from ckpttool.formats.local import stat_file
-from ckpttool.problems import Diagnostic, Diagnostics, PlanError, StepError
+from ckpttool.problems import (
+    Diagnostic,
+    Diagnostics,
+    FormatError,
+    PlanError,
+    StepError,
+    UnsupportedError,
+)
 from ckpttool.wording import format_ranks, parse_numbers, shorten
 
 _BY_RANK = re.compile(r"[\d,\s-]+:[^/]+(/[\d,\s-]+:[^/]+)*")  # 0-3:net-1_2/4-7:net_1-1_2
@@ -119,6 +126,108 @@ def _other_steps(
             (before if behind is None else behind).append(name)
     has_others = any(file.run not in runs for file in found.files)
     return tuple(of_run), tuple(before if behind is None else behind) if has_others else None
+
+
+# -------------------------------------------------------------------------------------- every step
+
+
+def list_steps(
+    found: SavedFiles,
+    missing: Collection[int],
+    chosen: Mapping[int, Path],
+    broken: Mapping[Path, FormatError | None],
+) -> Iterator[FoundStep]:
+    """Yield each save, the oldest step first; of several runs of a step each.
+
+    Parameters
+    ----------
+    found
+        The files of the ranks that count.
+    missing
+        Ranks that count and have no file of any step.
+    chosen
+        The files that are read without ``--step``.
+    broken
+        Files whose headers cannot be read, with the error; None for a file without a tensor.
+    """
+    labels = Counter(save.step for save in found.saves)
+    begun: dict[tuple[str, Step | None], dict[int, str]] = defaultdict(dict)
+    for file in found.begun:
+        begun[file.save.prefix, file.save.step][file.rank] = file.path.name
+    for save, of_ranks in sorted(found.saves.items(), key=lambda one: (one[0].order, one[0])):
+        runs: dict[tuple[SavedFile, ...], str] = {}
+        if save.step is not None and labels[save.step] == 1:
+            runs[tuple(_pick_named(found, save, save.step.label))] = save.step.label
+        most = max(map(len, of_ranks.values()))
+        files = next(files for files in of_ranks.values() if len(files) == most)
+        for file in files:  # the same place among the counters of a rank is one run
+            runs.setdefault(tuple(_pick_named(found, save, file.path.name)), file.path.name)
+        unfinished = begun.pop((save.prefix, save.step), {})
+        for picked, name in reversed(runs.items()):
+            if not picked:  # the step is recorded, of files that are lost
+                continue
+            yield _describe_step(found, picked, name, missing, unfinished, chosen, broken)
+    lacking = tuple(sorted({*found.ranks, *missing}))
+    for (_, step), files_of in sorted(begun.items(), key=lambda one: (one[0][1] or (), one[0])):
+        label = step.label if step is not None else None
+        names = shorten(dict.fromkeys(files_of.values()), 1)
+        reason = f"{format_ranks(sorted(files_of))}: unfinished, {names}"
+        yield FoundStep(None, label, False, reason, (), lacking, 0, 0, False)
+
+
+def _describe_step(
+    found: SavedFiles,
+    picked: Sequence[SavedFile],
+    name: str,
+    missing: Collection[int],
+    unfinished: Collection[int],
+    chosen: Mapping[int, Path],
+    broken: Mapping[Path, FormatError | None],
+) -> FoundStep:
+    """Return what is known of the files of a save."""
+    ranks = tuple(file.rank for file in picked)
+    absent = tuple(sorted({*found.ranks, *missing} - {*ranks}))
+    errors = {file.rank: broken[file.path] for file in picked if file.path in broken}
+    lost: dict[str, list[int]] = defaultdict(list)
+    for rank in absent:
+        lost["unfinished" if rank in unfinished else "no file"].append(rank)
+    for rank, error in errors.items():
+        lost["a file without a tensor" if error is None else error.reason].append(rank)
+    reasons = [f"{format_ranks(of)}: {text}" for text, of in lost.items()]
+    # A file may be empty because it was saved without redundancy, which a strategy would show.
+    may_be_whole = not absent and all(
+        isinstance(error, UnsupportedError) if error is not None else not found.has_strategy
+        for error in errors.values()
+    )
+    complete: bool | None = not lost
+    if lost and found.covers({*ranks} - errors.keys()):
+        complete, reasons = True, [*reasons, "others hold all slices"]
+    elif lost and may_be_whole:
+        complete = None
+    late = [
+        file
+        for file in picked
+        if (record := found.records.get(file.rank)) is not None
+        and file.run == record.run
+        and file.save.order > record.save.order
+    ]
+    step = picked[0].save.step
+    one = FoundStep(
+        name,
+        None if step is None else step.label,
+        complete,
+        "; ".join(reasons),
+        ranks,
+        absent,
+        len(picked),
+        sum(stat_file(file.path).nbytes for file in picked),
+        all(chosen.get(file.rank) == file.path for file in picked),
+    )
+    if late:
+        one = one.doubted(None, "newer than meta.json records")
+    if problem := _contradiction(found, picked) or _ambiguity(found, picked):
+        one = one.doubted(None, problem.message)
+    return one
 
 
 # --------------------------------------------------------------------------------- the newest step
@@ -309,7 +418,8 @@ def _choose_named(found: SavedFiles, name: str) -> list[SavedFile]:
         names = shorten(dict.fromkeys(file.path.name for file in files), 3)
         raise _refusal(found, _problem(found, text, names, ()))
     picked = _pick_named(found, saves[0], name)
-    if problem := _contradiction(found, picked) or _ambiguity(found, picked):
+    of_others = [files[0] for files in found.saves[saves[0]].values()]  # if all files are of these
+    if problem := _contradiction(found, picked or of_others) or _ambiguity(found, picked):
         raise _refusal(found, problem)
     if len(picked) < len(found.ranks) and not found.covers({file.rank for file in picked}):
         raise _refusal(found, _incomplete_problem(found, saves))

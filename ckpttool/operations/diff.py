@@ -7,6 +7,7 @@ every rank.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -36,6 +37,7 @@ from ckpttool.storage.checksums import check_files
 from ckpttool.storage.compare import (
     CompareOptions,
     TensorDelta,
+    TensorStats,
     Tolerance,
     compare_tensors,
 )
@@ -77,6 +79,46 @@ class TensorDifference:
     values: TensorDelta | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """How much a tensor changed from A to B, by all of its elements.
+
+    Attributes
+    ----------
+    name, rank, meta
+        The tensor, as in `TensorDifference`.
+    norm
+        The norm of the finite elements of A; None for types that are no numbers, as all below.
+    distance
+        The norm of B - A.  NaN if an element is NaN on one side only, else Inf if one is infinite
+        on one side only.
+    max_abs
+        Largest ``|a - b|`` that is not NaN.
+    """
+
+    name: str
+    rank: int | None
+    meta: TensorMeta
+    norm: float | None
+    distance: float | None
+    max_abs: float | None
+
+    @property
+    def relative(self) -> float | None:
+        """The distance as a part of the norm; Inf if only the norm is 0."""
+        if self.norm is None or not self.distance:
+            return self.distance
+        return self.distance / self.norm if self.norm else self.distance * math.inf
+
+    @property
+    def order(self) -> tuple[int, float, str, int]:
+        """Sorts the largest change first, NaN before it, and what is not known last."""
+        relative, rank = self.relative, -1 if self.rank is None else self.rank
+        if relative is None or math.isnan(relative):
+            return 2 if relative is None else 0, 0.0, self.name, rank
+        return 1, -relative, self.name, rank
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Difference(Brief):
     """The result of `diff`.
@@ -98,6 +140,9 @@ class Difference(Brief):
         differ even if these are equal.  Or neither side has a tensor.
     tolerance
         The tolerance for equal values; None if bytes were compared.
+    changes
+        How much each tensor changed whose values were compared, the largest change first; None
+        unless requested.
     """
 
     a: str
@@ -108,6 +153,7 @@ class Difference(Brief):
     notes: tuple[Diagnostic, ...]
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
+    changes: tuple[TensorChange, ...] | None = None
 
     def _texts(self) -> Iterator[str]:
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
@@ -141,7 +187,7 @@ def diff(
     b_strategy: Strategy | None = None,
     options: ResolveOptions = ResolveOptions(),
     *,
-    tolerance: Tolerance | None = None,
+    compare: CompareOptions | None = None,
     executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Difference:
@@ -158,8 +204,9 @@ def diff(
         without a strategy holds full tensors.  ``unlisted`` applies to parameters that are not in
         the strategy and differ between ranks.  They are compared rank by rank (the default,
         ``"rank"``), only for the lowest rank (``"first"``), or not at all (``"drop"``).
-    tolerance
-        The tolerance for equal values; by default bytes must be equal.
+    compare
+        The tolerance for equal values; by default bytes must be equal.  With ``wants_statistics``
+        the answer has ``changes``.
     executor
         Reads contents; by default the caller's own thread.
     open_progress
@@ -171,7 +218,7 @@ def diff(
         All problems that prevent reading a side, in one error that names the sides, or a file that
         changed during the run.  Replicas that differ are not an error.
     """
-    executor = executor or InlineExecutor()
+    compare, executor = compare or CompareOptions(), executor or InlineExecutor()
     options = replace(options, unlisted=options.unlisted or "rank")
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
@@ -212,7 +259,7 @@ def diff(
         pairs = list(_pairs(*sides))
         nbytes = sum(pair.nbytes for pair in pairs)
         with open_progress(2 * nbytes) as on_progress:
-            differences = tuple(_differences(pairs, executor, tolerance, on_progress))
+            differences, changes = _compare(pairs, executor, compare, on_progress)
         sided = tuple(note if of == "AB" else note.on_side(of) for note, of in notes.items())
         if not pairs:
             contradictions += [
@@ -220,7 +267,9 @@ def diff(
             ]
         return Difference(
             *(a.root, b.root, len(pairs), nbytes),
-            *(differences, sided, tuple(contradictions), tolerance),
+            *(differences, sided, tuple(contradictions)),
+            compare.tolerance,
+            changes,
         )
 
 
@@ -263,9 +312,12 @@ class _Pair:
     @property
     def nbytes(self) -> int:
         """The bytes of one side, if values are compared; else 0."""
-        if self.a is None or self.a.meta.text is not None or self.kind is not None:
-            return 0
-        return self.a.meta.nbytes
+        return self.a.meta.nbytes if self.a is not None and self.has_values else 0
+
+    @property
+    def has_values(self) -> bool:
+        """Whether both sides have elements of one type and shape, to be compared."""
+        return self.a is not None and self.a.meta.text is None and self.kind is None
 
     @property
     def sides(self) -> tuple[OutputTensor, ...]:
@@ -294,18 +346,34 @@ def _by_name(sources: Sequence[FullTensor]) -> dict[str, dict[int | None, FullTe
     return by_name
 
 
-def _differences(
-    pairs: list[_Pair],
+def _compare(
+    pairs: Sequence[_Pair],
     executor: Executor,
-    tolerance: Tolerance | None,
+    options: CompareOptions,
     on_progress: Callable[[int], None],
-) -> Iterator[TensorDifference]:
-    """Yield the differences, in the order of the pairs."""
-    compared = ((i, pair.sides) for i, pair in enumerate(pairs) if pair.nbytes)
-    found = compare_tensors(compared, executor, CompareOptions(tolerance), on_progress)
-    deltas = {i: stats.differences[0] for i, stats in found if stats.differences[0].count}
+) -> tuple[tuple[TensorDifference, ...], tuple[TensorChange, ...] | None]:
+    """Return the differences, in the order of the pairs, and the changes if they are wanted."""
+    compared = ((i, pair.sides) for i, pair in enumerate(pairs) if pair.has_values)
+    found = dict(compare_tensors(compared, executor, options, on_progress))
+    differences = []
     for i, pair in enumerate(pairs):
-        kind = pair.kind or ("values" if i in deltas else None)
+        delta = found[i].differences[0] if i in found and found[i].differences[0].count else None
+        kind = pair.kind or ("values" if delta is not None else None)
         if kind is not None:
             a, b = (None if one is None else one.meta for one in (pair.a, pair.b))
-            yield TensorDifference(pair.name, kind, a, b, pair.rank, deltas.get(i))
+            differences.append(TensorDifference(pair.name, kind, a, b, pair.rank, delta))
+    if not options.wants_statistics:
+        return tuple(differences), None
+    changes = (_change(pairs[i], stats) for i, stats in found.items())
+    return tuple(differences), tuple(sorted(changes, key=lambda one: one.order))
+
+
+def _change(pair: _Pair, stats: TensorStats) -> TensorChange:
+    assert pair.a is not None, "its values were compared"
+    (delta,) = stats.differences
+    norm = distance = max_abs = None
+    if stats.numbers is not None:
+        norm, distance, max_abs = stats.numbers.norm, 0.0, delta.max_abs or 0.0
+        if (found := delta.distances) is not None:
+            distance = math.nan if found.nans else math.inf if found.infinities else found.norm
+    return TensorChange(pair.name, pair.rank, pair.a.meta, norm, distance, max_abs)

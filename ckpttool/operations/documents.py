@@ -19,6 +19,7 @@ from ckpttool.operations.summary import layouts_of_rules, slice_shapes
 from ckpttool.problems import describe_diagnostics, describe_errors, severities
 
 if TYPE_CHECKING:
+    from ckpttool.discovery.scan import Steps
     from ckpttool.formats.foreign import Device
     from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from ckpttool.model.tensors import FileIndex, TensorMeta
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
-    from ckpttool.operations.diff import Difference, TensorDifference
+    from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.strategy_check import Candidate, DeviceFit
     from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
+    from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
     from ckpttool.problems import Diagnostic, Diagnostics
     from ckpttool.transaction.manifest import Manifest
@@ -59,6 +62,22 @@ def inspect(found: Inspected) -> Json:
             return _document(_take(found, "path kind nbytes"), _of_foreign(found.contents))
 
 
+def steps(found: Steps, diagnostics: Diagnostics) -> Json:
+    """Return the document of inspect --steps."""
+    keys = "name step complete reason ranks missing_ranks files nbytes"
+    listed = [{**_take(one, keys), "default": one.is_chosen} for one in found.steps]
+    return _document({"path": found.path, "steps": listed}, _diagnostics(diagnostics))
+
+
+def values(found: Values) -> Json:
+    """Return the document of inspect --values."""
+    return _document(
+        **_take(found, "path step"),
+        values=[*map(_tensor_values, found.tensors)],
+        **_diagnostics(found.found),
+    )
+
+
 def verify(found: Verification, limit: int | None) -> Json:
     """Return the document of verify, with the first ``limit`` findings."""
     counts = found.count_severities()
@@ -84,6 +103,7 @@ def diff(a: str, b: str, found: Difference, limit: int | None) -> Json:
         tolerance=found.tolerance and _take(found.tolerance, "atol rtol"),
         counts=found.count_kinds(),
         differences=[*map(_difference, found.differences[:limit])],
+        **_given(changes=found.changes and [*map(_change, found.changes[:limit])]),
         findings=describe_diagnostics(found.findings, severities("diff")),
         notes=describe_diagnostics(found.notes, severities("diff")),
     )
@@ -304,6 +324,41 @@ def _layout(layout: Layout) -> Json:
     }
 
 
+def _tensor_values(one: TensorValues) -> Json:
+    """Describe the values of a tensor; the elements only if NumPy prints all of them."""
+    rows, found = one.rows, one.statistics
+    elements = None if one.is_summarized else _elements(one.shown)
+    return {
+        **_take(one, "name dtype shape nbytes"),
+        "rows": None if rows is None else [rows.start, rows.stop, rows.step],
+        "statistics": found
+        and {
+            **_take(found, "elements nans infinities zeros finite minimum maximum"),
+            **{key: _number(getattr(found, key)) for key in ("mean", "norm")},
+        },
+        "elements": elements,
+    }
+
+
+def _elements(array: Array) -> object:
+    """Return an array as lists of numbers; bytes that are no numbers as integers."""
+    plain = array.view("u1") if array.dtype.kind == "V" else array
+    return _each_number(plain.tolist())
+
+
+def _each_number(value: object) -> object:
+    return [*map(_each_number, value)] if isinstance(value, list) else _number(value)
+
+
+def _number(value: object) -> object:
+    """Return a number for JSON, which has no NaN, no infinity and no complex numbers."""
+    if isinstance(value, complex):
+        return [_number(value.real), _number(value.imag)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def _summary(found: Inspection) -> Json:
     summary, amounts, done = found.summary, found.summary.amounts, found.completeness
     return {
@@ -393,6 +448,16 @@ def _difference(one: TensorDifference) -> Json:
             "first": one.values.first,
         }
     return {**_take(one, "name rank kind"), **sides, **_given(values=values)}
+
+
+def _change(one: TensorChange) -> Json:
+    """Describe how much a tensor changed."""
+    numbers = ("relative", "distance", "norm", "max_abs")
+    return {
+        **_take(one, "name rank"),
+        **_meta(one.meta),
+        **{key: _number(getattr(one, key)) for key in numbers},
+    }
 
 
 def _meta(meta: TensorMeta) -> Json:

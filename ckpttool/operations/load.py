@@ -8,7 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ckpttool.discovery.scan import OnScan, RankFiles, SourceOptions, find, read_ranks, scan
+from ckpttool.discovery.scan import (
+    OnScan,
+    RankFiles,
+    SourceOptions,
+    Steps,
+    find,
+    find_steps,
+    list_rank_steps,
+    read_ranks,
+    scan,
+)
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import (
@@ -148,6 +158,44 @@ def load(
     if used:
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
     return catalog, read_src, read_dst
+
+
+def load_steps(
+    source: Source, diagnostics: Diagnostics, *, open_count: OpenCount = no_count
+) -> Steps:
+    """Read which steps a folder has; its own strategy says which ranks count, or the given one.
+
+    ``diagnostics`` gets what was noted, and the errors of the strategy, which then does not count.
+
+    Raises
+    ------
+    PlanError, FormatError
+        The folder cannot be read, or it needs no strategy and has one.
+    """
+    src, strategy, options = source
+    assert isinstance(src, str), "a catalog is of one step"
+    found = find_steps(src, options)
+    if isinstance(found, Steps):
+        if strategy != ():
+            text = "these steps describe themselves, so -s does not apply"
+            hint = "the same command without -s"
+            raise PlanError([Diagnostic("options", text, hint=hint, where=src)])
+        diagnostics.add(*found.diagnostics)
+        return found
+    if strategy == () and found.strategy_files:
+        strategy = found.strategy_files
+        text = f"strategy from {shorten(strategy, 1)}"
+        diagnostics.add(Diagnostic("strategy_file", text))
+    attempt = Attempts()
+    if isinstance(strategy, Strategy):
+        parsed: Strategy | None = strategy
+    else:
+        parsed = attempt("-s", partial(_read_strategy, strategy)) if strategy else None
+    diagnostics.failures += attempt.errors.values()
+    with open_count("reading headers") as on_scan:
+        steps = list_rank_steps(found, parsed, on_progress=on_scan)
+    diagnostics.add(*steps.diagnostics)
+    return steps
 
 
 def _refuse_exchanged(

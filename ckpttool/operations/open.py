@@ -116,7 +116,7 @@ class LazyTensor:
     shape
         Its shape.
     dtype
-        The type of the arrays that are read.
+        The type of the arrays that are read; bytes (``V1``) where NumPy has no type, as for Int4.
     stored_dtype
         MindSpore's name of the stored type, such as ``"BFloat16"``.
     """
@@ -271,8 +271,8 @@ def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Ar
 
     def decoded(data: npt.NDArray[np.uint8]) -> Array:
         numbers = decode(data, dtype)
-        if numbers is None:
-            raise TypeError(f"{dtype}: NumPy has no type for it")
+        if numbers is None:  # Int4, with two numbers in a byte, and others that are no numbers
+            return data.view("V1")
         return numbers.astype(np.float32) if is_float else numbers
 
     return decoded

@@ -38,6 +38,7 @@ from ckpttool.storage.numbers import (
     take,
 )
 from ckpttool.storage.region_io import FlatFiles, read_band
+from ckpttool.storage.statistics import BLOCK_ELEMENTS, UNIT_ELEMENTS, Statistics, measure
 
 Index = tuple[int, ...]
 
@@ -86,6 +87,9 @@ class TensorDelta:
         Equal for two readings that differ from the first in the same way; empty if none differs.
     nans
         Number of elements that are NaN on one side only.
+    distances
+        Statistics of ``|a - b|``, of the elements whose bytes differ; None unless requested, and
+        for types that are no numbers.
     """
 
     count: int = 0
@@ -96,6 +100,7 @@ class TensorDelta:
     differs: bool = False
     content: bytes = b""
     nans: int = 0
+    distances: Statistics | None = None
 
     def merged(self, later: TensorDelta) -> TensorDelta:
         """Return the difference in this region and the following one together."""
@@ -111,6 +116,7 @@ class TensorDelta:
             self.differs or later.differs,
             content,
             self.nans + later.nans,
+            _join(self.distances, later.distances),
         )
 
 
@@ -132,6 +138,8 @@ class TensorStats:
         How each other reading differs from the first.
     hashes
         For each reading the hashes of its units as in a manifest; empty unless requested.
+    numbers
+        Statistics of the first reading; None unless requested, and for types that are no numbers.
     """
 
     elements: int = 0
@@ -142,6 +150,7 @@ class TensorStats:
     is_zero: bool = True
     differences: tuple[TensorDelta, ...] = ()
     hashes: tuple[tuple[str, ...], ...] = ()
+    numbers: Statistics | None = None
 
     def merged(self, later: TensorStats) -> TensorStats:
         """Return the statistics of this region and the following one together."""
@@ -154,6 +163,7 @@ class TensorStats:
             self.is_zero and later.is_zero,
             tuple(a.merged(b) for a, b in zip(self.differences, later.differences, strict=True)),
             tuple(a + b for a, b in zip(self.hashes, later.hashes, strict=True)),
+            _join(self.numbers, later.numbers),
         )
 
 
@@ -161,7 +171,9 @@ def _largest(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
 
 
-BLOCK_ELEMENTS = 1 << 16  # computed on at a time, so that intermediate arrays stay in the cache
+def _join(a: Statistics | None, b: Statistics | None) -> Statistics | None:
+    return a.merged(b) if a is not None and b is not None else a or b
+
 
 K = TypeVar("K")
 
@@ -196,6 +208,8 @@ class CompareOptions:
         Whether to count NaN, Inf and zeros in the first reading.
     wants_hashes
         Whether to hash each unit of each reading.
+    wants_statistics
+        Whether to compute the statistics of the first reading, and of the distances to it.
     band_bytes
         Bytes that a worker reads at a time, from each of two readings.  Memory is about workers x
         3 x ``band_bytes`` and a few MiB, for tensors of any size.
@@ -208,6 +222,7 @@ class CompareOptions:
     tolerance: Tolerance | None = None
     wants_counts: bool = False
     wants_hashes: bool = False
+    wants_statistics: bool = False
     band_bytes: int = 4 << 20
     task_bytes: int = 64 << 20
     max_in_flight: int = 64
@@ -265,6 +280,7 @@ def _batches(
         meta = readings[0].meta
         whole = Region.whole(meta.shape)
         most = max(1, task_bytes // meta.itemsize // len(readings))
+        most = UNIT_ELEMENTS if options.wants_statistics else most
         bands = units(meta) if options.wants_hashes else whole.bands(most)
         regions = list(bands) or [whole]  # an empty tensor has statistics but no bands
         for i, region in enumerate(regions, 1):
@@ -299,7 +315,11 @@ def _compare_unit(
 ) -> TensorStats:
     meta = unit.readings[0].meta
     dtype, itemsize = meta.dtype, meta.itemsize
-    stats = TensorStats(differences=(TensorDelta(),) * (len(unit.readings) - 1))
+    is_measured = options.wants_statistics and decode(buffers[0, :0], dtype) is not None
+    stats = TensorStats(
+        differences=(TensorDelta(),) * (len(unit.readings) - 1),
+        numbers=Statistics() if is_measured else None,
+    )
     states = [hashlib.sha256() for _ in unit.readings if options.wants_hashes]
     for band in unit.region.bands(max(1, options.band_bytes // itemsize)):
         mine, other = buffers[:, : band.size * itemsize]
@@ -310,12 +330,15 @@ def _compare_unit(
             if options.wants_hashes:
                 states[number].update(data.data)
             if number:
-                difference = _compare(mine, other, dtype, band, options.tolerance)
+                difference = _compare(mine, other, dtype, band, options)
                 # Marks group three or more readings; with two there is nothing to group.
                 is_marked = len(unit.readings) > 2
                 differences.append(_mark(difference, band, other) if is_marked else difference)
         found = _count(mine, dtype, band) if options.wants_counts else TensorStats()
-        stats = stats.merged(replace(found, differences=tuple(differences)))
+        found = replace(found, differences=tuple(differences))
+        if is_measured and (numbers := decode(mine, dtype)) is not None:
+            found = replace(found, numbers=measure(numbers))
+        stats = stats.merged(found)
     is_unit = unit.region.size > 0  # an empty tensor has no units
     return replace(stats, hashes=tuple((s.hexdigest(),) if is_unit else () for s in states))
 
@@ -338,9 +361,7 @@ def _count(data: Bytes, dtype: str, band: Region) -> TensorStats:
     return stats
 
 
-def _compare(
-    a: Bytes, b: Bytes, dtype: str, band: Region, tolerance: Tolerance | None
-) -> TensorDelta:
+def _compare(a: Bytes, b: Bytes, dtype: str, band: Region, options: CompareOptions) -> TensorDelta:
     """Compare two readings of the same band."""
     found = TensorDelta()
     itemsize = len(a) // band.size
@@ -349,7 +370,7 @@ def _compare(
         differing = np.flatnonzero(find_differing(a[block], b[block], itemsize))
         if len(differing):
             x, y = (take(data[block], differing, itemsize) for data in (a, b))
-            found = found.merged(_measure(x, y, dtype, band, at + differing, tolerance))
+            found = found.merged(_measure(x, y, dtype, band, at + differing, options))
     return found
 
 
@@ -368,9 +389,10 @@ def _measure(
     dtype: str,
     band: Region,
     at: npt.NDArray[np.intp],
-    tolerance: Tolerance | None,
+    options: CompareOptions,
 ) -> TensorDelta:
     """Measure the elements whose bytes differ, at the positions ``at`` of the band."""
+    tolerance = options.tolerance
     x, y = decode(a, dtype), decode(b, dtype)
     if x is None or y is None:
         return TensorDelta(len(at), first=_index(band, int(at[0])), differs=True)
@@ -394,6 +416,7 @@ def _measure(
         _index(band, int(at[counted.argmax()])) if counted.any() else None,
         differs=True,
         nans=int(np.count_nonzero(~has_distance)),
+        distances=measure(distances) if options.wants_statistics else None,
     )
 
 

@@ -133,7 +133,7 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
             distances = np.hypot(parts[0::2], parts[1::2])
     else:
         with np.errstate(all="ignore"):
-            distances = np.abs(_widen(a) - _widen(b))
+            distances = np.abs(widen(a) - widen(b))
         distances[find_same_numbers(a, b)] = 0
     return distances
 
@@ -141,18 +141,18 @@ def find_distances(a: Numbers, b: Numbers) -> Float64s:
 def find_magnitudes(numbers: Numbers) -> Float64s:
     """Return ``|x|`` of each element."""
     with np.errstate(all="ignore"):
-        magnitudes: Float64s = np.abs(_widen(numbers))
+        magnitudes: Float64s = np.abs(widen(numbers))
     return magnitudes
 
 
 def scale_down(numbers: Numbers) -> Numbers:
     """Return a sixteenth of each element in Float64, so that sums and differences are finite."""
     with np.errstate(all="ignore"):
-        smaller: Numbers = _widen(numbers) / 16
+        smaller: Numbers = widen(numbers) / 16
     return smaller
 
 
-def _widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
+def widen(numbers: Numbers) -> npt.NDArray[np.float64 | np.complex128]:
     """Return the same numbers as Float64 or Complex128."""
     return numbers.astype("<c16" if numbers.dtype.kind == "c" else "<f8")
 

@@ -13,7 +13,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.operations.diff import diff
 from ckpttool.problems import PlanError
-from ckpttool.storage.compare import Tolerance
+from ckpttool.storage.compare import CompareOptions, Tolerance
 from tests.strategies import as_stored, examples, moves
 from tests.support.checkpoints import (
     ROWS,
@@ -53,6 +53,11 @@ def compare(tmp_path, one, other, **options):
     """A is cut in rows, B a file."""
     a = written(tmp_path / "a", one, ROW_CUT)
     return diff(a, written(tmp_path / "b", other), ROW_CUT, **options)
+
+
+def within(*bounds, **more):
+    """To compare numbers."""
+    return CompareOptions(Tolerance(*bounds, **more))
 
 
 def the_difference(found):
@@ -153,16 +158,16 @@ def test_bytes_that_mean_the_same_number_differ_and_are_counted_apart(tmp_path):
     values = the_difference(diff(a, b)).values
     assert (values.count, values.same_number, values.first) == (5, 4, (0,))
     assert values.max_abs == 2.0**-23
-    values = the_difference(diff(a, b, tolerance=Tolerance())).values
+    values = the_difference(diff(a, b, compare=within())).values
     assert (values.count, values.same_number, values.first) == (1, 0, (4,))
-    assert not diff(a, b, tolerance=Tolerance(rtol=1e-6)).differences
+    assert not diff(a, b, compare=within(rtol=1e-6)).differences
 
 
 def test_infinity_is_near_nothing_but_itself(tmp_path):
     a = entry_of(np.array([np.inf, np.inf, 1, -np.inf], "<f4"))
     b = entry_of(np.array([np.inf, -np.inf, np.inf, 1], "<f4"))
     found = diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
-                          tolerance=Tolerance(1e30, 1e30))  # fmt: skip
+                          compare=within(1e30, 1e30))  # fmt: skip
     values = the_difference(found).values
     found = values.count, values.first, values.max_abs, values.max_rel, values.nans
     assert found == (3, (1,), np.inf, np.inf, 0)
@@ -175,7 +180,7 @@ def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype)
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(diff(a, b)).values
     assert (values.nans, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
-    values = the_difference(diff(a, b, tolerance=Tolerance(1, 1))).values
+    values = the_difference(diff(a, b, compare=within(1, 1))).values
     assert (values.count, values.nans, values.first) == (2, 2, (0,))
 
 
@@ -186,9 +191,9 @@ def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
     values = the_difference(diff(a, b)).values
     assert (values.count, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
-    assert not diff(a, b, tolerance=Tolerance(rtol=3)).differences
-    assert diff(a, b, tolerance=Tolerance(rtol=2.9)).differences
-    assert diff(a, b, tolerance=Tolerance(atol=1.7e308, rtol=1)).differences
+    assert not diff(a, b, compare=within(rtol=3)).differences
+    assert diff(a, b, compare=within(rtol=2.9)).differences
+    assert diff(a, b, compare=within(atol=1.7e308, rtol=1)).differences
     words = [a.root, b.root, "--json"]
     (one,) = json.loads(run("diff", *words).stdout)["differences"]
     found = [one["values"][key] for key in ("max_abs", "max_rel", "nan_on_one_side")]
@@ -217,9 +222,9 @@ def test_large_integers_that_differ_by_one_differ(tmp_path):
     a, b = (entry_of(np.array([2**60 + i, 5], "<i8")) for i in (0, 1))
     a, b = written(tmp_path / "a", {"n": a}), written(tmp_path / "b", {"n": b})
     assert the_difference(diff(a, b)).values.max_abs == 1.0
-    found = diff(a, b, tolerance=Tolerance(atol=0.5))
+    found = diff(a, b, compare=within(atol=0.5))
     assert the_difference(found).values.count == 1
-    assert not diff(a, b, tolerance=Tolerance(atol=1)).differences
+    assert not diff(a, b, compare=within(atol=1)).differences
 
 
 def test_texts_are_compared_as_texts(tmp_path):

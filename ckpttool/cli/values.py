@@ -1,0 +1,68 @@
+"""The screen of ``inspect --values``: each tensor as NumPy prints it, and its statistics."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ckpttool.cli.tables import echo, print_text, terminal_columns
+from ckpttool.wording import format_bytes, format_sizes, printable
+
+if TYPE_CHECKING:
+    from ckpttool.operations.values import TensorValues, Values
+    from ckpttool.storage.statistics import Statistics
+
+_COLUMNS = 75  # of a pipe, as NumPy assumes
+
+
+def print_values(found: Values) -> None:
+    """Print the tensors, in the order of the checkpoint."""
+    for i, one in enumerate(found.tensors):
+        if i:
+            echo("")
+        rows = "" if one.rows is None else f", rows {_spell_slice(one.rows)}"
+        size = f"{format_sizes(one.shape)}, {format_bytes(one.nbytes)}"
+        what = one.dtype if one.text is not None else f"{one.dtype} {size}{rows}"
+        print_text(what, printable(one.name))
+        echo(_as_numpy_prints(one))
+        if one.statistics is not None:
+            print_text(_statistics_text(one.statistics))
+        elif one.text is None:
+            print_text("no statistics: NumPy has no such type, and these are the stored bytes")
+
+
+def _as_numpy_prints(one: TensorValues) -> str:
+    """Return what NumPy prints of the array, with the width of the terminal."""
+    import numpy as np
+
+    from ckpttool.operations.values import EDGE
+
+    if one.text is not None:
+        return printable(one.text)
+    threshold, columns = 0 if one.is_summarized else one.elements, terminal_columns(sys.stdout)
+    with np.printoptions(threshold=threshold, edgeitems=EDGE, linewidth=columns or _COLUMNS):
+        return str(one.shown[()])
+
+
+def _statistics_text(found: Statistics) -> str:
+    """Return the statistics on a line; those of the finite elements only if there are some."""
+    numbers = {"min": found.minimum, "max": found.maximum, "mean": found.mean}
+    texts = [
+        f"{name} {number if isinstance(number, int) else format(number, '.6g')}"
+        for name, number in {**numbers, "norm": found.norm}.items()
+        if number is not None
+    ]
+    counts = {"NaN": found.nans, "Inf": found.infinities, "zero": found.zeros}
+    return f"{', '.join(texts)}; {', '.join(f'{n} {name}' for name, n in counts.items())}"
+
+
+def _spell_slice(rows: range) -> str:
+    """Return rows as a slice that means them.
+
+    Examples
+    --------
+    >>> _spell_slice(range(0, 4)), _spell_slice(range(5, -1, -2))
+    ('0:4', '5::-2')
+    """
+    stop = rows.stop if rows.stop >= 0 else ""
+    return f"{rows.start}:{stop}" + (f":{rows.step}" if rows.step != 1 else "")

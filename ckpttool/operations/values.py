@@ -1,0 +1,212 @@
+"""The values of full tensors: what NumPy would print of them, and their statistics.
+
+A tensor is read as `ckpttool.operations.open` reads it, unit by unit, so memory does not grow with
+it.  Of a large one only the elements at its edges are kept, which NumPy prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import product
+
+import numpy as np
+
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.concurrency import OnProgress, OpenProgress, map_in_order, no_progress
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.region import Region
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
+from ckpttool.operations.plans import plan_reading
+from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.storage.numbers import Numbers
+from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
+from ckpttool.transaction.sources import require_unmodified_sources
+from ckpttool.wording import count, nearest, shorten
+
+PRINTED = 1000  # elements: NumPy prints the edges of a larger array
+EDGE = 3  # elements at each end of an axis, which NumPy prints then
+MAX_IN_FLIGHT = 64  # units that are read at a time, at most
+
+Rows = tuple[int | None, int | None, int | None]  # start, stop and step of a slice
+
+
+@dataclass(frozen=True, slots=True)
+class TensorValues:
+    """The values of a tensor, or of some of its rows.
+
+    Attributes
+    ----------
+    name, dtype, shape, nbytes
+        The full tensor, with MindSpore's name of the type.
+    rows
+        The rows that are meant; None for all.
+    elements
+        The number of elements that are meant.
+    shown
+        All of them, or if `is_summarized` those at the edges, around one element between them along
+        each axis that is longer.  A text is an array of one text.
+    statistics
+        Of all elements that are meant; None if they are no numbers.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    rows: range | None
+    elements: int
+    shown: Array
+    statistics: Statistics | None
+
+    @property
+    def is_summarized(self) -> bool:
+        """Whether there are so many elements that NumPy prints those at the edges."""
+        return self.elements > PRINTED
+
+    @property
+    def text(self) -> str | None:
+        """The text, if the tensor is one."""
+        return str(self.shown) if self.shown.dtype.kind == "U" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The tensors that patterns match, and the notes on the checkpoint."""
+
+    path: str
+    step: str | None
+    tensors: tuple[TensorValues, ...]
+    found: Diagnostics
+
+
+def read_values(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    patterns: Sequence[str],
+    rows: Rows | None = None,
+    options: ResolveOptions = ResolveOptions(),
+    *,
+    executor: Executor,
+    open_progress: OpenProgress = no_progress,
+) -> Values:
+    """Read full tensors, of every checkpoint that merge takes.
+
+    Parameters
+    ----------
+    catalog, strategy, options
+        The checkpoint, as for `plan_merge`.
+    patterns
+        Names of tensors, in which ``*``, ``?`` and ``[...]`` match as in file names.
+    rows
+        A slice of rows; a tensor without axes has none and is read as a whole.
+    executor
+        Reads, with threads or inline.
+    open_progress
+        See `ckpttool.verify`.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, as merge has them, or a pattern that matches no name.
+    """
+    plan, found = plan_reading(catalog, strategy, None, options, executor)
+    (output,) = plan.outputs([0])
+    opened = OpenCheckpoint(catalog.root, output.tensors, {})
+    tensors = [opened[name] for name in _match(opened, patterns)]
+    nbytes = sum(_nbytes_of(one, rows) for one in tensors)
+    with require_unmodified_sources(catalog), open_progress(nbytes, "reading values") as progress:
+        read = tuple(_read(one, rows, executor, progress) for one in tensors)
+    return Values(catalog.root, catalog.step, read, found)
+
+
+def _match(opened: OpenCheckpoint, patterns: Sequence[str]) -> list[str]:
+    """Return the names that the patterns match, in the order of the checkpoint."""
+    matched = {one: [name for name in opened if fnmatchcase(name, one)] for one in patterns}
+    problems = []
+    for pattern in (one for one, names in matched.items() if not names):
+        near = nearest(pattern.replace("*", ""), opened)
+        text = f"no tensor matches {pattern!r}"
+        facts = f"{count(len(opened), 'tensor')}: {shorten(opened, 3)}"
+        hint = f"--values {near}" if near else "`ckpttool inspect --all` lists the names"
+        where = opened.path
+        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=where))
+    if problems:
+        raise PlanError(problems)
+    names = {name for of in matched.values() for name in of}
+    return [name for name in opened if name in names]
+
+
+def _rows_of(tensor: LazyTensor, rows: Rows | None) -> range | None:
+    if rows is None or not tensor.shape:
+        return None
+    return range(tensor.shape[0])[slice(*rows)]
+
+
+def _selected_shape(tensor: LazyTensor, rows: range | None) -> tuple[int, ...]:
+    return tensor.shape if rows is None else (len(rows), *tensor.shape[1:])
+
+
+def _nbytes_of(tensor: LazyTensor, rows: Rows | None) -> int:
+    """Return the stored bytes of the rows that are meant."""
+    meant = _selected_shape(tensor, _rows_of(tensor, rows))
+    return tensor.nbytes * math.prod(meant) // max(tensor.size, 1)
+
+
+def _read(
+    tensor: LazyTensor, rows: Rows | None, executor: Executor, on_progress: OnProgress
+) -> TensorValues:
+    positions = _rows_of(tensor, rows)
+    shape = _selected_shape(tensor, positions)
+    elements = math.prod(shape)
+
+    def read_box(box: Region) -> Array:
+        """Read a box that is counted in the rows that are meant."""
+        index = [slice(a, b) for a, b in zip(box.start, box.stop, strict=True)]
+        if positions is not None:
+            index[0] = _as_slice(positions[index[0]])
+        return np.asarray(tensor[tuple(index)])
+
+    def measure_box(box: Region) -> Statistics:
+        array = read_box(box).reshape(-1)
+        if is_bool:  # a byte of a file may be true and not 1
+            return measure((array.view("u1") != 0).astype("u1"))
+        numbers: Numbers = array.view(tensor.dtype)
+        return measure(numbers)
+
+    is_bool = tensor.dtype.kind == "b"
+    whole = Region.whole(shape)
+    shown = _read_edges(shape, read_box, tensor.dtype) if elements > PRINTED else read_box(whole)
+    statistics = Statistics() if tensor.dtype.kind in "biufc" else None
+    if statistics is not None:
+        boxes = ((box, box) for box in whole.bands(UNIT_ELEMENTS))
+        for box, found in map_in_order(executor, measure_box, boxes, MAX_IN_FLIGHT):
+            statistics = statistics.merged(found)
+            on_progress(box.size * tensor.nbytes // tensor.size)
+    described = tensor.name, tensor.stored_dtype, tensor.shape, tensor.nbytes
+    return TensorValues(*described, positions, elements, shown, statistics)
+
+
+def _as_slice(positions: range) -> slice:
+    """Return the slice that means some positions; a range may end before the first one."""
+    stop = positions.stop if positions.stop >= 0 else None
+    return slice(positions.start, stop, positions.step) if positions else slice(0)
+
+
+def _read_edges(
+    shape: Sequence[int], read_box: Callable[[Region], Array], dtype: np.dtype[np.generic]
+) -> Array:
+    """Return the elements that NumPy prints of a large array; see `TensorValues.shown`."""
+    ends = [
+        [(0, 0, n)] if n <= 2 * EDGE else [(0, 0, EDGE), (EDGE + 1, n - EDGE, n)] for n in shape
+    ]
+    shown = np.zeros([min(n, 2 * EDGE + 1) for n in shape], dtype)
+    for part in product(*ends):
+        box = Region(tuple(start for _, start, _ in part), tuple(stop for *_, stop in part))
+        at = tuple(slice(first, first + stop - start) for first, start, stop in part)
+        shown[at] = read_box(box)
+    return shown
