@@ -282,13 +282,14 @@ def find_mismatched_states(catalog: Catalog, strategy: Strategy) -> Iterator[Dia
         yield Diagnostic("unlike_states", text, hint=hint, facts=shorten(suspicious, 3))
 
 
+OF_THE_RUN = "the strategy of the run, which `ckpttool strategy check` finds"
+
+
 def contradiction(
     strategy: Strategy, message: str, facts: str = "", ranks: Sequence[int] = ()
 ) -> Diagnostic:
     """Return the problem that the strategy contradicts the files."""
-    hint = (
-        "the strategy of the run that saved the checkpoint; `ckpttool help contradicted` explains"
-    )
+    hint = f"{OF_THE_RUN}; `ckpttool help contradicted` explains"
     where = shorten(strategy.files, 2)
     return Diagnostic(
         "contradicted", message, hint=hint, facts=facts, ranks=tuple(ranks), where=where

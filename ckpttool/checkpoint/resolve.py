@@ -79,6 +79,36 @@ def resolve(
 ) -> Checkpoint:
     """Return a record for each tensor of a checkpoint, and what contents show.
 
+    ``executor`` reads the contents; `resolving` has the other parameters.
+
+    Raises
+    ------
+    FormatError, PlanError
+        The checkpoint needs a strategy and has none, or needs none and has one.
+    """
+    steps = resolving(
+        *(catalog, strategy, options),
+        contents=contents,
+        is_refused=is_refused,
+        by_file=by_file,
+        purpose=purpose,
+    )
+    evidence = Evidence()
+    return answer(steps, executor, evidence).knowing(evidence=evidence)
+
+
+def resolving(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    options: ResolveOptions,
+    *,
+    contents: Contents,
+    is_refused: Callable[[Checkpoint], bool],
+    by_file: bool,
+    purpose: Purpose,
+) -> Asking[Checkpoint]:
+    """Resolve a checkpoint; `answer` reads what is asked, with what was read of the files before.
+
     Parameters
     ----------
     catalog
@@ -88,8 +118,6 @@ def resolve(
         replicated ranks.
     options
         Choices where the strategy does not decide.
-    executor
-        Reads contents.
     contents
         How much of the contents to read.  ``"samples"``: some pages of all tensors.
         ``"slices"``: also every byte of slices that may hide an optimizer shard.  ``"all"``: also
@@ -110,19 +138,16 @@ def resolve(
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     if by_file or (strategy is None and catalog.is_merged):
-        steps = _resolve_files(catalog, options, contents == "samples", is_refused)
-    else:
-        from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
+        return (yield from _resolve_files(catalog, options, contents == "samples", is_refused))
+    from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
-        strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
-        strategy, misfits = fit_to_slices(catalog, strategy)
-        if misfits:  # other problems would follow from these
-            return Checkpoint(
-                catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
-            )
-        steps = _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose)
-    evidence = Evidence()
-    return answer(steps, executor, evidence).knowing(evidence=evidence)
+    strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
+    strategy, misfits = fit_to_slices(catalog, strategy)
+    if misfits:  # other problems would follow from these
+        return Checkpoint(
+            catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
+        )
+    return (yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose))
 
 
 def _resolve_files(

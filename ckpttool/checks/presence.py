@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, groupby, permutations
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
+from ckpttool.checkpoint.optimizer_state import OF_THE_RUN
 from ckpttool.checkpoint.presence import (
     REDUNDANCY_KEY,
     PartlyHeld,
@@ -62,7 +63,7 @@ def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield _extra_ranks_problem(checkpoint, found, extra)
     if catalog.holders and not any(name in strategy.layouts for name in catalog.holders):
         text = f"no parameter in common with {catalog.root}"
-        hint = "the strategy of the run that saved this checkpoint"
+        hint = OF_THE_RUN
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
         facts += f"the files hold {shorten(catalog.holders, 2)}"
         yield Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)

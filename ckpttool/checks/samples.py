@@ -23,7 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
-from ckpttool.checkpoint.optimizer_state import contradiction
+from ckpttool.checkpoint.optimizer_state import OF_THE_RUN, contradiction
 from ckpttool.checkpoint.samples import SampledTensor, has_own_values
 from ckpttool.checks.fitting_lines import fitting_lines
 from ckpttool.model.names import match_states, parse_name
@@ -91,7 +91,7 @@ def check_shards(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     unlike = _unlike_states(checkpoint) if too_far else set()
     for one in too_far:
         text = "sharded further in the strategy than in the files"
-        hints = [_OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
+        hints = [OF_THE_RUN, "--optimizer-shard 1 if the optimizer shards were joined before"]
         options: tuple[str, ...] = ("--optimizer-shard",)
         if place := _place_by_hand(checkpoint.strategy, one.tensor):
             hints, options = [_correct(place)], ()
@@ -159,13 +159,12 @@ def _contradict(strategy: Strategy, one: Diagnostic, place: str) -> Diagnostic:
     ``place`` is that of its hand-written layout; "" if it has none.
     """
     problem = contradiction(strategy, one.message, one.facts, one.ranks)
-    hint = _OF_THE_RUN
+    hint = OF_THE_RUN
     if place:
         hint, problem = _correct(place), replace(problem, where=place)
     return replace(problem, tensor=one.tensor, hint=f"{hint}, or {_BY_DESIGN}", options=_TRUST)
 
 
-_OF_THE_RUN = "the strategy of the run that saved the checkpoint"
 _REPEATING = "--trust-strategy if slices repeat by design"
 _CONTRADICTED_EXPLAINED = "`ckpttool help contradicted` explains"
 _BY_DESIGN = f"{_REPEATING}; {_CONTRADICTED_EXPLAINED}"
@@ -288,7 +287,7 @@ def _replica_problem(checkpoint: Checkpoint, one: SampledTensor, of_other_run: b
     elif of_other_run:
         if min(map(len, groups)) > 1:
             facts += f"; whole groups differ: {strategy.origin} may be of another run"
-        hint = "-s with the strategy of the run that saved the checkpoint"
+        hint = f"-s with {OF_THE_RUN}"
     return Diagnostic(
         "replica",
         "different between ranks that should hold the same",

@@ -237,9 +237,9 @@ class Strategy(Brief):
                 continue
             written = rule.layouts(len(meta.shape))
             listed = self.layouts.get(name)
-            if listed is not None and not _shard_equally(listed, written):
-                listed = _fold_like(listed, written)
-            if listed is not None and not _shard_equally(listed, written):
+            if listed is not None and not shard_equally(listed, written):
+                listed = fold_like(listed, written)
+            if listed is not None and not shard_equally(listed, written):
                 contradicted[rule].append(name)
             elif meta.text is None:  # a string is never sharded
                 layouts[name] = listed or written
@@ -304,7 +304,7 @@ def join_stages(
     return Strategy(layouts, len(stages), stage_ranks, files)
 
 
-def _shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
+def shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
     """Return whether ``written`` shards like ``listed`` in each listed stage."""
     by_stage = {layout.first_rank: layout for layout in written}
     return all(
@@ -313,10 +313,10 @@ def _shard_equally(listed: Iterable[Layout], written: Iterable[Layout]) -> bool:
     )
 
 
-def _fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
+def fold_like(listed: Iterable[Layout], written: Collection[Layout]) -> tuple[Layout, ...]:
     """Return the listed layouts, expanded ones folded like ``written`` where possible."""
     ndim = max((len(layout.tensor_map) for layout in written), default=0)
-    ways = [fold_layout(one, ndim, lambda way: _shard_equally([way], written)) for one in listed]
+    ways = [fold_layout(one, ndim, lambda way: shard_equally([way], written)) for one in listed]
     return tuple(next(iter(found), one) for one, found in zip(listed, ways, strict=True))
 
 

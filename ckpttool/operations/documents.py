@@ -7,7 +7,7 @@ document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
@@ -21,6 +21,7 @@ from ckpttool.problems import describe_diagnostics, describe_errors, severities
 if TYPE_CHECKING:
     from ckpttool.discovery.scan import Steps
     from ckpttool.formats.foreign import Device
+    from ckpttool.model.catalog import Catalog
     from ckpttool.model.layout import Layout
     from ckpttool.model.slicing import FullTensor
     from ckpttool.model.strategy import Strategy
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ckpttool.operations.explain import Explanation, Slice
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
+    from ckpttool.operations.strategy_check import Candidate, DeviceFit
+    from ckpttool.operations.strategy_diff import StrategyComparison
     from ckpttool.operations.summary import Parallelism
     from ckpttool.operations.values import TensorValues, Values
     from ckpttool.operations.verify import Verification
@@ -243,6 +246,57 @@ def strategy_ranks(needs: Needs, files: Iterable[str] | None, notes: Iterable[Di
         **_take(needs.together, "fetch also"),
         **_given(files=files),
         notes=describe_diagnostics(notes, severities("convert")),
+    )
+
+
+def strategy_check(
+    catalog: Catalog, candidates: Sequence[Candidate], devices: Sequence[DeviceFit] | None
+) -> Json:
+    """Return the document of strategy check."""
+    return _document(
+        path=catalog.root,
+        step=catalog.step,
+        strategies=[
+            {
+                **_take(one, "path verdict"),
+                "ranks": one.strategy and len(one.strategy.ranks),
+                "stages": one.strategy and one.strategy.stages,
+                **_take(one, "listed tensors sampled agreeing shaped"),
+                "rivals": [{"path": path, "tensors": names} for path, names in one.rivals],
+                "findings": describe_diagnostics(one.findings, severities("verify")),
+            }
+            for one in candidates
+        ],
+        devices=devices
+        and [
+            {
+                "device_matrix": one.device_matrix,
+                "fits": not one.in_the_way,
+                "in_the_way": _each(one.in_the_way, "tensor axis size"),
+            }
+            for one in devices
+        ],
+    )
+
+
+def strategy_diff(found: StrategyComparison, limit: int | None) -> Json:
+    """Return the document of strategy diff, with the first ``limit`` differences."""
+
+    def side(one: Strategy) -> Json:
+        return {"files": one.files, "ranks": len(one.ranks), "stages": one.stages}
+
+    return _document(
+        a=side(found.a),
+        b=side(found.b),
+        equal=found.is_equal,
+        tensors=found.tensors,
+        counts=found.count_kinds(),
+        differences=[
+            {"name": name, "kind": one.kind, "a": _stages(one.a), "b": _stages(one.b)}
+            for name, one in [*found.differences.items()][:limit]
+        ],
+        respelled=found.respelled,
+        notes=describe_diagnostics((*found.a.notes, *found.b.notes), severities("diff")),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, product, zip_longest
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ckpttool.model.dtypes import TEXT
 from ckpttool.model.layout import Layout
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Known = Literal["layout", "described", "unlisted", "full", "stored"]
 
 Ranks = tuple[int, ...]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,11 +455,32 @@ def _fold_layers(layers: Mapping[tuple[int, ...], Row]) -> Iterator[Row]:
     """Yield the rows of tensors whose names differ only in their numbers."""
     for ways in _factor(layers):
         rows = [layers[key] for key in product(*ways)]
-        numbers = map(format_numbers, ways)
-        texts = [text if text.isdigit() else f"{{{text}}}" for text in numbers]
-        between = _NUMBER.split(rows[0].pattern, _MAX_NUMBERS)
-        pattern = "".join(chain(*zip_longest(between, texts, fillvalue="")))
+        pattern = _join_numbers(rows[0].pattern, ways)
         yield Row(pattern, rows[0].prefixes, tuple(chain(*(row.entries for row in rows))))
+
+
+def fold_names(kinds: Mapping[str, K]) -> Iterator[tuple[str, K]]:
+    """Yield the names that differ only in their numbers, and are of one kind, as one name each.
+
+    Examples
+    --------
+    >>> list(fold_names({"layers.0.w": "a", "layers.1.w": "a", "head": "a"}))
+    [('layers.{0,1}.w', 'a'), ('head', 'a')]
+    """
+    alike: dict[tuple[str, K], dict[tuple[int, ...], str]] = {}
+    for name, kind in kinds.items():
+        numbers = tuple(map(int, _NUMBER.findall(name)[:_MAX_NUMBERS]))
+        alike.setdefault((_NUMBER.sub("#", name, _MAX_NUMBERS), kind), {})[numbers] = name
+    for (_, kind), names in alike.items():
+        for ways in _factor(names):
+            yield _join_numbers(names[next(product(*ways))], ways), kind
+
+
+def _join_numbers(name: str, ways: Sequence[Ranks]) -> str:
+    """Return a name with several numbers in the place of each."""
+    texts = [text if text.isdigit() else f"{{{text}}}" for text in map(format_numbers, ways)]
+    between = _NUMBER.split(name, _MAX_NUMBERS)
+    return "".join(chain(*zip_longest(between, texts, fillvalue="")))
 
 
 def _factor(tuples: Iterable[tuple[int, ...]]) -> list[tuple[Ranks, ...]]:

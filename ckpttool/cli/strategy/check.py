@@ -1,0 +1,122 @@
+"""``ckpttool strategy check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+import ckpttool
+from ckpttool.cli import options, tables
+from ckpttool.cli.params import StrategyFile, UsageProblem, whole_number
+from ckpttool.problems import join_alike
+from ckpttool.wording import count, format_shape, shorten
+
+if TYPE_CHECKING:
+    from ckpttool.cli.options import ReportOptions, Side
+    from ckpttool.operations.strategy_check import Candidate, DeviceFit
+
+MAX_FINDINGS = 3  # of a strategy on the screen
+_VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not fit"}
+
+
+@click.command(
+    cls=options.GroupedCommand,
+    misplaced=dict.fromkeys(
+        ("-s", "--src-strategy", "--strategy"),
+        ("Strategies are named without an option.", "ckpttool strategy check SRC STRATEGY"),
+    ),
+    help="""\b
+    ckpttool strategy check checkpoint/ strategy.ckpt new_strategy.ckpt
+
+    Say of each strategy whether it fits a checkpoint: it fits, does not, or cannot be known; with
+    evidence, the best first.  Samples of the contents are compared.  STRATEGY is a file, or the
+    folder with those of all stages.  Exit code 0: one fits; 1: none does.
+    """,
+)
+@options.source_options("src", "step", "pattern", "key")
+@click.argument("strategies", nargs=-1, type=StrategyFile(), metavar="[STRATEGY]...")
+@options.option(
+    "Say which device matrices of N devices (of a stage) fit each axis, too.",
+    type=whole_number(1, 1 << 20),
+    metavar="N",
+)("devices", options.STRATEGY)
+@options.report_options()
+def check(
+    source: Side, strategies: tuple[str, ...], devices: int | None, report: ReportOptions
+) -> None:
+    """Say which strategy fits a checkpoint."""
+    from ckpttool.cli import workflow
+    from ckpttool.execution.executors import default_jobs
+    from ckpttool.operations.source import resolve
+    from ckpttool.operations.strategy_check import check_strategies, fit_devices
+
+    if not strategies and devices is None:
+        raise UsageProblem("strategy check needs STRATEGY, or --devices N")
+    catalog, found, _ = workflow.load(
+        source, report, find_strategy=not strategies, command="inspect"
+    )
+    given = strategies or ((found,) if found is not None else ())
+    if not given and catalog.needs_strategy:
+        facts = "The ranks hold slices, and a strategy says of which axes."
+        raise UsageProblem(f"strategy check needs STRATEGY for {catalog.root}", facts=facts)
+    with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
+        candidates = check_strategies(catalog, given, executor)
+        fits = None
+        if devices is not None:
+            checkpoint = candidates[0].checkpoint if candidates else resolve(catalog)
+            fits = () if checkpoint is None else fit_devices(checkpoint, devices)
+    if report.as_json:
+        from ckpttool.operations import documents
+
+        tables.print_json(documents.strategy_check(catalog, candidates, fits))
+    else:
+        for one in candidates:
+            _print_candidate(one, report)
+        if fits and not report.quiet:
+            _print_devices(fits)
+    if candidates and candidates[0].verdict != "fits":
+        click.get_current_context().exit(1)
+
+
+def _print_candidate(one: Candidate, report: ReportOptions) -> None:
+    """Print the verdict and the evidence."""
+    if report.quiet and one.verdict == "fits":
+        return
+    tables.print_text(f"{one.path} ({'; '.join(_evidence(one))})", _VERDICTS[one.verdict])
+    findings = [*join_alike(one.findings)]
+    for finding in findings[:MAX_FINDINGS]:
+        tables.print_text(f"  {finding.fact}", indent=4)
+        if finding.facts:
+            tables.print_text(f"    {finding.facts}", indent=6)
+    if (more := len(findings) - MAX_FINDINGS) > 0:
+        tables.print_text(f"  and {more} more (--json all)", indent=4)
+    for path, names in one.rivals:
+        text = f"  {path} shards {count(len(names), 'tensor')} differently, and nothing contradicts"
+        tables.print_text(f"{text} either: {shorten(names, 3)}", indent=4)
+
+
+def _evidence(one: Candidate) -> Iterator[str]:
+    """Yield what was compared."""
+    if one.strategy is None:
+        yield "not read"
+        return
+    yield f"lists {one.listed} of {count(one.tensors, 'tensor')}"
+    if one.agreeing:
+        yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
+    if one.shaped:
+        yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
+    if one.is_open and not (one.agreeing or one.shaped):
+        yield "no replicas to compare, so contents cannot contradict it"
+
+
+def _print_devices(fits: Sequence[DeviceFit]) -> None:
+    """Print the device matrices, and the axes that stand in the way."""
+    (replicas, slices) = fits[0].device_matrix
+    rows = []
+    for one in fits:
+        axes = [f"{way.tensor} axis {way.axis} ({way.size})" for way in one.in_the_way]
+        rows.append((format_shape(one.device_matrix), "no" if axes else "yes", shorten(axes, 3)))
+    title = f"{count(replicas * slices, 'device')} of a stage: replicas x slices of an axis"
+    tables.print_table(title, ("device matrix", "fits", "axes in the way"), rows)

@@ -1,0 +1,282 @@
+"""Check which of some strategies fits a checkpoint, and which numbers of devices its axes allow.
+
+The files are scanned once, and resolved with each strategy.  Samples are shared: a second strategy
+reads only what the first one left open.
+
+A strategy *does not fit* if names, shapes or contents contradict it.  It *fits* if nothing does,
+and something could have: ranks that should hold the same were compared, or it lists full shapes.
+Else *it cannot be known*: there are no replicas, slices are missing, parameters that differ between
+ranks are not in it, or two strategies shard a tensor differently and nothing contradicts either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from ckpttool.checkpoint.checkpoint import RANK_SPECIFIC_NAMES, Checkpoint, ResolveOptions
+from ckpttool.checkpoint.contents import sample_ranks
+from ckpttool.checkpoint.evidence import Evidence, answer
+from ckpttool.checkpoint.presence import limit_to_written_ranks
+from ckpttool.checkpoint.resolve import Purpose, resolving
+from ckpttool.checkpoint.samples import SampledTensor
+from ckpttool.checks import is_refused, run_checks
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.model.strategy import Strategy, shard_equally
+from ckpttool.operations.describe import summarize
+from ckpttool.operations.summary import names_to_sample
+from ckpttool.problems import CkptToolError, Diagnostic
+from ckpttool.strategy_files.reader import read_strategy
+from ckpttool.wording import format_difference
+
+Verdict = Literal["fits", "unknown", "misfit"]
+VERDICTS: tuple[Verdict, ...] = ("fits", "unknown", "misfit")  # the best first
+
+_AGAINST = frozenset(
+    {"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"}
+)
+# What leaves a strategy in doubt: it is not contradicted, and a conversion could not use it.
+_IN_DOUBT = frozenset(
+    {"undecided_shard", "missing", "unlisted", "renamed", "unsaved", "nothing", "no_elements"}
+    | {"equal_slices", "damaged", "not_compared"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy, and what the checkpoint shows of it.
+
+    Attributes
+    ----------
+    path
+        The file or folder.
+    verdict
+        Whether it fits.
+    strategy
+        What it says, as contents correct it; None if it cannot be read.
+    listed, tensors
+        Number of tensors of the checkpoint that it lists, and of all.
+    sampled, agreeing
+        Number of tensors of which samples were read, and of those whose replicas were compared and
+        are equal.
+    shaped
+        Number of sharded tensors of which it lists the full shape that the slices form.
+    rivals
+        Paths of other strategies that shard tensors differently, and that nothing contradicts
+        either, to the names of these tensors.
+    findings
+        What contradicts it, or leaves it in doubt; what contents correct.
+    checkpoint
+        The full tensors; None if it cannot be read.
+    """
+
+    path: str
+    verdict: Verdict
+    strategy: Strategy | None
+    listed: int
+    tensors: int
+    sampled: int
+    agreeing: int
+    shaped: int
+    rivals: tuple[tuple[str, tuple[str, ...]], ...]
+    findings: tuple[Diagnostic, ...]
+    checkpoint: Checkpoint | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing contradicts it or leaves it in doubt, but perhaps a rival."""
+        codes = {one.code for one in self.findings}
+        return self.checkpoint is not None and not codes & (_AGAINST | _IN_DOUBT)
+
+
+def check_strategies(
+    catalog: Catalog, strategies: Sequence[str | Strategy], executor: Executor
+) -> tuple[Candidate, ...]:
+    """Return what a checkpoint shows of each strategy, the best first.
+
+    Parameters
+    ----------
+    catalog
+        The files on disk, scanned without a strategy.
+    strategies
+        Each is a strategy, its file, or the folder with the files of its stages.
+    executor
+        Reads samples.
+    """
+    evidence = Evidence()
+    found = [_try(catalog, one, executor, evidence) for one in strategies]
+    return tuple(sorted(_compare(found), key=_order))
+
+
+def _order(one: Candidate) -> tuple[int, int, int, int]:
+    evidence = one.agreeing + one.shaped
+    return VERDICTS.index(one.verdict), len(one.findings), -evidence, -one.listed
+
+
+def _try(
+    catalog: Catalog, given: str | Strategy, executor: Executor, evidence: Evidence
+) -> Candidate:
+    """Return what the checkpoint shows of one strategy, by itself."""
+    path, tensors = given if isinstance(given, str) else given.origin, len(catalog.holders)
+    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), None)
+    try:
+        strategy = read_strategy([given]) if isinstance(given, str) else given
+    except CkptToolError as error:
+        return replace(nothing, findings=error.diagnostics)
+    listed = len(strategy.layouts.keys() & catalog.holders.keys())
+    try:
+        steps = resolving(
+            limit_to_written_ranks(catalog, strategy),
+            strategy,
+            ResolveOptions(),
+            contents="samples",
+            is_refused=partial(is_refused, command="verify"),
+            by_file=False,
+            purpose=Purpose("a strategy"),
+        )
+        checkpoint = answer(steps, executor, evidence)
+    except CkptToolError as error:
+        findings, codes = error.diagnostics, {one.code for one in error.diagnostics}
+        verdict: Verdict = "misfit" if codes & _AGAINST else "unknown"
+        return replace(
+            nothing, verdict=verdict, strategy=strategy, listed=listed, findings=findings
+        )
+    problems = [*run_checks(checkpoint, "verify")]
+    try:
+        problems += _differing_unlisted(checkpoint, executor, evidence)
+    except CkptToolError as error:
+        problems += error.diagnostics
+    problems += () if checkpoint.unread is None else checkpoint.unread.diagnostics
+    against = [one for one in problems if one.code in _AGAINST]
+    in_doubt = [one for one in problems if one.code in _IN_DOUBT]
+    corrected = [one for one in problems if one.code == "inferred"]
+    agreeing = sum(map(_agrees, checkpoint.sampled))
+    shaped = sum(map(_has_listed_shape, checkpoint.tensors))
+    verdict = "unknown" if in_doubt or not (agreeing or shaped) else "fits"
+    verdict = "misfit" if against else verdict
+    return Candidate(
+        path,
+        verdict,
+        checkpoint.strategy,
+        len(checkpoint.strategy.layouts.keys() & catalog.holders.keys()),
+        tensors,
+        len(checkpoint.sampled),
+        agreeing,
+        shaped,
+        (),
+        (*against, *in_doubt, *corrected),
+        checkpoint,
+    )
+
+
+def _differing_unlisted(
+    checkpoint: Checkpoint, executor: Executor, evidence: Evidence
+) -> Iterator[Diagnostic]:
+    """Yield the tensors that the strategy omits, and of which ranks hold different samples."""
+    if checkpoint.is_incomplete:
+        return
+    names = names_to_sample(summarize(checkpoint).entries)
+    for name, groups, _ in answer(sample_ranks(checkpoint.catalog, names), executor, evidence):
+        if len(groups) > 1 and name not in RANK_SPECIFIC_NAMES:
+            text, facts = (
+                "not in the strategy, and different between ranks",
+                format_difference(groups),
+            )
+            yield Diagnostic("unlisted", text, facts=facts, tensor=name)
+
+
+def _agrees(one: SampledTensor) -> bool:
+    """Return whether replicas of a tensor were compared, and are equal without being constant."""
+    has_compared = any(len(of_slice) > 1 for of_slice in one.samples)
+    return has_compared and not one.differing_groups and not one.is_constant
+
+
+def _has_listed_shape(one: FullTensor) -> bool:
+    """Return whether the strategy lists the full shape that the slices of a tensor form."""
+    if not isinstance(one.slicing, LayoutSlicing):
+        return False
+    layout = one.slicing.layout
+    return max(layout.slice_counts, default=1) > 1 and layout.full_shape == one.meta.shape
+
+
+def _compare(found: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates with their rivals, which leave them in doubt."""
+    open_ones = [one for one in found if one.is_open]
+    for one in found:
+        rivals = tuple(
+            (other.path, names)
+            for other in open_ones
+            if one.is_open and other is not one and (names := _differing(one, other))
+        )
+        yield replace(one, verdict="unknown", rivals=rivals) if rivals else one
+
+
+def _differing(one: Candidate, other: Candidate) -> tuple[str, ...]:
+    """Return the tensors of the checkpoint that two strategies shard differently."""
+    assert one.strategy is not None, "it was resolved"
+    assert other.strategy is not None, "it was resolved"
+    ours, theirs = one.strategy.layouts, other.strategy.layouts
+    assert one.checkpoint is not None, "it was resolved"
+    held = one.checkpoint.catalog.holders
+    return tuple(
+        name
+        for name in held
+        if name in ours and name in theirs and not shard_equally(ours[name], theirs[name])
+    )
+
+
+# ------------------------------------------------------------------------------- numbers of devices
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of tensors: their names, folded as in inspect, its number and its elements."""
+
+    tensor: str
+    axis: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFit:
+    """A device matrix of a stage, replicas and slices, and the axes that do not divide by it."""
+
+    device_matrix: tuple[int, int]
+    in_the_way: tuple[Axis, ...]
+
+
+def fit_devices(checkpoint: Checkpoint, devices: int) -> tuple[DeviceFit, ...]:
+    """Return which device matrices of a stage fit the axes of the parameters.
+
+    Where a strategy or the checkpoint says which axes are sharded, these count.  Else all axes of
+    parameters with two axes or more do.
+
+    Parameters
+    ----------
+    checkpoint
+        The full tensors.
+    devices
+        The ranks of a stage.
+    """
+    axes = tuple(_axes(checkpoint))
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    return tuple(
+        DeviceFit((devices // n, n), tuple(one for one in axes if one.size % n)) for n in divisors
+    )
+
+
+def _axes(checkpoint: Checkpoint) -> Iterator[Axis]:
+    """Yield the axes of parameters that are, or may be, sharded."""
+    for row in summarize(checkpoint).rows:
+        shape, placement = row.first.shape, row.first.placement
+        if shape is None or "" not in row.prefixes:
+            continue
+        is_known = placement.is_listed and placement.slice_counts is not None
+        for axis, size in enumerate(shape):
+            is_sharded = placement.cuts[axis : axis + 1] > (1,) if is_known else len(shape) > 1
+            if is_sharded and size > 1:
+                yield Axis(row.pattern, axis, size)

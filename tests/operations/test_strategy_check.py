@@ -1,0 +1,184 @@
+"""Which strategy fits a checkpoint: every strategy of the corpus against every checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.checkpoint.samples import TENSORS_PER_LAYOUT
+from ckpttool.concurrency import InlineExecutor
+from ckpttool.model.layout import Layout
+from ckpttool.operations.strategy_check import check_strategies, fit_devices
+from ckpttool.storage import sampling
+from ckpttool.strategy_files.reader import read_strategy
+from tests.support.checkpoints import noise, strategy_of, write_ranks
+from tests.support.corpus import GOLDEN
+
+
+def sources():
+    for folder in sorted(GOLDEN.glob("*/src")):
+        if strategies := sorted(folder.parent.glob("src_strategy.*")):
+            yield pytest.param(folder, strategies[0], id=folder.parent.name)
+
+
+def checked(folder, *strategies):
+    catalog = ckpttool.scan(str(folder))
+    return check_strategies(catalog, [*map(str, strategies)], InlineExecutor())
+
+
+@pytest.fixture
+def halves(tmp_path):
+    """Four ranks: w of two slices, each on two ranks, and 20 tensors like it."""
+    names = [f"layers.{i}.w" for i in range(20)]
+    full = {name: noise(name, "Float32", (64, 64)) for name in names}
+    ranks = {
+        r: {n: one.excerpt(slice(32 * (r // 2), 32 * (r // 2) + 32)) for n, one in full.items()}
+        for r in range(4)
+    }
+    write_ranks(tmp_path / "run", ranks, "ckpt")
+    return tmp_path / "run", names
+
+
+def write(path, names, layout):
+    ckpttool.write_strategy(strategy_of(dict.fromkeys(names, layout)), str(path))
+    return path
+
+
+def test_samples_are_read_once_for_all_strategies(halves, tmp_path, monkeypatch):
+    folder, names = halves
+    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
+    read = []
+    take = sampling.take_samples
+    monkeypatch.setattr(sampling, "take_samples", lambda found: read.extend(found) or take(found))
+    checked(folder, right)
+    alone = len(read)
+    assert alone > TENSORS_PER_LAYOUT * 4
+    read.clear()
+    others = [write(tmp_path / f"{i}.ckpt", names, Layout((2, 2), ((1,), ()))) for i in range(3)]
+    found = checked(folder, right, *others)
+    assert len(read) == alone
+    assert [one.verdict for one in found] == ["fits"] * 4
+    read.clear()
+    checked(folder, right, write(tmp_path / "c.ckpt", names, Layout((2, 2), ((), (1,)))))
+    assert len(read) == alone  # the same ranks hold the same
+
+
+def test_a_strategy_that_covers_all_names_does_not_fit_if_contents_contradict(halves, tmp_path):
+    folder, names = halves
+    wrong = {
+        "swapped": Layout((2, 2), ((0,), ())),
+        "each": Layout((4,), ((0,), ())),
+        "shard": Layout((2, 2), ((1,), ()), optimizer_shard=2),
+    }
+    paths = [write(tmp_path / f"{name}.ckpt", names, one) for name, one in wrong.items()]
+    right = write(tmp_path / "right.ckpt", names, Layout((2, 2), ((1,), ())))
+    found = checked(folder, *paths, right)
+    assert [Path(found[0].path).name, found[0].verdict] == ["right.ckpt", "fits"]
+    assert {one.verdict for one in found[1:]} == {"misfit"}
+    assert all(one.findings for one in found[1:])
+    assert {one.listed for one in found} == {20}
+
+
+def test_equal_layouts_of_other_device_matrices_are_no_rivals(halves, tmp_path):
+    folder, names = halves
+    paths = [
+        write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ()))),
+        write(tmp_path / "b.ckpt", names, Layout((2, 1, 2), ((2,), ()))),
+        write(tmp_path / "c.ckpt", names[:4], Layout((2, 2), ((1,), ()))),
+    ]
+    found = checked(folder, *paths)
+    assert [one.verdict for one in found[:2]] == ["fits", "fits"]
+    assert found[2].verdict == "unknown"  # 16 tensors differ between ranks, and it lists none
+    assert {one.code for one in found[2].findings} == {"unlisted"}
+
+
+def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
+    full = noise("w", "Float32", (8, 4))
+    ranks = {r: {"w": full.excerpt(slice(4 * r, 4 * r + 4))} for r in (0, 1)}
+    write_ranks(tmp_path / "run", ranks, "ckpt")
+    rows, columns = Layout((2,), ((0,), ())), Layout((2,), ((), (0,)))
+    listed = {"rows.json": rows, "columns.json": columns, "rows.ckpt": rows}
+    paths = [
+        write(tmp_path / name, ["w"], replace(one, full_shape=(8, 4)))
+        for name, one in listed.items()
+    ]
+    found = {Path(one.path).name: one for one in checked(tmp_path / "run", *paths)}
+    assert {name: one.verdict for name, one in found.items()} == {
+        "rows.json": "fits",
+        "columns.json": "misfit",
+        "rows.ckpt": "unknown",
+    }
+    assert found["rows.json"].shaped == 1
+
+
+def test_a_missing_rank_leaves_a_strategy_in_doubt_only_if_slices_are_gone(halves, tmp_path):
+    folder, names = halves
+    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
+    (path,) = (folder / "rank_3").iterdir()
+    path.unlink()
+    assert checked(folder, right)[0].verdict == "fits"
+    (path,) = (folder / "rank_2").iterdir()
+    path.unlink()
+    (found,) = checked(folder, right)
+    assert found.verdict == "unknown"
+    assert {one.code for one in found.findings} == {"missing"}
+
+
+@pytest.mark.parametrize(("folder", "path"), [*sources()])
+def test_the_strategy_of_the_run_is_never_refused(folder, path):
+    options = ckpttool.SourceOptions()
+    if folder.parent.name.startswith("encrypted"):
+        key = (folder.parent / "case.json").read_text(encoding="utf-8")
+        options = replace(options, key=key.partition('"enc_key": "')[2].partition('"')[0].encode())
+    catalog = ckpttool.scan(str(folder), options)
+    (found,) = check_strategies(catalog, [str(path)], InlineExecutor())
+    assert found.verdict != "misfit", found.findings
+
+
+def test_device_matrices_fit_the_axes_that_are_sharded(halves, tmp_path):
+    folder, names = halves
+    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
+    (found,) = checked(folder, right)
+    fits = fit_devices(found.checkpoint, 12)
+    assert [one.device_matrix for one in fits] == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]
+    assert [bool(one.in_the_way) for one in fits] == [False, False, True, False, True, True]
+    (way,) = fits[2].in_the_way
+    assert (way.tensor, way.axis, way.size) == ("layers.{0-19}.w", 0, 64)
+
+
+def test_of_full_tensors_every_axis_counts_but_those_of_vectors(tmp_path):
+    tensors = {"w": noise("w", "Float32", (8, 6)), "b": noise("b", "Float32", (5,))}
+    tensors["adam_m.w"] = noise("m", "Float32", (8, 6))
+    write_ranks(tmp_path / "run", {0: tensors}, "ckpt")
+    (path,) = (tmp_path / "run" / "rank_0").iterdir()
+    path.rename(tmp_path / "m.ckpt")
+    checkpoint = ckpttool.resolve(ckpttool.scan(str(tmp_path / "m.ckpt")))
+    ways = {
+        one.device_matrix[1]: [(way.tensor, way.axis) for way in one.in_the_way]
+        for one in fit_devices(checkpoint, 12)
+    }
+    assert ways == {
+        1: [],
+        2: [],
+        3: [("w", 0)],
+        4: [("w", 1)],
+        6: [("w", 0)],
+        12: [("w", 0), ("w", 1)],
+    }
+
+
+def test_every_other_strategy_of_the_corpus_is_judged():
+    """Those of the same network on as many ranks may fit; no other is taken for right."""
+    folder = GOLDEN / "reshard_8_to_4" / "src"
+    own = read_strategy(str(GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"))
+    paths = sorted(GOLDEN.glob("*/*_strategy.*"))
+    found = checked(folder, *paths)
+    for one in found:
+        if one.verdict == "fits":
+            common = one.strategy.layouts.keys() & own.layouts.keys()
+            assert common
+            assert all(one.strategy.layouts[name] == own.layouts[name] for name in common), one.path
+    assert sum(one.verdict == "fits" for one in found) >= 3
