@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckpttool.model.manifest import units
+from ckpttool.model.manifest import units as units_of
 from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
@@ -200,7 +200,7 @@ def _units_in_source_order(
 
     def starts(index: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
         output = slices[index][0]
-        for number, region in enumerate(units(output.meta)):
+        for number, region in enumerate(units_of(output.meta)):
             yield region.moved_by(output.region.start).start, index, number, region
 
     for _, index, number, region in merge(*map(starts, range(len(slices)))):
@@ -234,17 +234,21 @@ def fill(task: FillTask) -> Filled:
     FormatError
         A source file has become shorter since its header was read.
     """
-    largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
-    widest = max(
-        unit.tensor.meta.itemsize for unit in task.units
-    )  # a band holds at least one element
-    buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
+    states: dict[tuple[str, str, int], HASH] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
-        for _, units_of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
-            hashes += _fill_tensor(files, tuple(units_of_tensor), buffer, task.band_bytes)
+        for unit, band, data in read_bands(task, files):
+            path, meta = unit.tensor.file.path, unit.tensor.meta
+            if not is_there(path):  # the coordinator removed the file: the run has ended
+                raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+            files.write_bytes(unit.tensor, _offset(band, meta.shape) * meta.itemsize, data)
+            key = path, meta.name, unit.number
+            states.setdefault(key, sha256()).update(data.data)
+            if band.stop == unit.region.stop:  # the last band in C order
+                hashes.append(UnitHash(*key, states.pop(key).hexdigest()))
+    assert not states, f"units without their last band: {[*states]}"
     return Filled(
         task.nbytes,
         tuple(hashes),
@@ -253,24 +257,25 @@ def fill(task: FillTask) -> Filled:
     )
 
 
-def _fill_tensor(
-    files: FlatFiles, tensor_units: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
-) -> Iterator[UnitHash]:
-    """Fill units of one tensor, band by band in the order of the full tensor; yield the hashes."""
-    states: dict[int, HASH] = {}
-    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(tensor_units))):
-        unit, band = tensor_units[step.unit], step.band
-        path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
-        data = buffer[: band.size * itemsize]
-        read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
-        if not is_there(path):  # the coordinator removed the file: the run has ended
-            raise FileNotFoundError(errno.ENOENT, "it is gone", path)
-        files.write_bytes(unit.tensor, _offset(band, unit.tensor.meta.shape) * itemsize, data)
-        states.setdefault(step.unit, sha256()).update(data.data)
-        if band.stop == unit.region.stop:  # the last band in C order
-            name, sha = unit.tensor.meta.name, states.pop(step.unit).hexdigest()
-            yield UnitHash(path, name, unit.number, sha)
-    assert not states, f"units without their last band: {[*states]}"
+def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    """Read what a task writes, band by band in the order of the full tensors.
+
+    Yields
+    ------
+    unit, band, data
+        A band of a unit, and its bytes, in a buffer that the next band overwrites.
+    """
+    largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
+    widest = max(unit.tensor.meta.itemsize for unit in task.units)  # a band has one element or more
+    buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
+    for _, of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
+        units = tuple(of_tensor)
+        for step in merge(*(_steps(i, unit, task.band_bytes) for i, unit in enumerate(units))):
+            unit, band = units[step.unit], step.band
+            itemsize = unit.tensor.meta.itemsize
+            data = buffer[: band.size * itemsize]
+            read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
+            yield unit, band, data
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
