@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +11,7 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import NUMBER, PATTERN
 from ckpttool.cli.progress import open_progress
-from ckpttool.problems import raise_all, severities
+from ckpttool.problems import severities
 from ckpttool.wording import count, format_bytes, format_shape, format_sizes
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.execution.executors import RunOptions
-    from ckpttool.model.catalog import Catalog
-    from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import TensorMeta
     from ckpttool.operations.diff import Difference, TensorDifference
 
@@ -95,8 +91,10 @@ def diff(
     report: ReportOptions,
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
+    from ckpttool.cli import workflow
+
     a, b = (side.for_engine(run) for side in sides)
-    loaded = _load(a, b, report, resolve.replicated)
+    loaded = workflow.load_sides(a, b, report, resolve.replicated)
     tolerance = None
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
@@ -116,32 +114,6 @@ def diff(
         _print(f"A {a.path} and B {b.path}", found, report)
     if not found.is_equal:
         click.get_current_context().exit(1)
-
-
-def _load(
-    a: Side, b: Side, report: ReportOptions, replicated: bool
-) -> tuple[Catalog, Catalog, Strategy | None, Strategy | None]:
-    """Read the catalogs and strategies of both sides, and raise all their problems at once.
-
-    B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
-    files and checkpoints that describe themselves need no strategy.
-    """
-    from ckpttool.cli import workflow
-
-    attempt = workflow.Attempts()
-    catalogs: list[Catalog] = []
-    strategies: list[Strategy | None] = []
-    if not replicated and not b.strategy_files:
-        b = replace(b, strategy_files=a.strategy_files)
-    for side, source in (("A", a), ("B", b)):
-        read = partial(workflow.load, source, report, find_strategy=not replicated)
-        if loaded := attempt(side, read):
-            catalog, strategy, _ = loaded
-            is_of_a = source.strategy_files is a.strategy_files
-            strategies.append(None if is_of_a and not catalog.needs_strategy else strategy)
-            catalogs.append(catalog)
-    raise_all(error.on_side(side) for side, error in attempt.errors.items())
-    return catalogs[0], catalogs[1], strategies[0], strategies[1]
 
 
 _WORDS = {  # by kind of difference

@@ -3,65 +3,31 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-import ckpttool
 from ckpttool.cli import tables
 from ckpttool.cli.options import SIGNALS, ReportOptions, Side
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.cli.signals import Terminated
-from ckpttool.discovery.scan import RankFiles, find, read_ranks
 from ckpttool.formats import get_format
-from ckpttool.model.catalog import Catalog
-from ckpttool.problems import (
-    CkptToolError,
-    Diagnostic,
-    Diagnostics,
-    PlanError,
-    StepError,
-    raise_all,
-    severities,
-)
-from ckpttool.wording import count, format_bytes, format_sizes, shorten
+from ckpttool.problems import Diagnostics, severities
+from ckpttool.wording import count, format_bytes, format_sizes
 
 if TYPE_CHECKING:
     from ckpttool.cli.signals import SignalGuard
     from ckpttool.execution.executors import RunOptions
     from ckpttool.model.plan import Plan
-    from ckpttool.model.strategy import Strategy
     from ckpttool.operations.convert import Conversion
+    from ckpttool.operations.load import Loaded, LoadedSides
     from ckpttool.problems import Command
     from ckpttool.transaction.resume import Assignment
-
-
-T = TypeVar("T")
-
-
-class Attempts:
-    """Calls whose errors are reported together: a bad strategy with a bad checkpoint.
-
-    ``errors`` has the error of each call that failed, by what it was for.
-    """
-
-    def __init__(self) -> None:
-        self.errors: dict[str, CkptToolError] = {}
-
-    def __call__(self, what: str, call: Callable[[], T]) -> T | None:
-        """Return the result of ``call``, or None if it fails."""
-        try:
-            return call()
-        except CkptToolError as error:
-            self.errors[what] = error
-            return None
 
 
 def load(
@@ -72,75 +38,35 @@ def load(
     find_strategy: bool = True,
     command: Command = "convert",
     diagnostics: Diagnostics | None = None,
-) -> tuple[Catalog, Strategy | None, Strategy | None]:
-    """Read the catalog and the strategies, and raise all their problems at once.
+) -> Loaded:
+    """Read the catalog and the strategies of a command; see `ckpttool.operations.load.load`."""
+    from ckpttool.operations import load as loading
 
-    Parameters
-    ----------
-    source
-        The checkpoint and its strategy files.
-    report
-        Whether to show progress.
-    dst_strategy
-        Strategy files of the target.
-    find_strategy
-        Whether to use the strategy that lies with the checkpoint, with a note, if the source names
-        none.
-    command
-        What the catalog is for; see `ckpttool.scan`.
-    diagnostics
-        Gets the errors of strategies, which are then None; without it they are raised.
-    """
-    attempt, src_files, used = Attempts(), source.strategy_files, []
-    found = attempt("SRC", partial(find, source.path, source.options, command=command))
-    if find_strategy and not src_files and found is not None and found.strategy_files:
-        src_files = found.strategy_files
-        used = [Diagnostic("strategy_file", f"strategy from {shorten(src_files, 1)}")]
-    files = {"-s": src_files, "-d": dst_strategy}
-    src, dst = (
-        attempt(option, partial(ckpttool.read_strategy, paths)) if paths else None
-        for option, paths in files.items()
-    )
-    catalog: Catalog | None
-    if isinstance(found, RankFiles):
-        with show_count("reading headers", report.hides_progress) as on_progress:
-            read = partial(read_ranks, found, src, command=command, on_progress=on_progress)
-            catalog = attempt("SRC", read)
-    else:
-        catalog = found
-    for option, paths in files.items():
-        if option in attempt.errors and _are_exchanged(source.path, paths):
-            raise PlanError([_exchange_problem(source.path, option, paths[0])])
-    if isinstance(attempt.errors.get("SRC"), StepError) and "-s" in attempt.errors:
-        del attempt.errors["SRC"]  # the choice of a step depends on the strategy
-    errors = [attempt.errors[what] for what in ("SRC", *files) if what in attempt.errors]
-    if catalog is None:
-        raise_all(errors)
-    elif diagnostics is not None:
-        diagnostics.failures += errors
-    elif errors:
-        raise_all([*catalog.damaged.values(), *errors])
-    assert catalog is not None, "its error was raised"
-    return replace(catalog, diagnostics=(*catalog.diagnostics, *used)), src, dst
-
-
-def _are_exchanged(src: str, strategy: Sequence[str]) -> bool:
-    """Return whether SRC is a strategy, and the only strategy file is a checkpoint."""
-    attempt = Attempts()
-    return (
-        len(strategy) == 1
-        and attempt("SRC", partial(ckpttool.read_strategy, src)) is not None
-        and attempt("-s", partial(ckpttool.scan, strategy[0])) is not None
+    return loading.load(
+        loading.Source(source.path, source.strategy_files, source.options),
+        dst_strategy,
+        find_strategy=find_strategy,
+        command=command,
+        diagnostics=diagnostics,
+        open_count=partial(show_count, quiet=report.hides_progress),
+        exchange_hint=_exchange_hint,
     )
 
 
-def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
-    """Return the problem of a strategy given as SRC, and a checkpoint as the strategy.
+def load_sides(a: Side, b: Side, report: ReportOptions, replicated: bool) -> LoadedSides:
+    """Read both sides of diff; see `ckpttool.operations.load.load_sides`."""
+    from ckpttool.operations import load as loading
 
-    The hint keeps the paths that the command needs.
-    """
-    text = f"SRC and {option} look exchanged"
-    facts = f"{src} is a strategy, {strategy} is a checkpoint"
+    return loading.load_sides(
+        *(loading.Source(one.path, one.strategy_files, one.options) for one in (a, b)),
+        replicated=replicated,
+        open_count=partial(show_count, quiet=report.hides_progress),
+        exchange_hint=_exchange_hint,
+    )
+
+
+def _exchange_hint(src: str, option: str, strategy: str) -> str:
+    """Return the command line with the two exchanged, and the paths that it needs."""
     context = click.get_current_context()
     words: list[str] = []
     for one in context.command.params:
@@ -152,7 +78,7 @@ def _exchange_problem(src: str, option: str, strategy: str) -> Diagnostic:
         elif one.required:
             for path in [value] if isinstance(value, str) else value:
                 words += [one.opts[0], path]
-    return Diagnostic("source", text, hint=f"{context.command_path} {join(words)}", facts=facts)
+    return f"{context.command_path} {join(words)}"
 
 
 def convert(
@@ -164,58 +90,43 @@ def convert(
     ----------
     make_plan
         A function like `ckpttool.plan_merge`, which lacks ``executor`` and ``open_progress`` only.
-        The executor is on this host, and compares contents.
     run
         The engine and its limit of memory.
     report
         How to report.
     """
-    from ckpttool.execution.executors import is_cluster
-    from ckpttool.operations.convert import Conversion
+    from ckpttool.operations import convert as conversion
 
-    def print_note(note: Diagnostic) -> None:
-        late_notes.append(note)
-        tables.print_notes([note], severities("convert"), report.quiet)
-
-    late_notes: list[Diagnostic] = []
-    show = open_progress("reading what is kept", report.hides_progress)
-    started = time.perf_counter()
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
-    with ckpttool.open_engine(run.engine) as executor:
-        is_here = not is_cluster(run.engine)
-        with nullcontext(executor) if is_here else ckpttool.open_engine("threads") as local:
-            plan, assignment = make_plan(executor=local, open_progress=show)
-        mine = plan.limited_to(assignment.ranks)
-        sizes = ckpttool.fit_memory(run, executor, mine)
-        notes = (*plan.notes, *assignment.notes)
-        tables.print_notes(notes, severities("convert"), report.quiet)
-        total = sum(mine.sizes.values())
-        guard: SignalGuard = click.get_current_context().meta[SIGNALS]
-        with show(total, "writing") as on_progress, guard.deferring():
-            try:
-                written = ckpttool.execute(
-                    plan,
-                    assignment,
-                    executor,
-                    options=sizes,
-                    on_progress=on_progress,
-                    on_note=print_note,
-                    check=guard.check,
-                )
-            except Terminated as stopped:
-                complete, outputs = assignment.count_complete(), len(assignment.ranks)
-                stopped.complete = f"{complete} of {count(outputs, 'output')} complete"
-                stopped.hint = assignment.resume_hint if complete else "the same command"
-                raise
-    assignment = replace(assignment, notes=(*assignment.notes, *late_notes))
-    done = Conversion(plan, assignment, written, time.perf_counter() - started)
+    guard: SignalGuard = click.get_current_context().meta[SIGNALS]
+    done = conversion.convert(
+        make_plan,
+        run,
+        open_progress=open_progress("reading what is kept", report.hides_progress),
+        on_notes=lambda notes: tables.print_notes(notes, severities("convert"), report.quiet),
+        executing=partial(_stoppable, guard),
+        check=guard.check,
+    )
     if report.as_json:
         from ckpttool.operations.documents import convert as document
 
         tables.print_json(document(done))
     elif not report.quiet:
         _print(done, report.verbose)
+
+
+@contextmanager
+def _stoppable(guard: SignalGuard, assignment: Assignment) -> Iterator[None]:
+    """End a run by a signal where it is safe; say then what is complete."""
+    with guard.deferring():
+        try:
+            yield
+        except Terminated as stopped:
+            complete, outputs = assignment.count_complete(), len(assignment.ranks)
+            stopped.complete = f"{complete} of {count(outputs, 'output')} complete"
+            stopped.hint = assignment.resume_hint if complete else "the same command"
+            raise
 
 
 def _print(done: Conversion, verbose: bool) -> None:

@@ -1,12 +1,18 @@
-"""What merge, split and reshard answer."""
+"""Run merge, split and reshard: plan, execute, answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.execution.execute import execute
+from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
+from ckpttool.execution.memory import fit_memory
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 
@@ -95,3 +101,60 @@ class Conversion:
 def _size(source: FullTensor) -> tuple[bool, int]:
     is_parameter = parse_name(source.meta.name).same_shape_parameter is None
     return is_parameter, source.meta.nbytes
+
+
+def convert(
+    make_plan: Callable[..., tuple[Plan, Assignment]],
+    run: RunOptions,
+    *,
+    open_progress: OpenProgress = no_progress,
+    on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
+    executing: Callable[[Assignment], AbstractContextManager[object]] = nullcontext,
+    check: Callable[[], None] = lambda: None,
+) -> Conversion:
+    """Make a plan and execute it.
+
+    Parameters
+    ----------
+    make_plan
+        A function like `ckpttool.plan_merge`, which lacks ``executor`` and ``open_progress`` only.
+        The executor is on this host, and compares contents.
+    run
+        The engine and its limit of memory.
+    open_progress
+        Shows the phases.
+    on_notes
+        Called with the notes of the plan before anything is written, and with what only shows when
+        the run begins.
+    executing
+        Returns a context in which the plan is executed.
+    check
+        See `ckpttool.execute`.
+    """
+    late: list[Diagnostic] = []
+
+    def note_late(note: Diagnostic) -> None:
+        late.append(note)
+        on_notes([note])
+
+    started = time.perf_counter()
+    with open_engine(run.engine) as executor:
+        is_here = not is_cluster(run.engine)
+        with nullcontext(executor) if is_here else open_engine("threads") as local:
+            plan, assignment = make_plan(executor=local, open_progress=open_progress)
+        mine = plan.limited_to(assignment.ranks)
+        sizes = fit_memory(run, executor, mine)
+        on_notes((*plan.notes, *assignment.notes))
+        total = sum(mine.sizes.values())
+        with open_progress(total, "writing") as on_progress, executing(assignment):
+            written = execute(
+                plan,
+                assignment,
+                executor,
+                options=sizes,
+                on_progress=on_progress,
+                on_note=note_late,
+                check=check,
+            )
+    assignment = replace(assignment, notes=(*assignment.notes, *late))
+    return Conversion(plan, assignment, written, time.perf_counter() - started)

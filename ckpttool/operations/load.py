@@ -1,0 +1,200 @@
+"""Load what a person names: a checkpoint, its strategy and that of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ckpttool.discovery.scan import OnScan, RankFiles, SourceOptions, find, read_ranks, scan
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.strategy import Strategy
+from ckpttool.problems import (
+    CkptToolError,
+    Command,
+    Diagnostic,
+    Diagnostics,
+    PlanError,
+    StepError,
+    raise_all,
+)
+from ckpttool.wording import shorten
+
+StrategySource: TypeAlias = Sequence[str] | Strategy  # files, none for no strategy
+ExchangeHint: TypeAlias = Callable[[str, str, str], str]
+T = TypeVar("T")
+
+
+class OpenCount(Protocol):
+    """A function that shows a phase whose total is not known before."""
+
+    def __call__(self, phase: str) -> AbstractContextManager[OnScan]:
+        """Return a context manager, which returns a function of what is done and the total."""
+        ...
+
+
+def no_count(phase: str) -> AbstractContextManager[OnScan]:
+    """Return a context that shows no progress; an `OpenCount`."""
+    return nullcontext(lambda done, total: None)
+
+
+class Attempts:
+    """Calls whose errors are reported together: a bad strategy with a bad checkpoint.
+
+    ``errors`` has the error of each call that failed, by what it was for.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[str, CkptToolError] = {}
+
+    def __call__(self, what: str, call: Callable[[], T]) -> T | None:
+        """Return the result of ``call``, or None if it fails."""
+        try:
+            return call()
+        except CkptToolError as error:
+            self.errors[what] = error
+            return None
+
+
+def _read_strategy(paths: str | Sequence[str]) -> Strategy:
+    # Imported late, since most single files that are inspected have no strategy.
+    from ckpttool.strategy_files.reader import read_strategy
+
+    return read_strategy(paths)
+
+
+class Source(NamedTuple):
+    """A checkpoint, its strategy and how it is scanned, as a person names them."""
+
+    src: str | Catalog
+    strategy: StrategySource = ()
+    options: SourceOptions = SourceOptions()
+
+
+Loaded: TypeAlias = tuple[Catalog, Strategy | None, Strategy | None]  # and that of the target
+LoadedSides: TypeAlias = tuple[Catalog, Catalog, Strategy | None, Strategy | None]
+
+
+def load(
+    source: Source,
+    target: StrategySource = (),
+    *,
+    find_strategy: bool = True,
+    command: Command = "convert",
+    diagnostics: Diagnostics | None = None,
+    open_count: OpenCount = no_count,
+    exchange_hint: ExchangeHint = lambda src, option, path: "exchange the two",
+) -> Loaded:
+    """Read the catalog and the strategies, and raise all their problems at once.
+
+    Parameters
+    ----------
+    source
+        The checkpoint.
+    target
+        The strategy of a target.
+    find_strategy
+        Whether to use the strategy that lies with the checkpoint, with a note, if none is given.
+    command
+        What the catalog is for; see `ckpttool.scan`.
+    diagnostics
+        Gets the errors of strategies, which are then None; without it they are raised.
+    open_count
+        Shows how many headers were read.
+    exchange_hint
+        Returns what to do if a strategy is given as the checkpoint, and a checkpoint as the
+        strategy; takes the former, the option and the latter.
+    """
+    (src, strategy, options), attempt, used = source, Attempts(), []
+    found: Catalog | RankFiles | None
+    if isinstance(src, Catalog):
+        found = src
+    else:
+        found = attempt("SRC", partial(find, src, options, command=command))
+    if find_strategy and strategy == () and found is not None and found.strategy_files:
+        strategy = found.strategy_files
+        used = [Diagnostic("strategy_file", f"strategy from {shorten(strategy, 1)}")]
+    given = {"-s": strategy, "-d": target}
+    read_src, read_dst = (
+        one
+        if isinstance(one, Strategy)
+        else attempt(option, partial(_read_strategy, one))
+        if one
+        else None
+        for option, one in given.items()
+    )
+    catalog: Catalog | None
+    if isinstance(found, RankFiles):
+        with open_count("reading headers") as on_scan:
+            read = partial(read_ranks, found, read_src, command=command, on_progress=on_scan)
+            catalog = attempt("SRC", read)
+    else:
+        catalog = found
+    for option, one in given.items():
+        if option in attempt.errors and isinstance(src, str) and not isinstance(one, Strategy):
+            _refuse_exchanged(src, option, one, exchange_hint)
+    if isinstance(attempt.errors.get("SRC"), StepError) and "-s" in attempt.errors:
+        del attempt.errors["SRC"]  # the choice of a step depends on the strategy
+    errors = [attempt.errors[what] for what in ("SRC", *given) if what in attempt.errors]
+    if catalog is None:
+        raise_all(errors)
+    elif diagnostics is not None:
+        diagnostics.failures += errors
+    elif errors:
+        raise_all([*catalog.damaged.values(), *errors])
+    assert catalog is not None, "its error was raised"
+    if used:
+        catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *used))
+    return catalog, read_src, read_dst
+
+
+def _refuse_exchanged(
+    src: str, option: str, strategy: Sequence[str], exchange_hint: ExchangeHint
+) -> None:
+    """Raise `PlanError` if ``src`` is a strategy, and the only strategy file is a checkpoint."""
+    attempt, path = Attempts(), strategy[0]
+    if (
+        len(strategy) == 1
+        and attempt("SRC", partial(_read_strategy, src)) is not None
+        and attempt(option, partial(scan, path)) is not None
+    ):
+        text, hint = f"SRC and {option} look exchanged", exchange_hint(src, option, path)
+        facts = f"{src} is a strategy, {path} is a checkpoint"
+        raise PlanError([Diagnostic("source", text, hint=hint, facts=facts)])
+
+
+def load_sides(
+    a: Source,
+    b: Source,
+    *,
+    replicated: bool = False,
+    open_count: OpenCount = no_count,
+    exchange_hint: ExchangeHint = lambda src, option, path: "exchange the two",
+) -> LoadedSides:
+    """Read the catalogs and strategies of two sides, and raise all their problems at once.
+
+    B has the strategy of A if none is named for it, unless its ranks hold full tensors.  Single
+    files and checkpoints that describe themselves need no strategy.
+    """
+    attempt = Attempts()
+    catalogs: list[Catalog] = []
+    strategies: list[Strategy | None] = []
+    if not replicated and b.strategy == ():
+        b = b._replace(strategy=a.strategy)
+    for side, source in (("A", a), ("B", b)):
+        call = partial(
+            load,
+            source,
+            find_strategy=not replicated,
+            open_count=open_count,
+            exchange_hint=exchange_hint,
+        )
+        if loaded := attempt(side, call):
+            catalog, strategy, _ = loaded
+            is_of_a = source.strategy is a.strategy
+            strategies.append(None if is_of_a and not catalog.needs_strategy else strategy)
+            catalogs.append(catalog)
+    raise_all(error.on_side(side) for side, error in attempt.errors.items())
+    return catalogs[0], catalogs[1], strategies[0], strategies[1]
