@@ -85,6 +85,11 @@ class TensorUnit:
         return TensorUnit, (self.tensor, self.region, output, self.number)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the unit."""
+        return self.region.size * self.tensor.meta.itemsize
+
+    @property
     def origin(self) -> tuple[int, ...]:
         """Index in the full tensor of the output tensor's first element.
 
@@ -141,7 +146,18 @@ class FillTask:
     @property
     def nbytes(self) -> int:
         """Bytes that the task writes."""
-        return sum(unit.region.size * unit.tensor.meta.itemsize for unit in self.units)
+        return sum(unit.nbytes for unit in self.units)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffer for a band, which has at least one element."""
+        widest = max(unit.tensor.meta.itemsize for unit in self.units)
+        return max(widest, min(self.band_bytes, max(unit.nbytes for unit in self.units)))
+
+    def by_tensor(self) -> Iterator[tuple[TensorUnit, ...]]:
+        """Yield the units of each tensor."""
+        for _, units in groupby(self.units, lambda unit: unit.tensor.meta.name):
+            yield tuple(units)
 
 
 def cut_into_tasks(
@@ -265,17 +281,21 @@ def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, R
     unit, band, data
         A band of a unit, and its bytes, in a buffer that the next band overwrites.
     """
-    largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
-    widest = max(unit.tensor.meta.itemsize for unit in task.units)  # a band has one element or more
-    buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
-    for _, of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
-        units = tuple(of_tensor)
-        for step in merge(*(_steps(i, unit, task.band_bytes) for i, unit in enumerate(units))):
-            unit, band = units[step.unit], step.band
-            itemsize = unit.tensor.meta.itemsize
-            data = buffer[: band.size * itemsize]
-            read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
-            yield unit, band, data
+    buffer = np.empty(task.buffer_bytes, np.uint8)
+    for units in task.by_tensor():
+        yield from read_tensor(units, files, buffer, task.band_bytes)
+
+
+def read_tensor(
+    units: Sequence[TensorUnit], files: FlatFiles, buffer: Bytes, band_bytes: int
+) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    """Read the units of one tensor of a task, as `read_bands` does."""
+    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(units))):
+        unit, band = units[step.unit], step.band
+        itemsize = unit.tensor.meta.itemsize
+        data = buffer[: band.size * itemsize]
+        read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
+        yield unit, band, data
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:
