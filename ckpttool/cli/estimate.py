@@ -72,7 +72,7 @@ def _needs(supplies: Sequence[Supply], noun: str) -> str:
         return format_ranks(ranks, noun, most=12)
     least, *_, most = sorted(map(len, needed))
     several = f"{least} to {most} source {noun}s" if most > least else count(most, f"source {noun}")
-    return f"each output {several}; -v lists them"
+    return f"{several} for each output; -v lists them"
 
 
 def _memory(peak: Peak) -> str:
