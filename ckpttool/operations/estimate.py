@@ -22,6 +22,7 @@ from ckpttool.storage.counting import CountingExecutor
 from ckpttool.transaction.manifest import Written
 
 if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
     from ckpttool.model.plan import Plan
     from ckpttool.problems import Diagnostic
     from ckpttool.transaction.resume import Assignment
@@ -36,8 +37,8 @@ class Estimate:
     conversion
         What the run would answer; its ``seconds`` are those of the dry run.
     headers, samples
-        What was read to know all this, as the run reads it, too: the headers of the source, and
-        contents where they decide or are checked.
+        What was read to know all this, as the run reads it, too: what finds the files and their
+        headers, and contents where they decide or are checked.
     work
         What the tasks of the run would do.
     peak
@@ -118,12 +119,17 @@ def estimate(
     written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
     return Estimate(
         done,
-        sum((file.reads for one in plan.inputs for file in one.files.values()), Reads()),
+        sum(map(_header_reads, plan.inputs), Reads()),
         counting.reads,
         work,
         estimate_peak(run, mine, before, work),
         find_space(written),
     )
+
+
+def _header_reads(catalog: Catalog) -> Reads:
+    """Return what was read to find the files of a source and to know what they hold."""
+    return sum((file.reads for file in catalog.files.values()), catalog.reads)
 
 
 def _outputs(plan: Plan, assignment: Assignment, sizes: Mapping[int, int]) -> Sequence[Written]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -199,13 +200,13 @@ def test_gaps_that_are_read_are_said(watch):
     assert reads["over_read"] == reads["data"]["nbytes"] - MIB // 2 > 30 * MIB
 
 
-def small(dst=True):
+def small(dst=True, format="ckpt"):
     """Write two tensors over four ranks, and a target of eight; the words of a reshard."""
     held = cut(
         {name: noise(name, "Float32", (64, 32)) for name in "wv"},
         strategy_of({"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}),
     )
-    write_ranks(Path("src"), held, "ckpt")
+    write_ranks(Path("src"), held, format)
     layouts = {"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}
     ckpttool.write_strategy(strategy_of(layouts), "s.ckpt")
     layouts = {"w": Layout((2, 4), ((1,), ())), "v": Layout((2, 4), ((), (0,)), 2)}
@@ -320,3 +321,33 @@ def test_a_dry_run_changes_nothing(tmp_path, watch, format, state):
         and "memfd:" not in line
     ]
     assert found == []
+
+
+READ = re.compile(r"(?:read|readv|pread64|preadv2?)\(\d+<(?P<path>[^>]+)>.* = (?P<nbytes>\d+)$")
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+def test_all_reads_of_the_source_are_said(tmp_path, format):
+    """Headers, samples and data are what the system sees of the run, from its start to its end."""
+    need("strace")
+    small(format=format)
+    words = ["reshard", "src", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "out", "--format", "ckpt"]
+    words += ["-j", "2"]
+    reads = dry(words)["dry_run"]["reads"]
+    traced = [
+        "strace",
+        "-ff",
+        "-yy",
+        "-o",
+        "calls",
+        "-e",
+        "trace=read,readv,pread64,preadv,preadv2",
+    ]
+    program = [sys.executable, "-B", "-m", "ckpttool", *words, "-q"]
+    subprocess.run([*traced, *program], check=True)
+    texts = (path.read_text(errors="replace") for path in Path().glob("calls.*"))
+    lines = (line for text in texts for line in text.splitlines())
+    calls = [found for line in lines if (found := READ.search(line))]
+    sizes = [int(one["nbytes"]) for one in calls if str(tmp_path / "src") in one["path"]]
+    for key, total in (("requests", len(sizes)), ("nbytes", sum(sizes))):
+        assert sum(reads[kind][key] for kind in ("headers", "samples", "data")) == total

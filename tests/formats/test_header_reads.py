@@ -27,10 +27,11 @@ def test_reads_of_a_header_are_counted_as_the_system_sees_them(tmp_path, format)
     path = tmp_path / f"net{SUFFIXES[format]}"
     write_file(path, {f"w{i}": noise(f"w{i}", "Float32", (8, i + 1)) for i in range(50)}, format)
     trace = tmp_path / "calls"
-    command = ["strace", "-f", "-y", "-o", trace, "-e", "trace=read,pread64,readv"]
+    command = ["strace", "-ff", "-y", "-o", trace, "-e", "trace=read,pread64,readv"]
     command += [sys.executable, "-c", READ, path]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
-    lines = trace.read_text(errors="replace").splitlines()
+    texts = [one.read_text(errors="replace") for one in tmp_path.glob("calls.*")]
+    lines = (line for text in texts for line in text.splitlines())
     calls = [call for line in lines if (call := CALL.search(line)) and call["path"] == str(path)]
     assert calls
     counted = [int(word) for word in done.stdout.split()]
