@@ -19,6 +19,7 @@ import pytest
 
 import ckpttool
 from ckpttool.execution import execute as execute_module
+from ckpttool.execution.memory import peak_bytes
 from ckpttool.execution.schedule import Batch
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
@@ -222,12 +223,16 @@ def small(dst=True, format="ckpt"):
         "--write-strategy new.ckpt",
         "--format ckpt --crc",
         "--check-replicas --strict",
-        "--max-memory 300MiB",
         "--not-in-target drop",
     ],
 )
 def test_options_decide_as_in_the_run(watch, options):
     assert_as_said(watch, ["reshard", *small(), "-o", "out", *options.split()])
+
+
+def test_a_budget_of_memory_decides_as_in_the_run(watch):
+    budget = f"{(peak_bytes() >> 20) + 100}MiB"
+    assert_as_said(watch, ["reshard", *small(), "-o", "out", "--max-memory", budget])
 
 
 def test_numbered_files_are_said(watch):
