@@ -1,13 +1,19 @@
 """Inspect, merge, split and reshard MindSpore distributed checkpoints, without MindSpore.
 
-In five lines::
+One line each::
 
     import ckpttool
 
-    catalog = ckpttool.scan("checkpoint/")
-    strategy = ckpttool.read_strategy(["strategy.ckpt"])
-    plan, assignment = ckpttool.plan_merge(catalog, strategy, "merged.h5")
-    ckpttool.execute(plan, assignment)
+    ckpttool.open("checkpoint/", "strategy.ckpt")["lm_head.weight"][0]  # reads one row
+    ckpttool.inspect("checkpoint/", "strategy.ckpt")
+    ckpttool.merge("checkpoint/", "strategy.ckpt", "merged.h5")
+    ckpttool.split("merged.h5", "new_strategy.ckpt", "split/")
+    ckpttool.reshard("checkpoint/", "strategy.ckpt", "new_strategy.ckpt", "new/")
+    ckpttool.verify("merged.h5", deep=True)
+    ckpttool.diff("checkpoint/", "merged.h5", "strategy.ckpt")
+
+A checkpoint is a path, or what `scan` returns; a strategy its files, or what `read_strategy`
+returns.  What they are made of is public as well: `scan`, `resolve`, `plan_merge`, `execute`.
 """
 
 from __future__ import annotations
@@ -18,6 +24,14 @@ from ckpttool._version import __version__ as __version__
 
 TYPE_CHECKING = False  # an import of typing would delay the signal handlers of `ckpttool.__main__`
 if TYPE_CHECKING:  # an alias makes a name public
+    from ckpttool.api import diff as diff
+    from ckpttool.api import inspect as inspect
+    from ckpttool.api import merge as merge
+    from ckpttool.api import open as open
+    from ckpttool.api import reshard as reshard
+    from ckpttool.api import split as split
+    from ckpttool.api import to_dict as to_dict
+    from ckpttool.api import verify as verify
     from ckpttool.checkpoint.checkpoint import ResolveOptions as ResolveOptions
     from ckpttool.discovery.scan import SourceOptions as SourceOptions
     from ckpttool.discovery.scan import scan as scan
@@ -27,15 +41,11 @@ if TYPE_CHECKING:  # an alias makes a name public
     from ckpttool.execution.executors import open_engine as open_engine
     from ckpttool.execution.memory import fit_memory as fit_memory
     from ckpttool.formats import read_index as read_index
-    from ckpttool.operations.diff import diff as diff
-    from ckpttool.operations.inspect import describe as describe
     from ckpttool.operations.open import OpenCheckpoint as OpenCheckpoint
-    from ckpttool.operations.open import open as open
     from ckpttool.operations.plans import plan_merge as plan_merge
     from ckpttool.operations.plans import plan_reshard as plan_reshard
     from ckpttool.operations.plans import plan_split as plan_split
     from ckpttool.operations.source import resolve as resolve
-    from ckpttool.operations.verify import verify as verify
     from ckpttool.problems import CkptToolError as CkptToolError
     from ckpttool.problems import CkptToolWarning as CkptToolWarning
     from ckpttool.problems import CombinedError as CombinedError
@@ -59,6 +69,14 @@ if TYPE_CHECKING:  # an alias makes a name public
 # The module of each public name.  A name is imported when it is first used, so that a command
 # without arrays (--help, --version, completion) does not wait for numpy and h5py.
 _MODULES = {
+    "open": "ckpttool.api",
+    "merge": "ckpttool.api",
+    "split": "ckpttool.api",
+    "reshard": "ckpttool.api",
+    "inspect": "ckpttool.api",
+    "verify": "ckpttool.api",
+    "diff": "ckpttool.api",
+    "to_dict": "ckpttool.api",
     "CkptToolError": "ckpttool.problems",
     "CkptToolWarning": "ckpttool.problems",
     "CombinedError": "ckpttool.problems",
@@ -77,14 +95,11 @@ _MODULES = {
     "Tolerance": "ckpttool.storage.compare",
     "UnsupportedError": "ckpttool.problems",
     "VerifyError": "ckpttool.problems",
-    "describe": "ckpttool.operations.inspect",
-    "diff": "ckpttool.operations.diff",
     "Manifest": "ckpttool.transaction.manifest",
     "execute": "ckpttool.execution.execute",
     "finalize": "ckpttool.transaction.finalize",
     "fit_memory": "ckpttool.execution.memory",
     "OpenCheckpoint": "ckpttool.operations.open",
-    "open": "ckpttool.operations.open",
     "open_engine": "ckpttool.execution.executors",
     "plan_merge": "ckpttool.operations.plans",
     "plan_reshard": "ckpttool.operations.plans",
@@ -93,7 +108,6 @@ _MODULES = {
     "read_strategy": "ckpttool.strategy_files.reader",
     "resolve": "ckpttool.operations.source",
     "scan": "ckpttool.discovery.scan",
-    "verify": "ckpttool.operations.verify",
     "write_strategy": "ckpttool.strategy_files.writer",
 }
 

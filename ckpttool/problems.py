@@ -5,6 +5,9 @@ some ranks lack is a note of merge and a warning of verify.  `CODES` is the only
 severities.  The options ``--strict`` and ``--ignore`` edit one column of it (`severities`); nothing
 else does.
 
+The text of an exception, or of a diagnostic as a ``str``, is for Python: it names keywords
+where the command line, which prints the fields, names options.
+
 An exception names the place, what was expected, what was found and, if possible, the remedy.  Its
 class has the exit code of the command line.  Arguments are positional and all go to
 ``super().__init__``: pickle rebuilds an exception in another process by calling its class with
@@ -18,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.wording import format_ranks, shorten
+from ckpttool.wording import format_ranks, shorten, with_keywords
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -318,6 +321,9 @@ class Diagnostic:
         """The lines as one text, for people."""
         return "\n  ".join(self.lines)
 
+    def __str__(self) -> str:
+        return with_keywords(self.text)
+
     def for_command(self, command: Command) -> Diagnostic:
         """Return the diagnostic; its hint names its page if ``command`` lacks an option in it.
 
@@ -387,7 +393,8 @@ class CkptToolError(Exception):
         yield Diagnostic(self.code, super().__str__())
 
     def __str__(self) -> str:
-        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in self.diagnostics)
+        lines = (join_clauses(one.fact, one.facts, one.hint) for one in self.diagnostics)
+        return with_keywords("\n".join(lines))
 
     def on_side(self, side: str) -> CkptToolError:
         """Return the error with its side of a comparison.
@@ -497,7 +504,7 @@ class FormatError(_PlaceError):
     def __str__(self) -> str:
         at = "" if self.offset is None else f" byte {self.offset}:"
         text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
-        return join_clauses(text, self.facts, self.hint)
+        return with_keywords(join_clauses(text, self.facts, self.hint))
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
@@ -603,7 +610,7 @@ class PlanError(CkptToolError):
         yield from self.args[0]
 
     def __str__(self) -> str:
-        return "\n".join(one.text for one in self.diagnostics)
+        return "\n".join(map(str, self.diagnostics))
 
 
 class NoStrategyError(PlanError):

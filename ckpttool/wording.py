@@ -233,3 +233,96 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
     by_word = {one.lower().lstrip("-"): one for one in names}
     near = get_close_matches(name.lower().lstrip("-"), by_word, 3, 0.65)
     return next((by_word[one] for one in near if fits(by_word[one])), "")
+
+
+MAX_HTML_ROWS = 200  # of a table in a notebook
+
+_KEYWORDS = {  # of options with a value
+    "-s": "strategy",
+    "-d": "target",
+    "-o": "out",
+    "--dec-key-file": "key",
+    "--rank": "ranks",
+    "--max-memory": "max_memory_bytes",
+    "--max-shard-size": "max_shard_bytes",
+    "--write-strategy": "strategy_path",
+    **{
+        f"--{name.replace('_', '-')}": name
+        for name in (
+            *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
+            *("format", "prefix", "not_in_target", "part"),
+        )
+    },
+}
+_FLAGS = {  # options without a value
+    "--check-manifest": 'manifest="all"',
+    "--ignore-manifest": 'manifest="ignore"',
+    **{
+        f"--{name.replace('_', '-')}": f"{name}=True"
+        for name in (
+            *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc"),
+            *("overwrite", "resume", "no_locks"),
+        )
+    },
+}
+_VALUE = (
+    r"'[^']*'|(?:first|rank|drop|ckpt|safetensors|hdf5)\b|[\w./*{}~:-]*[A-Z\d./{}][\w./*{}~:-]*"
+)
+_OPTION = re.compile(
+    rf"`[^`\n]*`|\bckpttool [a-z][^;\n]*|(?<![\w/.-])(--[a-z][a-z-]*|-[sdo]\b)(?: ({_VALUE}))?"
+)
+
+
+def with_keywords(text: str) -> str:
+    """Return a message with the keywords of Python in place of options of the command line.
+
+    Whole commands stay as they are.
+
+    Examples
+    --------
+    >>> with_keywords("-s STRATEGY, or --replicated if every rank holds the whole model")
+    "strategy='STRATEGY', or replicated=True if every rank holds the whole model"
+    >>> with_keywords("`ckpttool help -s`; --optimizer-shard 4, or --step with another iteration")
+    '`ckpttool help -s`; optimizer_shard=4, or step= with another iteration'
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        option, value = found.groups()
+        if option in _FLAGS:
+            return _FLAGS[option] + (f" {value}" if value else "")
+        name = _KEYWORDS.get(option or "")
+        if name is None:
+            return found[0]
+        if value is None:
+            return f"{name}="
+        is_number = value.isdecimal() and option != "--step"
+        return f"{name}={value if is_number else repr(value.strip(chr(39)))}"
+
+    return _OPTION.sub(keyword, text)
+
+
+class Brief:
+    """A record of much, whose ``repr`` is one line; a notebook shows its rows as a table."""
+
+    __slots__ = ()
+
+    def _texts(self) -> Iterable[str]:
+        """Yield what the line says."""
+        raise NotImplementedError
+
+    def _rows(self) -> Iterable[Sequence[str]]:
+        """Yield the rows of the table, the headings first."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(filter(None, self._texts()))}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape  # late, since `ckpttool --help` needs none
+
+        rows = [
+            "".join(f"<td>{escape(cell)}</td>" for cell in row)
+            for row, _ in zip(self._rows(), range(MAX_HTML_ROWS), strict=False)
+        ]
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<div>{escape(repr(self))}</div>" + (f"<table>{table}</table>" if rows else "")

@@ -33,7 +33,7 @@ FLOORS = [  # lowest first; rooms of one floor do not know each other
     {"checks"},
     {"planning", "execution"},
     {"operations"},
-    {"cli"},
+    {"api", "cli"},
 ]
 ROOMS = set().union(*FLOORS)
 STRANGERS = {"execution": {"checks"}}  # that do not know a room below them
@@ -43,6 +43,7 @@ WORLD |= {"ctypes", "resource", "signal", "socket", "time"}
 EXTRAS = {
     "ckpttool.execution.dask": {"dask", "distributed"},
     "ckpttool.execution.mpi": {"mpi4py"},
+    "ckpttool.api": {"ml_dtypes", "tqdm", "typing_extensions"},
     "ckpttool.operations.open": {"ml_dtypes"},
 }
 MODULES = sorted(ROOT.rglob("*.py"))

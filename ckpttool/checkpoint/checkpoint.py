@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from ckpttool.model.names import ParameterOfState, parse_name
 from ckpttool.model.slicing import FullTensor, RankGroups, Unlisted, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.problems import CkptToolError, Diagnostic, FormatError
+from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.hidden_shards import InferredStrategy
@@ -103,8 +104,8 @@ class ResolveOptions:
             raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, for cached_property
-class Checkpoint:
+@dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property
+class Checkpoint(Brief):
     """A checkpoint, resolved to full tensors.
 
     Attributes
@@ -162,6 +163,16 @@ class Checkpoint:
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     evidence: Evidence = field(default_factory=Evidence, compare=False)
+
+    def _texts(self) -> Iterator[str]:
+        ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
+        yield f"{self.catalog.root}: {count(len(self.tensors), 'tensor')} of {ranks}"
+        yield format_bytes(sum(one.meta.nbytes for one in self.tensors))
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "dtype", "shape")
+        for one in self.tensors:
+            yield (str(one.name), one.meta.dtype, format_shape(one.meta.shape))
 
     def knowing(self, **contents: object) -> Checkpoint:
         """Return the checkpoint with more of what contents show."""

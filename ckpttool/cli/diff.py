@@ -92,6 +92,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor."""
     from ckpttool.cli import workflow
+    from ckpttool.operations import diff as operation
 
     a, b = (side.for_engine(run) for side in sides)
     loaded = workflow.load_sides(a, b, report, resolve.replicated)
@@ -99,7 +100,7 @@ def diff(
     if atol is not None or rtol is not None:
         tolerance = ckpttool.Tolerance(atol or 0.0, rtol or 0.0)
     with ckpttool.open_engine(run.engine) as executor:
-        found = ckpttool.diff(
+        found = operation.diff(
             *loaded,
             resolve,
             tolerance=tolerance,

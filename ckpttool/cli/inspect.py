@@ -76,9 +76,8 @@ def _inspect(
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
-    from ckpttool.execution.executors import default_jobs
-    from ckpttool.operations.describe import SavesInspection, describe_strategy
-    from ckpttool.operations.inspect import examine, inspect_foreign
+    from ckpttool.operations.describe import describe_strategy
+    from ckpttool.operations.inspect import inspect_catalog, inspect_foreign
     from ckpttool.strategy_files.folders import are_strategies
 
     strategies = (source.path, *more, *source.strategy_files)
@@ -97,17 +96,9 @@ def _inspect(
         options.refuse_options("not a checkpoint", ())
         return foreign
     catalog, strategy, _ = workflow.load(source, report, command="inspect", diagnostics=found)
-    if catalog.names_of:
-        found.add(*catalog.diagnostics)
-        return SavesInspection(catalog.root, catalog.names_of, found)
-    reads_header_only = catalog.is_merged and strategy is None and not crc
-    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
-    with ckpttool.open_engine(engine) as executor:
-        return examine(
-            *(catalog, strategy),
-            crc=crc,
-            every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
-            executor=executor,
-            diagnostics=found,
-        )
+    return inspect_catalog(
+        *(catalog, strategy, found),
+        crc=crc,
+        every_tensor=every_tensor,
+        ignore_manifest=ignore_manifest,
+    )

@@ -60,13 +60,14 @@ def verify(
 ) -> None:
     """Find what is wrong with a checkpoint."""
     from ckpttool.cli import workflow
+    from ckpttool.operations import verify as operation
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, _ = workflow.load(
         source.for_engine(run), report, find_strategy=not resolve.replicated, command="verify"
     )
     with ckpttool.open_engine(run.engine) as executor:
-        found = ckpttool.verify(
+        found = operation.verify(
             catalog,
             strategy,
             resolve,
@@ -90,11 +91,6 @@ def _print(found: Verification, report: ReportOptions) -> None:
     """Print a verdict, the findings and the notes."""
     counts = found.count_severities()
     present = [severity for severity in ("error", "warning") if counts[severity]]
-    parts = ["headers", *["samples"] * found.is_sampled, *found.compared]
-    compared = " and ".join(", ".join(parts).rsplit(", ", 1))
-    clean = "nothing is wrong" if found.deep else f"the {compared} are right"
-    clean += "" if found.is_whole else " in each rank by itself"
-    verdict = ", ".join(count(counts[severity], severity) for severity in present) or clean
     read = [
         count(found.files, "file" if found.ranks is None else "rank"),
         *([f"step {found.step}"] if found.step else []),
@@ -103,6 +99,6 @@ def _print(found: Verification, report: ReportOptions) -> None:
     ]
     depth = "all data read" if found.deep else "--deep reads all data"
     if present or not report.quiet:
-        text = f"{found.path}: {verdict} ({', '.join(read)}; {depth})"
+        text = f"{found.path}: {found.verdict} ({', '.join(read)}; {depth})"
         tables.print_text(text, (*present, "OK")[0])
     tables.print_findings(found.findings, found.notes, found.severity_of, report)

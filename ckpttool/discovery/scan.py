@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,7 @@ class SourceOptions:
 
 
 def scan(
-    src: str,
+    src: str | os.PathLike[str],
     options: SourceOptions = SourceOptions(),
     strategy: Strategy | None = None,
     *,
@@ -141,7 +142,7 @@ def scan(
     OSError
         A folder cannot be read, or ``src`` if it is one file.
     """
-    found = find(src, options, command=command)
+    found = find(os.fspath(src), options, command=command)
     if isinstance(found, Catalog):
         return found
     return read_ranks(found, strategy, command=command, on_progress=on_progress)

@@ -6,6 +6,7 @@ A format is a codec of headers only.  It gives the bytes of a tensor as extents,
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -95,7 +96,7 @@ def format_of_content(path: str) -> str | None:
     return "ckpt" if mode_of(head) is not None else None
 
 
-def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
+def read_index(path: str | os.PathLike[str], key: bytes | Secret | None = None) -> FileIndex:
     """Return the header of a file of any format; its content decides, then its suffix.
 
     A ``.ckpt`` lacks a magic number: its suffix decides, or else its first byte.
@@ -118,7 +119,7 @@ def read_index(path: str, key: bytes | Secret | None = None) -> FileIndex:
     OSError
         The file cannot be opened or read.
     """
-    found = next(read_indexes([path], key))
+    found = next(read_indexes([os.fspath(path)], key))
     if isinstance(found, FormatError):
         raise found.__cause__ if isinstance(found.__cause__, OSError) else found
     return found

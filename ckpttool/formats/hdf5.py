@@ -21,9 +21,11 @@ The type of a dataset is a datatype message of its header:
 * A string entry is a scalar UTF-8 string of fixed length, padded with NUL.
 
 Attributes of the root group whose names begin with ``ckpttool.`` say how the file was made; see
-`ckpttool.operations.plans`.  They are strings of the same type, written first and in the order of
-their names.  No other attribute of a group is read, and no string of variable length: libhdf5 can
-hang on the heap of such strings in a damaged file.
+`ckpttool.operations.plans`.  They are scalar UTF-8 strings of variable length, which h5py returns
+as ``str``, written first and in the order of their names.  Strings of fixed length are read as
+well.  No other attribute of a group is read.  libhdf5 can hang on a damaged heap of such strings,
+so they are read only if all heaps (``GCOL``) in the first `_HEAP_BYTES` are whole: their objects
+fill them.
 
 A dataset that is read MUST be contiguous, allocated and little endian, of a type of the table, with
 hard links only.  h5py makes such datasets without chunks and compression.  Groups are only paths.
@@ -75,13 +77,15 @@ MAX_PATH_COMPONENT_BYTES = 60_000  # an HDF5 link and its name share an object h
 _LEAST_HEADER_BYTES = 256  # of a dataset, name included; 330 to 400 were observed
 # Of a file, of a dataset and of each group above it; the names count several times.  Files of 1 to
 # 1,000 datasets, with names of 2 to 3,000 characters, stay below (measured with libhdf5 1.14).
-_MOST_FILE_BYTES = 4096
+_MOST_FILE_BYTES = 8192  # with a heap of 4096
 _MOST_LINK_BYTES = 512
 _MOST_NAMES = 3
 _CACHED_BYTES = 6 << 10  # of a new dataset in the cache of libhdf5
 _CACHE_BYTES = 40 << 20  # largest size of that cache
 _FLAGS_AT = 11  # consistency flags of a superblock of version 3, behind its three size bytes
 _WRITE_FLAGS = 0b101  # opened for writing; for writing while others read (SWMR)
+_HEAP_BYTES = 64 << 10  # where the heap of the attributes lies, which are written first
+_HEAP_SIGNATURE, _HEAP_HEADER_BYTES, _HEAP_OBJECT_BYTES = b"GCOL", 16, 16
 _DTYPE_ATTRIBUTE = "dtype"
 _REPACK = "h5repack -l CONTI FILE NEW.h5"
 _WRITE_AGAIN = "write the dataset again, or leave it out"
@@ -132,7 +136,7 @@ class Hdf5(Format):
             base = opened.userblock_size
             contents = []
             places = {base: (base, base + len(HDF5_SIGNATURE), "the head of the file")}
-            attrs = _read_provenance(root)
+            attrs = _read_provenance(root, os.pread(opened.id.get_vfd_handle(), _HEAP_BYTES, base))
             for name, dataset in _walk_file(path, root):
                 self._on_object()
                 tensors[name] = tensor = _read_dataset(file, stamp.nbytes, name, dataset)
@@ -178,7 +182,7 @@ class Hdf5(Format):
                 root = h5g.open(opened.id, b"/")
                 for name, text in sorted(attrs.items()):
                     if name.startswith(PROVENANCE):
-                        _write_attribute(root, name, text)
+                        _write_variable_text(root, name, text)
                 for meta in tensors:
                     _create_groups(opened.id, meta.name, groups)
                     dataset = _create_dataset(opened.id, meta)
@@ -244,6 +248,33 @@ def _write_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str, text: str) -
     attribute.write(data, kind)
 
 
+def _write_variable_text(root: h5g.GroupID, name: str, text: str) -> None:
+    """Write an attribute of a group, a string of variable length."""
+    kind = h5t.py_create(h5py.string_dtype(), logical=True)
+    attribute = h5a.create(root, name.encode(), kind, h5s.create(h5s.SCALAR))
+    attribute.write(np.array(text, h5py.string_dtype()))
+
+
+def _has_whole_heaps(data: bytes) -> bool:
+    """Return whether the objects of each heap of strings fill it, as libhdf5 assumes."""
+    for found in re.finditer(_HEAP_SIGNATURE, data):
+        start, size = (
+            found.start(),
+            int.from_bytes(data[found.end() + 4 : found.end() + 12], "little"),
+        )
+        at, end = start + _HEAP_HEADER_BYTES, start + size
+        while at + _HEAP_OBJECT_BYTES <= end <= len(data):
+            number = int.from_bytes(data[at : at + 2], "little")
+            nbytes = int.from_bytes(data[at + 8 : at + 16], "little")
+            # The free space, object 0, counts its own header.
+            at += -(-nbytes // 8) * 8 + (_HEAP_OBJECT_BYTES if number else 0)
+            if number == 0:
+                break
+        if at != end:
+            return False
+    return True
+
+
 def _read_attribute(owner: h5d.DatasetID | h5g.GroupID, name: str) -> str | None:
     """Return the text of an existing attribute; None if it is not a string of fixed length."""
     attribute = h5a.open(owner, name.encode())
@@ -284,13 +315,31 @@ def _read_dtype(dataset: h5d.DatasetID) -> str | None:
     return named if named in DTYPES and DTYPES[named].hdf5 == "bytes" else None
 
 
-def _read_provenance(root: h5g.GroupID) -> dict[str, str]:
-    """Return name and text of the attributes of the root group that say how the file was made."""
+def _read_provenance(root: h5g.GroupID, head: bytes) -> dict[str, str]:
+    """Return name and text of the attributes of the root group that say how the file was made.
+
+    ``head`` is the start of the file.
+    """
     names: list[bytes] = []
     h5a.iterate(root, names.append)
-    ours = [name.decode(errors="replace") for name in names if name.startswith(PROVENANCE.encode())]
-    texts = {name: _read_attribute(root, name) for name in ours}
+    ours = [name for name in names if name.startswith(PROVENANCE.encode())]
+    if not ours or not _has_whole_heaps(head):
+        return {}
+    texts = {name.decode(errors="replace"): _read_variable_text(root, name) for name in ours}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _read_variable_text(root: h5g.GroupID, name: bytes) -> str | None:
+    """Return the text of an attribute of a group; None if it is not a scalar string."""
+    attribute = h5a.open(root, name)
+    kind = attribute.get_type()
+    if not isinstance(kind, h5t.TypeStringID) or not kind.is_variable_str():
+        return _read_attribute(root, name.decode())
+    if attribute.shape != ():
+        return None
+    data = np.empty((), h5py.string_dtype())
+    attribute.read(data)
+    return str(data.item().decode(errors="replace"))
 
 
 def _unsupported_type(path: str, name: str, kind: h5t.TypeID) -> UnsupportedError:

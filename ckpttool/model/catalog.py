@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -12,6 +12,7 @@ from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
 from ckpttool.model.tensors import FileIndex, FileStamp, Reads, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
+from ckpttool.wording import Brief, count, format_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +35,8 @@ class _TensorsOfRanks(Mapping[int, StoredTensor]):
         return sum(self.name in file.header for file in self.files.values())
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, for cached_property
-class Catalog:
+@dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property
+class Catalog(Brief):
     """The headers of the files of a checkpoint.
 
     Attributes
@@ -123,10 +124,29 @@ class Catalog:
             for rank, error in self.damaged.items():
                 error.rank = rank
 
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.root}: {count(len(self.files), 'file' if self.is_merged else 'rank')}"
+        yield f"step {self.step}" if self.step else ""
+        yield format_bytes(sum(file.nbytes for file in self.files.values()))
+        yield f"{len(self.damaged)} damaged" if self.damaged else ""
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("file" if self.is_merged else "rank", "path", "tensors", "size")
+        for rank, file in self.files.items():
+            path, tensors = file.paths[0], str(len(file.header))
+            yield (str(rank), path, tensors, format_bytes(file.nbytes))
+
     def errors(self, command: Command = "convert") -> tuple[Diagnostic, ...]:
         """Return the diagnostics that are errors for a command."""
         column = severities(command)
         return tuple(one for one in self.diagnostics if column[one.code] == "error")
+
+    @property
+    def common_attrs(self) -> dict[str, str]:
+        """The attributes that the headers of all files have in common."""
+        return dict(
+            sorted(set.intersection(*({*one.attrs.items()} for one in self.files.values())))
+        )
 
     @property
     def indexes(self) -> tuple[str, ...]:

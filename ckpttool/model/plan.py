@@ -20,6 +20,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Piece, Whole
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import StoredTensor, TensorMeta
 from ckpttool.problems import Diagnostic
+from ckpttool.wording import Brief, count, format_bytes
 
 NotInTarget = Literal["follow", "full", "drop"]
 
@@ -265,8 +266,8 @@ class Transfer:
         return replace(stored, name=self.name, dtype=self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan(Brief):
     """The outputs and the sources of each; iterating it yields the output files.
 
     It does not depend on the files at the destination, or on the outputs that one run of several
@@ -295,6 +296,17 @@ class Plan:
     strategies: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
+        yield count(len(self.target.paths), f"{self.target.format} file")
+        yield format_bytes(sum(self.sizes.values()))
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("output", "size")
+        sizes = self.sizes
+        for rank, path in self.target.paths.items():
+            yield (path, format_bytes(sizes[rank]))
 
     @property
     def attrs(self) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
@@ -20,11 +20,11 @@ from ckpttool.model.layout import Layout, fold_layout
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, StrategyError
-from ckpttool.wording import count, format_ranks, shorten
+from ckpttool.wording import Brief, count, format_ranks, shorten
 
 
-@dataclass(frozen=True)  # no slots, for cached_property
-class Strategy:
+@dataclass(frozen=True, repr=False)  # no slots, for cached_property
+class Strategy(Brief):
     """The layouts of parameters, as a strategy file lists them.
 
     Without any layout each file holds full tensors, or the checkpoint describes its slices.
@@ -66,6 +66,19 @@ class Strategy:
     def without_layouts(cls, ranks: int = 1, files: tuple[str, ...] = ()) -> Strategy:
         """Return the strategy of files that need none, which ``files`` say, or an option."""
         return cls({}, 1, ranks, files, replicates_rest=True)
+
+    def _texts(self) -> Iterator[str]:
+        files = f"{shorten(self.files, 1)}: " if self.files else ""
+        yield f"{files}{count(len(self.layouts), 'layout')}"
+        yield count(len(self.ranks), "rank")
+        yield count(self.stages, "stage") if self.stages > 1 else ""
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("parameter", "device matrix", "tensor map", "first rank")
+        for name, layouts in self.layouts.items():
+            for one in layouts:
+                facts = (one.device_matrix, one.tensor_map, one.first_rank)
+                yield (name, *map(str, facts))
 
     @property
     def origin(self) -> str:

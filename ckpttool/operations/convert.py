@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.execution.memory import fit_memory
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
+from ckpttool.wording import Brief, count, format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 MAX_SHARDED = 3  # tensors whose full shapes a person is asked to check
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion(Brief):
     """What a run has made: its outputs, and the files beside them.
 
     Attributes
@@ -44,6 +45,17 @@ class Conversion:
     assignment: Assignment
     outputs: Sequence[Written]
     seconds: float
+
+    def _texts(self) -> Iterator[str]:
+        where = self.outputs[0].path if self.is_one_file else self.plan.target.output_folder
+        yield f"{where}: {count(len(self.outputs), 'file')}"
+        yield format_bytes(self.dst_bytes)
+        yield f"{self.seconds:.2f} s"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("output", "format", "tensors", "size")
+        for one in self.outputs:
+            yield (one.path, one.format, str(one.tensors), format_bytes(one.nbytes))
 
     @property
     def source(self) -> Catalog:

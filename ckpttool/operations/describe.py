@@ -5,7 +5,7 @@ Nothing here reads a checkpoint; `ckpttool.operations.inspect` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -25,6 +25,7 @@ from ckpttool.operations.summary import (
     layouts_of_rules,
 )
 from ckpttool.problems import Diagnostics, StrategyError
+from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Completeness:
     replicas: tuple[int, int] | None = None  # fewest and most ranks that hold a slice
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+@dataclass(frozen=True, slots=True, repr=False)
+class Inspection(Brief):
     """What a checkpoint holds, and what was found wrong or noted.
 
     Attributes
@@ -65,6 +66,24 @@ class Inspection:
     completeness: Completeness
     found: Diagnostics
     devices: Mapping[int, Device] = field(default_factory=dict)
+
+    def _texts(self) -> Iterator[str]:
+        catalog, complete = self.catalog, self.completeness.complete
+        yield f"{catalog.root}: {count(len(catalog.files), 'file' if self.is_merged else 'rank')}"
+        yield f"step {catalog.step}" if catalog.step else ""
+        yield count(len({one.name for one in self.summary.entries}), "tensor")
+        yield format_bytes(sum(one.total_nbytes for one in self.summary.entries))
+        yield {True: "complete", False: "incomplete", None: ""}[complete]
+        errors = len(self.found.errors) + len(self.found.failures)
+        yield count(errors, "error") if errors else ""
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "number", "dtype", "shape", "slices")
+        for row in self.summary.rows:
+            first = row.first
+            shape = "" if first.shape is None else format_shape(first.shape)
+            slices = " x ".join(map(str, first.placement.slice_counts or ()))
+            yield (row.pattern, str(len(row.entries)), first.dtype, shape, slices)
 
     @property
     def is_merged(self) -> bool:

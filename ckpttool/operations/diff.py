@@ -40,6 +40,7 @@ from ckpttool.storage.compare import (
     compare_tensors,
 )
 from ckpttool.transaction.sources import require_unmodified_sources
+from ckpttool.wording import Brief, count, format_bytes
 
 Kind = Literal["only in A", "only in B", "dtype", "shape", "text", "values"]
 
@@ -76,12 +77,14 @@ class TensorDifference:
     values: TensorDelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference(Brief):
     """The result of `diff`.
 
     Attributes
     ----------
+    a, b
+        ``root`` of the catalogs.
     tensors
         Number of tensors; one that both sides have counts once.
     nbytes
@@ -97,12 +100,29 @@ class Difference:
         The tolerance for equal values; None if bytes were compared.
     """
 
+    a: str
+    b: str
     tensors: int
     nbytes: int
     differences: tuple[TensorDifference, ...]
     notes: tuple[Diagnostic, ...]
     findings: tuple[Diagnostic, ...] = ()
     tolerance: Tolerance | None = None
+
+    def _texts(self) -> Iterator[str]:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.count_kinds().items())
+        verdict = "equal" if self.is_equal else "different"
+        yield f"A {self.a} and B {self.b}: {verdict}{kinds and f', {kinds}'}"
+        yield count(self.tensors, "tensor")
+        yield f"{format_bytes(self.nbytes)} compared"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "what differs", "elements", "max abs")
+        for one in self.differences:
+            values = one.values
+            name = one.name if one.rank is None else f"{one.name} (rank {one.rank})"
+            most = "" if values is None or values.max_abs is None else f"{values.max_abs:.4g}"
+            yield (name, one.kind, "" if values is None else str(values.count), most)
 
     @property
     def is_equal(self) -> bool:
@@ -198,7 +218,10 @@ def diff(
             contradictions += [
                 one.on_side(side) for side, of in (("A", a), ("B", b)) for one in find_nothing(of)
             ]
-        return Difference(len(pairs), nbytes, differences, sided, tuple(contradictions), tolerance)
+        return Difference(
+            *(a.root, b.root, len(pairs), nbytes),
+            *(differences, sided, tuple(contradictions), tolerance),
+        )
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

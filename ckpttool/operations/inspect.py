@@ -28,56 +28,68 @@ from ckpttool.formats.foreign import (
 from ckpttool.formats.local import is_file, stat_file
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.strategy import Strategy
-from ckpttool.operations.describe import Inspection, assess, summarize
+from ckpttool.operations.describe import (
+    Inspection,
+    SavesInspection,
+    StrategyInspection,
+    assess,
+    describe_strategy,
+    summarize,
+)
 from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint
-    from ckpttool.operations.documents import Json
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
 MAX_FILE_SAMPLES = 4  # of a file, if a strategy lists the other tensors: as quick as its header
 
 
-def describe(
-    catalog: Catalog,
-    strategy: Strategy | None = None,
-    *,
-    crc: bool = False,
-    executor: Executor | None = None,
-    diagnostics: Diagnostics | None = None,
-) -> Json:
-    """Describe a checkpoint, as ``ckpttool inspect --json`` prints it.
-
-    Parameters
-    ----------
-    catalog
-        The files on disk, from `scan`.
-    strategy
-        The layouts.  With them, or if the checkpoint describes itself, the document has full
-        shapes, and samples of the tensors are checked against them.
-    crc
-        Verify checksums.
-    executor
-        Reads contents; by default the caller's own thread.
-    diagnostics
-        Collects problems, and the notes of the document.
+def inspect_other(path: str, found: Diagnostics) -> StrategyInspection | ForeignFile | None:
+    """Return what a strategy, or another file of MindSpore, is; None for a checkpoint.
 
     Raises
     ------
-    PlanError
-        The checkpoint takes no strategy.
-
-    Examples
-    --------
-    See "Python" in the guides (docs/guides/from-python.md).
+    StrategyError, FormatError
+        The file is damaged.
     """
-    from ckpttool.operations import documents
+    from ckpttool.strategy_files.folders import are_strategies
 
-    answer = examine(catalog, strategy, crc=crc, executor=executor, diagnostics=diagnostics)
-    return documents.inspect(answer)
+    if are_strategies([path]):
+        from ckpttool.strategy_files.reader import read_strategy
+
+        return describe_strategy(read_strategy(path), found)
+    return inspect_foreign(path)
+
+
+def inspect_catalog(
+    catalog: Catalog,
+    strategy: Strategy | None,
+    found: Diagnostics,
+    *,
+    crc: bool = False,
+    every_tensor: bool = False,
+    ignore_manifest: bool = False,
+) -> Inspection | SavesInspection:
+    """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
+    from ckpttool.execution.executors import default_jobs, open_engine
+
+    if catalog.names_of:
+        found.add(*catalog.diagnostics)
+        return SavesInspection(catalog.root, catalog.names_of, found)
+    reads_header_only = catalog.is_merged and strategy is None and not crc
+    engine = "inline" if reads_header_only else f"threads:{default_jobs()}"
+    with open_engine(engine) as executor:
+        return examine(
+            *(catalog, strategy),
+            crc=crc,
+            every_tensor=every_tensor,
+            ignore_manifest=ignore_manifest,
+            executor=executor,
+            diagnostics=found,
+        )
 
 
 def examine(
@@ -90,11 +102,13 @@ def examine(
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
-    """Inspect a checkpoint like `describe`, without the document.
+    """Inspect a checkpoint; ``diagnostics`` collects problems, and the notes.
 
-    Pages of the tensors without a layout tell which ranks hold the same: of all of them, or of the
-    first of each row if there are many.  With ``every_tensor`` there is no limit.  It is not known
-    whether a checkpoint is complete if tensors that a strategy omits differ between ranks.
+    With a strategy, or if the checkpoint describes itself, samples of the tensors are checked
+    against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
+    all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
+    limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
+    between ranks.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics

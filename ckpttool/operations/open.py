@@ -1,7 +1,6 @@
 """A sharded checkpoint opened like one file: a tensor is read where it is indexed.
 
-What is read is planned as a conversion is, with its checks: without a target the full tensors, with
-a target the slices of one of its ranks.  Nothing is written.
+What is read is planned as a conversion is, see `ckpttool.operations.plans.plan_reading`.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from itertools import product
 from types import EllipsisType, TracebackType
 from typing import Literal, TypeAlias
@@ -19,21 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ckpttool.checkpoint.checkpoint import ResolveOptions
-from ckpttool.concurrency import InlineExecutor
-from ckpttool.discovery.scan import SourceOptions, scan
-from ckpttool.model.catalog import Catalog
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import LayoutSlicing
-from ckpttool.model.strategy import Strategy
-from ckpttool.operations.plans import plan_reading
-from ckpttool.problems import CkptToolWarning, join_alike, join_clauses
+from ckpttool.problems import join_clauses
 from ckpttool.storage.numbers import decode
 from ckpttool.storage.region_io import FlatFiles, read_band
-from ckpttool.strategy_files.reader import read_strategy
-from ckpttool.wording import count, format_bytes, format_ranks, format_shape, nearest
+from ckpttool.wording import count, format_bytes, format_shape, nearest
 
 Path: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Path | Sequence[Path]
@@ -50,76 +40,6 @@ _ML_DTYPES = {
     "Float8E4M3FN": "float8_e4m3fn",
     "Float8E5M2": "float8_e5m2",
 }
-
-
-def open(
-    src: Path | Catalog,
-    strategy: Paths | Strategy | None = None,
-    *,
-    target: Paths | Strategy | None = None,
-    rank: int | None = None,
-    options: ResolveOptions = ResolveOptions(),
-    source_options: SourceOptions = SourceOptions(),
-    dtypes: DTypes = "float32",
-    executor: Executor | None = None,
-) -> OpenCheckpoint:
-    """Open a checkpoint like one file: its headers are read, and contents where they decide.
-
-    Parameters
-    ----------
-    src
-        The checkpoint: a path, or what `scan` returns.
-    strategy
-        The strategy files, or what `read_strategy` returns; None for a checkpoint that holds full
-        tensors or describes itself.
-    target, rank
-        The strategy of a target, and one of its ranks.  The tensors are then the slices that
-        reshard, or split, would write for this rank.
-    options, source_options
-        As for `plan_merge` and `scan`.
-    dtypes
-        How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
-        types of the package ``"ml_dtypes"``.
-    executor
-        Reads contents where they decide; by default the caller's own thread.
-
-    Warns
-    -----
-    CkptToolWarning
-        What the command line prints as a warning.
-
-    Raises
-    ------
-    FormatError, StrategyError, PlanError
-        All problems, in one error.
-    ValueError
-        Only one of ``target`` and ``rank`` is given.
-    IndexError
-        The target has no such rank.
-    ImportError
-        The package ml_dtypes is not installed.
-
-    Examples
-    --------
-    See "Python" in the guides (docs/guides/from-python.md).
-    """
-    if (target is None) != (rank is None):
-        raise ValueError("target= and rank= go together: the slices of one rank of a target")
-    if dtypes == "ml_dtypes":
-        import ml_dtypes  # noqa: F401, to fail here if it is not installed
-    src_strategy, dst_strategy = _read(strategy), _read(target)
-    if dst_strategy is not None and rank not in dst_strategy.ranks:
-        raise IndexError(f"rank={rank}: the target has {format_ranks(dst_strategy.ranks)}")
-    catalog = src
-    if not isinstance(catalog, Catalog):
-        catalog = scan(os.fspath(catalog), source_options, src_strategy)
-    executor = executor or InlineExecutor()
-    plan, found = plan_reading(catalog, src_strategy, dst_strategy, options, executor)
-    for one in join_alike(found.of("warning")):
-        warnings.warn(one.text, CkptToolWarning, stacklevel=2)
-    (output,) = plan.outputs([rank or 0])
-    attrs = set.intersection(*({*one.attrs.items()} for one in catalog.files.values()))
-    return OpenCheckpoint(catalog.root, output.tensors, dict(attrs), dtypes)
 
 
 class OpenCheckpoint(Mapping[str, "LazyTensor"]):
@@ -356,10 +276,3 @@ def _decoder(dtype: str, dtypes: DTypes) -> Callable[[npt.NDArray[np.uint8]], Ar
         return numbers.astype(np.float32) if is_float else numbers
 
     return decoded
-
-
-def _read(strategy: Paths | Strategy | None) -> Strategy | None:
-    if strategy is None or isinstance(strategy, Strategy):
-        return strategy
-    paths = [strategy] if isinstance(strategy, str | os.PathLike) else strategy
-    return read_strategy([os.fspath(path) for path in paths])

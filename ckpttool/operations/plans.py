@@ -114,7 +114,7 @@ def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None)
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
     Outputs of a checkpoint that ckpttool wrote keep its step and its strategy.
     """
-    kept = dict(set.intersection(*({*one.attrs.items()} for one in catalog.files.values())))
+    kept = catalog.common_attrs
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
     found = {
         "version": __version__,
@@ -270,7 +270,7 @@ def _files(catalog: Catalog) -> list[str]:
 def plan_merge(
     catalog: Catalog,
     strategy: Strategy | None,
-    path: str,
+    path: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
     *,
@@ -311,7 +311,7 @@ def plan_merge(
     ValueError
         An option applies to outputs for ranks only.
     """
-    output = output_options
+    path, output = os.fspath(path), output_options
     output.refuse("prefix", "ranks", "not_in_target", "strategy_path")
     format = choose_format(path, output.format, is_folder=output.max_shard_bytes is not None)
     attrs = header_attrs(output.crc)
@@ -327,7 +327,7 @@ def plan_merge(
 def plan_split(
     catalog: Catalog,
     strategy: Strategy,
-    folder: str,
+    folder: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
     *,
@@ -361,7 +361,7 @@ def plan_split(
         An option applies to merged checkpoints only.
     """
     source = _source_of_split(catalog, resolve_options)
-    target = rank_files(strategy, folder, output_options)
+    target = rank_files(strategy, os.fspath(folder), output_options)
     return _plan_and_check(source, target, output_options, executor, open_progress)
 
 
@@ -395,7 +395,7 @@ def plan_reshard(
     catalog: Catalog,
     src_strategy: Strategy | None,
     dst_strategy: Strategy,
-    folder: str,
+    folder: str | os.PathLike[str],
     resolve_options: ResolveOptions = ResolveOptions(),
     output_options: OutputOptions = OutputOptions(),
     *,
@@ -423,7 +423,7 @@ def plan_reshard(
         An option applies to merged checkpoints only.
     """
     source = _source_of_reshard(catalog, src_strategy, resolve_options)
-    target = rank_files(dst_strategy, folder, output_options)
+    target = rank_files(dst_strategy, os.fspath(folder), output_options)
     return _plan_and_check(source, target, output_options, executor, open_progress)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,11 +49,11 @@ from ckpttool.problems import (
 )
 from ckpttool.storage.checksums import check_files
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import format_difference
+from ckpttool.wording import Brief, count, format_bytes, format_difference
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+@dataclass(frozen=True, slots=True, repr=False)
+class Verification(Brief):
     """What `ckpttool.verify` found.
 
     Attributes
@@ -97,6 +97,26 @@ class Verification:
     is_sampled: bool = False
     deep: bool = False
     compared: tuple[str, ...] = ()
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {self.verdict}"
+        yield count(self.tensors, "tensor")
+        yield format_bytes(self.nbytes)
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("severity", "finding")
+        for one in self.findings:
+            yield (str(self.severity_of[one.code]), str(one))
+
+    @property
+    def verdict(self) -> str:
+        """The number of errors and warnings; without any what is right."""
+        counts = self.count_severities()
+        found = [count(counts[one], one) for one in ("error", "warning") if counts[one]]
+        parts = ["headers", *["samples"] * self.is_sampled, *self.compared]
+        compared = " and ".join(", ".join(parts).rsplit(", ", 1))
+        clean = "nothing is wrong" if self.deep else f"the {compared} are right"
+        return ", ".join(found) or clean + ("" if self.is_whole else " in each rank by itself")
 
     def count_severities(self) -> Counter[str]:
         """Return how many findings there are of each severity."""

@@ -59,6 +59,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,9 @@ T = TypeVar("T")
 _RUN_FILE = "the strategy file of the training run; `ckpttool help invalid_strategy` explains"
 
 
-def read_strategy(paths: str | Sequence[str]) -> Strategy:
+def read_strategy(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> Strategy:
     """Return the strategy in one or several files.
 
     Parameters
@@ -132,7 +135,8 @@ def read_strategy(paths: str | Sequence[str]) -> Strategy:
     cache: dict[tuple[bool, bytes], _StrategyFile] = {}
     handwritten: list[str] = []
     split_infos: list[str] = []
-    listed_files, skipped = _list_files([paths] if isinstance(paths, str) else paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    listed_files, skipped = _list_files([os.fspath(path) for path in given])
     for path in listed_files:
         try:
             _check_size(path)

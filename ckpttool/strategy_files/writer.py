@@ -54,6 +54,7 @@ MindSpore 2.10 ``parallel/_parallel_serialization.py`` (``_convert_to_list``,
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -87,7 +88,9 @@ def name_problem(path: str) -> tuple[str, str] | None:
     return None if other is None else (other, str(Path(path).with_suffix(".ckpt")))
 
 
-def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) -> None:
+def write_strategy(
+    strategy: Strategy, path: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
     """Write a strategy as one of MindSpore's files (protobuf), completely or not at all.
 
     Layouts are written as they are, also those that a JSON file gives of an expanded tensor.
@@ -110,6 +113,7 @@ def write_strategy(strategy: Strategy, path: str, *, overwrite: bool = False) ->
     OSError
         It cannot be written.
     """
+    path = os.fspath(path)
     if (problem := name_problem(path)) is not None:
         raise StrategyError(path, *problem)
     data = encode_strategy(strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from ckpttool.transaction.states import Destination, Record, State, look, unfini
 from ckpttool.wording import count, format_ranks, shorten
 
 
-def finalize(folder: str) -> Manifest:
+def finalize(folder: str | os.PathLike[str]) -> Manifest:
     """Mark an output folder, or a single file, complete, if all parts are done.
 
     A set that is already marked is only checked.
@@ -51,6 +52,7 @@ def finalize(folder: str) -> Manifest:
     ExecutionError
         A file cannot be written.
     """
+    folder = os.fspath(folder)
     record = Record.of(Path(folder))
     destination = look(record)
     ended = None

@@ -47,7 +47,7 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
-from ckpttool.wording import count, shorten
+from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
 
@@ -114,6 +114,8 @@ class OutputOptions:
             given = getattr(self, name)
             if given not in (None, *choices):
                 raise ValueError(f"{name}={given!r}, expected one of {choices}")
+        if self.strategy_path is not None:
+            object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
@@ -127,8 +129,8 @@ class OutputOptions:
             raise ValueError(f"{', '.join(unused)}: not an option of these outputs")
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+@dataclass(frozen=True, slots=True, repr=False)
+class Assignment(Brief):
     """The outputs that one run has to write, and what it keeps and may replace.
 
     Attributes
@@ -197,6 +199,10 @@ class Assignment:
         facts = f"{count(len(paths), 'output file')} for {run.part.count} parts"
         note = Diagnostic("part", f"part {run.part} has nothing to write", facts=facts)
         return replace(run, outputs=outputs, notes=() if outputs else (note,))
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{count(len(self.outputs), 'output')} in {self.folder}"
+        yield f"{len(self.kept)} kept" if self.kept else ""
 
     @property
     def part(self) -> Part | None:

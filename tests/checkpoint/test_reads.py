@@ -11,6 +11,8 @@ from ckpttool.checkpoint.evidence import Evidence, answer
 from ckpttool.checkpoint.hidden_shards import infer_strategy
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.operations.inspect import examine
+from ckpttool.operations.verify import verify
 from ckpttool.storage.sampling import Sample, digest, find_least, nearness, sample
 from tests.support import corpus
 from tests.support.checkpoints import catalog_on_disk, cut, noise, with_names
@@ -136,10 +138,10 @@ def run(command, catalog, strategy, options, recorder):
         if command == "merge":
             ckpttool.resolve(catalog, strategy, options, recorder)
         elif command == "inspect":
-            ckpttool.describe(catalog, strategy, executor=recorder)
+            examine(catalog, strategy, executor=recorder)
         else:
             deep = command == "verify --deep"
-            ckpttool.verify(catalog, strategy, options, deep=deep, executor=recorder)
+            verify(catalog, strategy, options, deep=deep, executor=recorder)
 
 
 COMMANDS = "merge", "verify", "verify --deep", "inspect"

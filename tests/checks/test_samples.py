@@ -6,6 +6,7 @@ import pytest
 import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import join_stages
+from ckpttool.operations.verify import verify
 from tests.support.checkpoints import catalog_on_disk, cut, noise, write_ranks
 from tests.support.diagnostics import is_warning
 from tests.support.readers import Entry, read
@@ -33,7 +34,7 @@ def test_each_tensor_with_equal_slices_names_its_own_line(tmp_path):
     ]
     path.write_text("\n".join(lines))
     catalog = catalog_on_disk(tmp_path / "src", held)
-    found = ckpttool.verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
+    found = verify(catalog, ckpttool.read_strategy([str(path)]), deep=True).findings
     codes = [
         ("contradicted", "w"),
         ("equal_slices", "u"),
@@ -120,7 +121,7 @@ def test_a_hand_written_line_that_no_layout_fits_may_be_trusted(tmp_path):
         "ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: replicated\n"
     )
     strategy = ckpttool.read_strategy([str(tmp_path / "hand.yaml")])
-    with pytest.raises(ckpttool.PlanError, match="or --trust-strategy") as caught:
+    with pytest.raises(ckpttool.PlanError, match="or trust_strategy=True") as caught:
         ckpttool.plan_merge(catalog, strategy, str(tmp_path / "m.ckpt"))
     (problem,) = caught.value.diagnostics
     assert "what fits" not in problem.facts

@@ -22,6 +22,8 @@ from ckpttool.formats import hdf5
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.formats.local import ReadFile, more_files_hint, open_file
 from ckpttool.model.tensors import StoredFile
+from ckpttool.operations.diff import diff
+from ckpttool.operations.verify import verify
 from ckpttool.problems import VerifyError
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
@@ -603,8 +605,8 @@ def test_no_verdict_is_given_on_files_that_are_not_the_same_at_the_end(tmp_path,
     os.utime(path) if change == "touched" else path.unlink()
     said = f"{'removed' if change == 'gone' else 'changed'} since its header was read"
     for judge in (
-        lambda: ckpttool.verify(catalog, deep=True),
-        lambda: ckpttool.diff(catalog, catalog, strategy, strategy),
+        lambda: verify(catalog, deep=True),
+        lambda: diff(catalog, catalog, strategy, strategy),
     ):
         with pytest.raises(
             ckpttool.PlanError, match=rf"rank_1/[^/]*: {said}\n  Try: the same command"

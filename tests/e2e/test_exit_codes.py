@@ -15,8 +15,8 @@ import click
 import pytest
 
 import ckpttool.problems
-from ckpttool.cli import workflow
 from ckpttool.cli.main import PIPE_CLOSED, main
+from ckpttool.operations import load
 from ckpttool.problems import CkptToolError
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
@@ -95,7 +95,7 @@ def test_a_mistake_of_ours_has_a_code_of_its_own(monkeypatch):
     def divide(*_, **__):
         return 1 // 0
 
-    monkeypatch.setattr(workflow, "find", divide)
+    monkeypatch.setattr(load, "find", divide)
     result = run("inspect", *SOURCE, "--json")
     assert result.exit_code == 70
     (one,) = json.loads(result.stdout)["error"]["diagnostics"]

@@ -27,6 +27,7 @@ from ckpttool.execution.executors import open_engine
 from ckpttool.formats import get_format, header_of, suffix_of
 from ckpttool.formats.local import demand_same
 from ckpttool.model.tensors import StoredFile, TensorMeta
+from ckpttool.operations.verify import verify
 from ckpttool.problems import CombinedError, FormatError
 from ckpttool.storage import region_io
 from ckpttool.storage.files import PARTIAL, PartialFile, write_header
@@ -516,5 +517,5 @@ def test_a_cast_is_the_type_of_a_transfer_and_one_function(tmp_path, monkeypatch
                 expected = expected.astype(np.float16)
             assert cast[tensor].array().tobytes() == expected.tobytes()
     strategy = ckpttool.read_strategy([str(CASE / "dst_strategy.ckpt")])
-    done = ckpttool.verify(ckpttool.scan(str(tmp_path / "out")), strategy, deep=True, crc=True)
+    done = verify(ckpttool.scan(str(tmp_path / "out")), strategy, deep=True, crc=True)
     assert [one.code for one in done.findings] == []

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from h5py import h5d, h5p, h5s, h5t
 
+from ckpttool.formats import read_index
 from ckpttool.formats.hdf5 import Hdf5
 from ckpttool.model.tensors import StoredFile, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
@@ -117,7 +118,7 @@ def test_an_attribute_that_names_no_type_is_no_harm(read, value):
     assert read(fill).tensors["w"].meta.dtype == "UInt8"
 
 
-@pytest.mark.parametrize("value", ["of any length", 5, [1, 2], h5py.Empty("S3"), [b"a", b"b"]])
+@pytest.mark.parametrize("value", [5, [1, 2], h5py.Empty("S3"), [b"a", b"b"]])
 def test_attributes_of_the_file_are_no_harm(read, value):
     def fill(file):
         file["w"] = VALUES
@@ -126,6 +127,28 @@ def test_attributes_of_the_file_are_no_harm(read, value):
         file.attrs["ckpttool.step"] = np.bytes_(b"2_10")
 
     assert read(fill).attrs == {"ckpttool.step": "2_10"}
+
+
+def test_attributes_may_be_of_any_length(read):
+    def fill(file):
+        file["w"] = VALUES
+        file.attrs["ckpttool.source"] = "é" * 5000
+        file.attrs["ckpttool.step"] = np.bytes_(b"2_10")
+
+    assert read(fill).attrs == {"ckpttool.source": "é" * 5000, "ckpttool.step": "2_10"}
+
+
+@pytest.mark.parametrize("at", [8, 24, 25])
+def test_a_damaged_heap_of_strings_is_not_read(at, tmp_path):
+    """libhdf5 does not return from it: the size of the heap, and that of its first string."""
+    path = tmp_path / "net.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["ckpttool.step"] = "2_10"
+        file["w"] = VALUES
+    data = bytearray(path.read_bytes())
+    data[data.index(b"GCOL") + at] ^= 0x81
+    path.write_bytes(data)
+    assert read_index(str(path)).attrs == {}
 
 
 def test_an_attribute_of_fixed_length_names_the_type(read):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.model.layout import Layout
+from ckpttool.operations.diff import diff
 from ckpttool.problems import PlanError
 from ckpttool.storage.compare import Tolerance
 from tests.strategies import as_stored, examples, moves
@@ -51,7 +52,7 @@ def written(folder, full, strategy=None, format="ckpt"):
 def compare(tmp_path, one, other, **options):
     """A is cut in rows, B a file."""
     a = written(tmp_path / "a", one, ROW_CUT)
-    return ckpttool.diff(a, written(tmp_path / "b", other), ROW_CUT, **options)
+    return diff(a, written(tmp_path / "b", other), ROW_CUT, **options)
 
 
 def the_difference(found):
@@ -74,7 +75,7 @@ def test_the_same_tensors_are_equal_however_they_are_stored(tmp_path, format, si
     }[sides]
     a = written(tmp_path / "a", full, stored[0], format)
     b = written(tmp_path / "b", full, stored[1], format)
-    found = ckpttool.diff(a, b, *stored)
+    found = diff(a, b, *stored)
     assert (found.tensors, found.nbytes, found.differences) == (2, 24 * 4 + 24, ())
 
 
@@ -85,7 +86,7 @@ def test_a_checkpoint_is_equal_to_itself_under_any_other_layout(tmp_path_factory
     formats = [data.draw(st.sampled_from(["ckpt", "hdf5"])) for _ in range(2)]
     a = written(folder / "a", move.entries, move.src, formats[0])
     b = written(folder / "b", move.entries, move.dst, formats[1])
-    found = ckpttool.diff(a, b, as_stored(move.src), as_stored(move.dst))
+    found = diff(a, b, as_stored(move.src), as_stored(move.dst))
     assert (found.tensors, found.differences) == (len(move.entries), ())
 
 
@@ -104,11 +105,11 @@ def test_a_field_sliced_table_is_compared_as_what_it_is(tmp_path):
     strategy = strategy_of({"t": layout})
     full = {"t": noise("t", "Float32", (12, 2))}
     a = written(tmp_path / "a", full, strategy)
-    assert not ckpttool.diff(a, written(tmp_path / "b", full), strategy).differences
+    assert not diff(a, written(tmp_path / "b", full), strategy).differences
     changed = bytearray(full["t"].data)
     changed[4 * (2 * 3 + 1)] ^= 1
     other = {"t": full["t"]._replace(data=bytes(changed))}
-    found = ckpttool.diff(a, written(tmp_path / "c", other), strategy)
+    found = diff(a, written(tmp_path / "c", other), strategy)
     assert the_difference(found).values.first == (3, 1)
 
 
@@ -119,7 +120,7 @@ def test_names_types_shapes_and_texts_are_compared_before_values(tmp_path):
     a = {"w": entry_of(W), "gone": entry_of(W), "type": entry_of(W), "shape": entry_of(W)}
     b = {"w": entry_of(W), "type": entry_of(W.astype("<f2")), "shape": entry_of(W.reshape(3, 8)),
          "new": entry_of(W)}  # fmt: skip
-    found = ckpttool.diff(written(tmp_path / "a", a), written(tmp_path / "b", b))
+    found = diff(written(tmp_path / "a", a), written(tmp_path / "b", b))
     assert [(one.name, one.kind) for one in found.differences] == [
         ("gone", "only in A"),
         ("type", "dtype"),
@@ -149,18 +150,18 @@ def test_bytes_that_mean_the_same_number_differ_and_are_counted_apart(tmp_path):
     other = np.array([0x80000000, 0x0, 0x7FC00001, 0xFFC00000, 0x3F800001], "<u4")
     one, two = ({"x": Entry("Float32", (5,), words.tobytes())} for words in (bits, other))
     a, b = written(tmp_path / "a", one), written(tmp_path / "b", two)
-    values = the_difference(ckpttool.diff(a, b)).values
+    values = the_difference(diff(a, b)).values
     assert (values.count, values.same_number, values.first) == (5, 4, (0,))
     assert values.max_abs == 2.0**-23
-    values = the_difference(ckpttool.diff(a, b, tolerance=Tolerance())).values
+    values = the_difference(diff(a, b, tolerance=Tolerance())).values
     assert (values.count, values.same_number, values.first) == (1, 0, (4,))
-    assert not ckpttool.diff(a, b, tolerance=Tolerance(rtol=1e-6)).differences
+    assert not diff(a, b, tolerance=Tolerance(rtol=1e-6)).differences
 
 
 def test_infinity_is_near_nothing_but_itself(tmp_path):
     a = entry_of(np.array([np.inf, np.inf, 1, -np.inf], "<f4"))
     b = entry_of(np.array([np.inf, -np.inf, np.inf, 1], "<f4"))
-    found = ckpttool.diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
+    found = diff(written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b}),
                           tolerance=Tolerance(1e30, 1e30))  # fmt: skip
     values = the_difference(found).values
     found = values.count, values.first, values.max_abs, values.max_rel, values.nans
@@ -172,9 +173,9 @@ def test_what_is_nan_on_one_side_has_no_distance_and_is_counted(tmp_path, dtype)
     a = entry_of(np.array([np.nan, 1, 2, np.nan, 5], dtype))
     b = entry_of(np.array([1, np.nan, 2.5, -np.nan, 5], dtype))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
-    values = the_difference(ckpttool.diff(a, b)).values
+    values = the_difference(diff(a, b)).values
     assert (values.nans, values.max_abs, values.max_rel) == (2, 0.5, 0.2)
-    values = the_difference(ckpttool.diff(a, b, tolerance=Tolerance(1, 1))).values
+    values = the_difference(diff(a, b, tolerance=Tolerance(1, 1))).values
     assert (values.count, values.nans, values.first) == (2, 2, (0,))
 
 
@@ -183,11 +184,11 @@ def test_differences_that_no_float64_holds_are_not_understated(tmp_path, sign):
     large = sign * np.finfo("<f8").max
     a, b = (entry_of(np.array([one, 1.0])) for one in (large, -large / 2))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
-    values = the_difference(ckpttool.diff(a, b)).values
+    values = the_difference(diff(a, b)).values
     assert (values.count, values.max_abs, values.max_rel) == (1, np.inf, 3.0)
-    assert not ckpttool.diff(a, b, tolerance=Tolerance(rtol=3)).differences
-    assert ckpttool.diff(a, b, tolerance=Tolerance(rtol=2.9)).differences
-    assert ckpttool.diff(a, b, tolerance=Tolerance(atol=1.7e308, rtol=1)).differences
+    assert not diff(a, b, tolerance=Tolerance(rtol=3)).differences
+    assert diff(a, b, tolerance=Tolerance(rtol=2.9)).differences
+    assert diff(a, b, tolerance=Tolerance(atol=1.7e308, rtol=1)).differences
     words = [a.root, b.root, "--json"]
     (one,) = json.loads(run("diff", *words).stdout)["differences"]
     found = [one["values"][key] for key in ("max_abs", "max_rel", "nan_on_one_side")]
@@ -199,7 +200,7 @@ def test_differences_of_float32_that_it_does_not_hold_are_measured(tmp_path):
     large = np.finfo("<f4").max
     a, b = (entry_of(np.array([one], "<f4")) for one in (large, -large))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
-    assert the_difference(ckpttool.diff(a, b)).values.max_abs == 2 * float(large)
+    assert the_difference(diff(a, b)).values.max_abs == 2 * float(large)
 
 
 def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
@@ -207,7 +208,7 @@ def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
     a = entry_of(np.array([complex(large, large), complex(np.inf, 1)]))
     b = entry_of(np.array([complex(large, -large), complex(np.inf, 4)]))
     a, b = written(tmp_path / "a", {"x": a}), written(tmp_path / "b", {"x": b})
-    values = the_difference(ckpttool.diff(a, b)).values
+    values = the_difference(diff(a, b)).values
     assert (values.count, values.max_abs, values.nans) == (2, np.inf, 0)
     assert values.max_rel == pytest.approx(2**0.5)
 
@@ -215,10 +216,10 @@ def test_complex_numbers_whose_modulus_no_float64_holds_are_compared(tmp_path):
 def test_large_integers_that_differ_by_one_differ(tmp_path):
     a, b = (entry_of(np.array([2**60 + i, 5], "<i8")) for i in (0, 1))
     a, b = written(tmp_path / "a", {"n": a}), written(tmp_path / "b", {"n": b})
-    assert the_difference(ckpttool.diff(a, b)).values.max_abs == 1.0
-    found = ckpttool.diff(a, b, tolerance=Tolerance(atol=0.5))
+    assert the_difference(diff(a, b)).values.max_abs == 1.0
+    found = diff(a, b, tolerance=Tolerance(atol=0.5))
     assert the_difference(found).values.count == 1
-    assert not ckpttool.diff(a, b, tolerance=Tolerance(atol=1)).differences
+    assert not diff(a, b, tolerance=Tolerance(atol=1)).differences
 
 
 def test_texts_are_compared_as_texts(tmp_path):
@@ -230,8 +231,8 @@ def test_texts_are_compared_as_texts(tmp_path):
         metas = [TensorMeta("note", "str", (), text)]
         create_file(get_format("hdf5" if side == "c" else "ckpt"), path, metas, {})
     a, b, c = (ckpttool.scan(str(tmp_path / name)) for name in ("a.ckpt", "b.ckpt", "c.h5"))
-    assert the_difference(ckpttool.diff(a, b)).kind == "text"
-    assert not ckpttool.diff(a, c).differences
+    assert the_difference(diff(a, b)).kind == "text"
+    assert not diff(a, c).differences
 
 
 # ------------------------------------------------------------- parameters that are each rank's own
@@ -248,14 +249,12 @@ def own(values):
 def test_each_ranks_own_is_compared_rank_by_rank(tmp_path):
     a = catalog_on_disk(tmp_path / "a", own([1, 2, 3, 4]))
     b = catalog_on_disk(tmp_path / "b", own([1, 2, 5, 4]), "hdf5")
-    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT)
+    found = diff(a, b, ROW_CUT, ROW_CUT)
     assert found.tensors == 2 + 4
     difference = the_difference(found)
     assert (difference.name, difference.rank, difference.kind) == ("rng", 2, "values")
-    assert not ckpttool.diff(
-        a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="first")
-    ).differences
-    found = ckpttool.diff(a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="drop"))
+    assert not diff(a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="first")).differences
+    found = diff(a, b, ROW_CUT, ROW_CUT, ckpttool.ResolveOptions(unlisted="drop"))
     assert (found.tensors, found.differences) == (2, ())
 
 
@@ -263,9 +262,9 @@ def test_one_for_all_is_compared_with_that_of_every_rank(tmp_path):
     a = catalog_on_disk(tmp_path / "a", own([1, 2, 1, 1]))
     one = Entry("Int32", (1,), struct.pack("<i", 1))
     b = written(tmp_path / "b", entries(rng=one))
-    difference = the_difference(ckpttool.diff(a, b, ROW_CUT))
+    difference = the_difference(diff(a, b, ROW_CUT))
     assert (difference.name, difference.rank) == ("rng", 1)
-    difference = the_difference(ckpttool.diff(b, a, None, ROW_CUT))
+    difference = the_difference(diff(b, a, None, ROW_CUT))
     assert (difference.name, difference.rank) == ("rng", 1)
 
 
@@ -275,7 +274,7 @@ def test_ranks_that_only_one_side_has_are_differences(tmp_path):
     for rank in range(3):
         wide[rank]["rng"] = Entry("Int32", (1,), struct.pack("<i", rank + 1))
     b = catalog_on_disk(tmp_path / "b", wide)
-    difference = the_difference(ckpttool.diff(a, b, ROW_CUT, COLUMNS))
+    difference = the_difference(diff(a, b, ROW_CUT, COLUMNS))
     assert (difference.name, difference.rank, difference.kind) == ("rng", 3, "only in A")
 
 
@@ -293,10 +292,10 @@ def test_a_note_of_both_sides_is_said_once_and_one_of_a_side_says_whose_it_is(tm
     ranks = cut(entries(), ROW_CUT)
     ranks = {rank: {**held, "adam_m.w": held["w"]} for rank, held in ranks.items()}
     a = catalog_on_disk(tmp_path / "a", ranks)
-    both = ckpttool.diff(a, a, ROW_CUT, ROW_CUT).notes
+    both = diff(a, a, ROW_CUT, ROW_CUT).notes
     assert [note.code for note in both] == ["follows"]
     b = written(tmp_path / "b", entries(**{"adam_m.w": entries()["w"]}))
-    alone = ckpttool.diff(a, b, ROW_CUT).notes
+    alone = diff(a, b, ROW_CUT).notes
     assert [note.text for note in alone] == [f"A: {note.text}" for note in both]
 
 

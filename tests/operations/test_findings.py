@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.operations.verify import verify as find_problems
 from ckpttool.wording import format_ranks
 from tests.support.checkpoints import cut, write_ranks
 from tests.support.damage import cut_short, flipped
@@ -92,7 +93,7 @@ class Case(Described):
         for rank in self.short:
             cut_short(rank_file(folder, rank))
         with ckpttool.open_engine(engine) as executor:
-            report = ckpttool.verify(
+            report = find_problems(
                 ckpttool.scan(str(folder), command="verify"),
                 joined(self.stages, "src.ckpt"),
                 ckpttool.ResolveOptions(**options),

@@ -169,7 +169,7 @@ def test_a_source_that_changes_is_an_error_at_the_read(columns, tmp_path):
 def test_a_forged_block_of_an_encrypted_file_is_refused_before_it_is_read(tmp_path):
     case = GOLDEN / "encrypted_gcm"
     source = shutil.copytree(case / "src", tmp_path / "src")
-    words = {"source_options": ckpttool.SourceOptions(key=b"0123456789ABCDEF")}
+    words = {"key": b"0123456789ABCDEF"}
     strategy = case / "src_strategy.ckpt"
     assert len(ckpttool.open(source, strategy, **words))
     flip_byte(rank_file(source, 1))
@@ -211,7 +211,7 @@ def test_what_the_command_line_warns_of_is_a_warning_and_strict_makes_it_an_erro
         opened["layer1.weight"][...], ckpttool.open(SRC, **words)["layer1.weight"][...]
     )
     with pytest.raises(ckpttool.PlanError, match="rank 3"):
-        ckpttool.open(source, **words, options=ckpttool.ResolveOptions(strict=True))
+        ckpttool.open(source, **words, strict=True)
 
 
 def test_all_that_is_wrong_is_one_error():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
+from ckpttool.operations.diff import diff
 from ckpttool.problems import CombinedError, Diagnostics
 from tests.support.checkpoints import ONE_STAGE, ROWS, catalog_on_disk, noise, strategy_of
 from tests.support.errors import texts_of
@@ -49,7 +50,7 @@ def test_what_is_wrong_is_raised_or_goes_to_the_diagnostics(catalog):
 def test_without_a_strategy_ranks_are_not_resolved(catalog):
     with pytest.raises(
         ckpttool.PlanError,
-        match=r": no strategy for 4 ranks\n.*\n  Try: -s STRATEGY, or",
+        match=r": no strategy for 4 ranks\n.*\n  Try: strategy='STRATEGY', or",
     ):
         ckpttool.resolve(catalog)
 
@@ -85,7 +86,7 @@ def test_strict_makes_warnings_errors_of_resolve_and_diff(catalog):
     with pytest.raises(ckpttool.PlanError, match="rank 1"):
         ckpttool.resolve(some, ONE_STAGE, strict)
     with pytest.raises(ckpttool.PlanError, match="rank 1"):
-        ckpttool.diff(some, catalog, ONE_STAGE, ONE_STAGE, strict)
+        diff(some, catalog, ONE_STAGE, ONE_STAGE, strict)
 
 
 def test_resolve_compares_replicas_if_wanted(tmp_path):

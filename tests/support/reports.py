@@ -12,6 +12,7 @@ import ckpttool
 from ckpttool.model.layout import Layout
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.verify import Verification
+from ckpttool.operations.verify import verify as find_problems
 from ckpttool.problems import Diagnostic
 from tests.support.checkpoints import ROWS, cut, strategy_of, write_ranks
 from tests.support.diagnostics import graded
@@ -40,7 +41,7 @@ def ranks_of(entries: Mapping[str, Entry]) -> dict[int, dict[str, Entry]]:
 
 def verify(path: Path | str, strategy: Strategy | None = None, **options: object) -> Verification:
     """Return the report on what is there."""
-    return ckpttool.verify(ckpttool.scan(str(path), command="verify"), strategy, **options)
+    return find_problems(ckpttool.scan(str(path), command="verify"), strategy, **options)
 
 
 def check(

@@ -17,6 +17,7 @@ from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
 from ckpttool.formats.local import ReadFile
 from ckpttool.model import manifest as manifest_module
+from ckpttool.operations.verify import verify
 from ckpttool.problems import UnreadableError
 from ckpttool.storage.region_io import FlatFiles
 from ckpttool.transaction.manifest import ManifestFile
@@ -212,7 +213,7 @@ def test_an_output_that_fails_while_it_is_hashed_is_no_fault_of_the_manifest(tmp
     monkeypatch.setattr("ckpttool.checks.manifest.hash_units", fail)
     monkeypatch.setattr("ckpttool.checks.manifest.fingerprint", lambda *of: b"")
     with pytest.raises(UnreadableError, match=r"m\.ckpt: Input/output error"):
-        ckpttool.verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
+        verify(ckpttool.scan(str(tmp_path / "m.ckpt")), deep=True)
 
 
 def test_a_manifest_cut_anywhere_is_a_finding(tmp_path):
@@ -303,7 +304,7 @@ def test_every_byte_of_an_output_is_read_once_and_progress_ends_at_the_end(
         totals.append(total)
         return nullcontext(steps.append)
 
-    report = ckpttool.verify(catalog, deep=True, open_progress=open_progress)
+    report = verify(catalog, deep=True, open_progress=open_progress)
     assert report.findings == ()
     tensors = [one for one in catalog.files[0].tensors.values() if one.meta.text is None]
     assert bytes_read == {(one.file.path, one.meta.name): one.meta.nbytes for one in tensors}

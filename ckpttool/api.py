@@ -1,0 +1,620 @@
+"""The functions of ``import ckpttool``: a checkpoint in a notebook or a script, in one line each.
+
+All take a checkpoint as a path or as what `ckpttool.scan` returns, a strategy as its files or as
+what `ckpttool.read_strategy` returns, and every option of the command line by its name.  What the
+command line prints as a warning is a `CkptToolWarning`; ``-W error`` makes it an error before
+anything is written, as ``--strict`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar
+
+from ckpttool.checkpoint.checkpoint import ResolveOptions, UnlistedChoice
+from ckpttool.concurrency import OnProgress
+from ckpttool.discovery.scan import OnScan, SourceOptions
+from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
+from ckpttool.model.catalog import Catalog
+from ckpttool.model.plan import NotInTarget, Plan
+from ckpttool.model.strategy import Strategy
+from ckpttool.operations import documents, plans
+from ckpttool.operations.convert import Conversion, convert
+from ckpttool.operations.describe import Inspected
+from ckpttool.operations.diff import Difference
+from ckpttool.operations.diff import diff as compare
+from ckpttool.operations.inspect import inspect_catalog, inspect_other
+from ckpttool.operations.load import Source, StrategySource, load, load_sides
+from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.verify import Verification
+from ckpttool.operations.verify import verify as find_problems
+from ckpttool.problems import (
+    CkptToolWarning,
+    Diagnostic,
+    Diagnostics,
+    SeverityOf,
+    join_alike,
+    severities,
+)
+from ckpttool.secret import Secret
+from ckpttool.storage.compare import Tolerance
+from ckpttool.transaction.resume import Assignment, OutputOptions
+from ckpttool.wording import format_ranks, nearest
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Path: TypeAlias = str | os.PathLike[str]
+Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
+Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
+Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
+T = TypeVar("T")
+
+BAR_SECONDS = 1  # a shorter phase shows no bar
+
+
+class SourceKeywords(TypedDict, total=False):
+    """The fields of `SourceOptions`."""
+
+    pattern: str | None
+    step: str | int | None
+    key: bytes | Secret | None
+
+
+class ReadKeywords(SourceKeywords, total=False):
+    """The fields of `SourceOptions` and of `ResolveOptions`."""
+
+    replicated: bool
+    unlisted: UnlistedChoice | None
+    trust_strategy: bool
+    optimizer_shard: int | None
+    check_replicas: bool
+    strict: bool
+    manifest: Literal["samples", "all", "ignore"]
+
+
+class _WriteKeywords(ReadKeywords, total=False):
+    format: str | None
+    crc: bool
+    part: tuple[int, int] | None
+    overwrite: bool
+    resume: bool
+    no_locks: bool
+    engine: str
+    max_memory_bytes: int | None
+
+
+class MergeKeywords(_WriteKeywords, total=False):
+    """The fields of all options of a merge."""
+
+    max_shard_bytes: int | None
+
+
+class ReshardKeywords(_WriteKeywords, total=False):
+    """The fields of all options of a split and of a reshard."""
+
+    prefix: str
+    ranks: Collection[int] | None
+    not_in_target: NotInTarget
+    strategy_path: str | None
+
+
+def open(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    target: Layouts | None = None,
+    rank: int | None = None,
+    dtypes: DTypes = "float32",
+    **options: Unpack[ReadKeywords],
+) -> OpenCheckpoint:
+    """Open a checkpoint like one file: a mapping of names to tensors, read where they are indexed.
+
+    Headers are read at once, and contents where they decide; nothing is written.
+
+    Parameters
+    ----------
+    src
+        The checkpoint: a path, or what `scan` returns.
+    strategy
+        Its strategy files, or what `read_strategy` returns; None for the one that lies with the
+        checkpoint, and for a checkpoint that holds full tensors or describes itself.
+    target, rank
+        The strategy of a target, and one of its ranks.  The tensors are then the slices that
+        reshard, or split, would write for this rank.
+    dtypes
+        How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
+        types of the package ``"ml_dtypes"``.
+    options
+        Fields of `SourceOptions` and `ResolveOptions`.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error.
+    ValueError
+        Only one of ``target`` and ``rank`` is given.
+    IndexError
+        The target has no such rank.
+    ImportError
+        The package ml_dtypes is not installed.
+
+    Examples
+    --------
+    See "Python" in the guides (docs/guides/from-python.md).
+    """
+    if (target is None) != (rank is None):
+        raise ValueError("target= and rank= go together: the slices of one rank of a target")
+    if dtypes == "ml_dtypes":
+        import ml_dtypes  # noqa: F401, to fail here if it is not installed
+    given = _Keywords("open", options)
+    resolving = given.take(ResolveOptions)
+    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    is_found = not resolving.replicated
+    catalog, of_src, of_dst = load(source, _files(target), find_strategy=is_found)
+    if of_dst is not None and rank not in of_dst.ranks:
+        raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
+    with open_engine("threads") as executor:
+        plan, found = plans.plan_reading(catalog, of_src, of_dst, resolving, executor)
+    _warn(found, found.severity_of)
+    (output,) = plan.outputs([rank or 0])
+    return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)
+
+
+def merge(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    out: Path,
+    *,
+    progress: Progress = None,
+    **options: Unpack[MergeKeywords],
+) -> Conversion:
+    """Write the full tensors of all ranks into one file.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    out
+        The output file; a folder with ``max_shard_bytes``.
+    progress
+        True for a bar, False for none, or a function that takes the name of a phase, what is done
+        and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
+    options
+        Fields of `SourceOptions`, `ResolveOptions`, `OutputOptions` and `RunOptions`.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning, before anything is written.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems, in one error; nothing was written.
+    ExecutionError, VerifyError, EngineError
+        As `execute` does.
+    """
+    given = _Keywords("merge", options)
+    return _convert(given, src, strategy, None, out, progress)
+
+
+def split(
+    src: Checkpoint,
+    target: Layouts,
+    out: Path,
+    *,
+    progress: Progress = None,
+    **options: Unpack[ReshardKeywords],
+) -> Conversion:
+    """Write the files of all ranks of a strategy, ``out/rank_R/``, from a merged checkpoint.
+
+    Parameters
+    ----------
+    src
+        The checkpoint: a path, or what `scan` returns.
+    target
+        The strategy files of the outputs, or what `read_strategy` returns.
+    out
+        The output folder.
+    progress, options
+        As for `merge`.
+
+    Raises
+    ------
+    CkptToolError
+        As `merge` does.
+    """
+    given = _Keywords("split", options)
+    return _convert(given, src, None, target, out, progress)
+
+
+def reshard(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    target: Layouts,
+    out: Path,
+    *,
+    progress: Progress = None,
+    **options: Unpack[ReshardKeywords],
+) -> Conversion:
+    """Write the files of the ranks of another strategy, ``out/rank_R/``.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    target, out
+        As for `split`.
+    progress, options
+        As for `merge`.
+
+    Raises
+    ------
+    CkptToolError
+        As `merge` does.
+    """
+    given = _Keywords("reshard", options)
+    return _convert(given, src, strategy, target, out, progress)
+
+
+def inspect(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    crc: bool = False,
+    every_tensor: bool = False,
+    ignore_manifest: bool = False,
+    progress: Progress = None,
+    **options: Unpack[SourceKeywords],
+) -> Inspected:
+    """Say what a checkpoint or a strategy is; errors are in the answer, ``found.errors``.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`; ``src`` may also be the files of a strategy.
+    crc
+        Verify checksums.
+    every_tensor
+        Sample all tensors without a layout, however many there are.
+    ignore_manifest
+        Do not compare the files with the manifest of their set.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        Nothing can be said of it.
+    """
+    given = _Keywords("inspect", options)
+    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    found = Diagnostics("inspect")
+    answer: Inspected | None = None
+    if isinstance(source.src, str):
+        answer = inspect_other(source.src, found)
+    if answer is None:
+        shown = _Shown(progress)
+        loaded = load(source, command="inspect", diagnostics=found, open_count=shown.open_count)
+        catalog, of_src, _ = loaded
+        answer = inspect_catalog(
+            catalog,
+            of_src,
+            found,
+            crc=crc,
+            every_tensor=every_tensor,
+            ignore_manifest=ignore_manifest,
+        )
+    _warn(found, found.severity_of)
+    return answer
+
+
+def verify(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    deep: bool = False,
+    crc: bool = False,
+    ignore: Collection[str] = (),
+    progress: Progress = None,
+    **options: Unpack[ReadKeywords],
+) -> Verification:
+    """Find what is wrong with a checkpoint; it is in the answer, ``findings``.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    deep
+        Read the data, and verify checksums and manifest hashes where these exist.
+    crc
+        Verify checksums, and report files without one.
+    ignore
+        Codes of warnings that are treated as notes.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions` and `ResolveOptions`.
+
+    Raises
+    ------
+    CkptToolError
+        It cannot be verified.
+    """
+    given = _Keywords("verify", options)
+    resolving, shown = given.take(ResolveOptions), _Shown(progress)
+    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    is_found = not resolving.replicated
+    catalog, of_src, _ = load(
+        source, find_strategy=is_found, command="verify", open_count=shown.open_count
+    )
+    with open_engine("threads") as executor:
+        return find_problems(
+            catalog,
+            of_src,
+            resolving,
+            deep=deep,
+            crc=crc,
+            ignore=ignore,
+            executor=executor,
+            open_progress=shown.open_progress,
+        )
+
+
+def diff(
+    a: Checkpoint,
+    b: Checkpoint,
+    strategy: Layouts | None = None,
+    b_strategy: Layouts | None = None,
+    *,
+    tolerance: Tolerance | None = None,
+    progress: Progress = None,
+    **options: Unpack[ReadKeywords],
+) -> Difference:
+    """Compare two checkpoints tensor by tensor, whatever their layouts and formats are.
+
+    Parameters
+    ----------
+    a, b
+        The checkpoints: paths, or what `scan` returns.
+    strategy
+        The strategy of A, and of B unless ``b_strategy`` is given; as for `open`.
+    b_strategy
+        The strategy of B, if it is another one.
+    tolerance
+        Which numbers are equal; by default bytes are compared.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions` and `ResolveOptions`, for both; ``unlisted`` is ``"rank"`` by
+        default.  For a step of its own a side is given as `scan` returns it.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        They cannot be compared.
+    """
+    given = _Keywords("diff", {"unlisted": "rank", **options})
+    resolving, shown = given.take(ResolveOptions), _Shown(progress)
+    of_files = given.take(SourceOptions)
+    given.end()
+    sides = load_sides(
+        Source(_named(a), _files(strategy), of_files),
+        Source(_named(b), _files(b_strategy), of_files),
+        replicated=resolving.replicated,
+        open_count=shown.open_count,
+    )
+    with open_engine("threads") as executor:
+        found = compare(
+            *sides,
+            resolving,
+            tolerance=tolerance,
+            executor=executor,
+            open_progress=shown.open_progress,
+        )
+    _warn((*found.findings, *found.notes), severities("diff"))
+    return found
+
+
+def to_dict(answer: Conversion | Inspected | Verification | Difference) -> documents.Json:
+    """Return an answer as the document that ``--json`` prints."""
+    match answer:
+        case Conversion():
+            return documents.convert(answer)
+        case Verification():
+            return documents.verify(answer, None)
+        case Difference():
+            return documents.diff(answer.a, answer.b, answer, None)
+        case _:
+            return documents.inspect(answer)
+
+
+def _convert(
+    given: _Keywords,
+    src: Checkpoint,
+    strategy: Layouts | None,
+    target: Layouts | None,
+    out: Path,
+    progress: Progress,
+) -> Conversion:
+    """Run the conversion that ``given.function`` names."""
+    resolving, run, shown = given.take(ResolveOptions), given.take(RunOptions), _Shown(progress)
+    output = given.take(OutputOptions)
+    source = Source(_named(src, run.engine), _files(strategy), given.take(SourceOptions))
+    given.end()
+    path = _for_engine(out, run.engine)
+    catalog, of_src, of_dst = load(
+        source,
+        _files(target),
+        find_strategy=given.function != "split" and not resolving.replicated,
+        open_count=shown.open_count,
+    )
+    make_plan: Callable[..., tuple[Plan, Assignment]]
+    if given.function == "merge":
+        make_plan = partial(plans.plan_merge, catalog, of_src, path, resolving, output)
+    elif of_dst is None:
+        raise TypeError(f"{given.function} needs target=, the strategy of the outputs")
+    elif given.function == "split":
+        make_plan = partial(plans.plan_split, catalog, of_dst, path, resolving, output)
+    else:
+        make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
+    column = severities("convert", strict=resolving.strict)
+    return convert(
+        make_plan,
+        run,
+        open_progress=shown.open_progress,
+        on_notes=partial(_warn, severity_of=column),
+    )
+
+
+class _Keywords:
+    """The keywords of a call, from which the objects of options are made."""
+
+    def __init__(self, function: str, given: Mapping[str, object]) -> None:
+        self.function = function
+        self._left = dict(given)
+        if isinstance(step := given.get("step"), int):
+            self._left["step"] = str(step)
+        self._names: set[str] = set()
+
+    def take(self, options: Callable[..., T]) -> T:
+        """Return an object of options with the keywords that are fields of it."""
+        names = {one.name for one in fields(options)}  # type: ignore[arg-type]
+        self._names |= names
+        return options(**{name: self._left.pop(name) for name in names & self._left.keys()})
+
+    def end(self) -> None:
+        """Raise `TypeError` if a keyword is left."""
+        for name in self._left:
+            text = f"{self.function}() got an unexpected keyword argument {name!r}"
+            near = nearest(name, self._names)
+            raise TypeError(f"{text}; near: {near}" if near else text)
+
+
+def _named(src: Checkpoint, engine: str = "threads") -> str | Catalog:
+    """Return a checkpoint; its path is absolute if workers on other hosts read it."""
+    return src if isinstance(src, Catalog) else _for_engine(src, engine)
+
+
+def _for_engine(path: Path, engine: str) -> str:
+    return str(pathlib.Path.cwd() / path) if is_cluster(engine) else os.fspath(path)
+
+
+def _files(strategy: Layouts | None) -> StrategySource:
+    """Return a strategy, or its files."""
+    if strategy is None or isinstance(strategy, Strategy):
+        return strategy or ()
+    paths = [strategy] if isinstance(strategy, str | os.PathLike) else strategy
+    return tuple(os.fspath(path) for path in paths)
+
+
+def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
+    """Warn of what a command prints as a warning, at the line of the caller."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("ckpttool."):
+        frame, level = frame.f_back, level + 1
+    for one in join_alike(one for one in found if severity_of[one.code] == "warning"):
+        warnings.warn(str(one), CkptToolWarning, stacklevel=level)
+
+
+class _Shown:
+    """The progress of a call: a bar, a function of the caller, or nothing."""
+
+    def __init__(self, progress: Progress) -> None:
+        if progress is None:
+            progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._progress = progress
+
+    @contextmanager
+    def open_progress(self, nbytes: int, phase: str = "reading") -> Iterator[OnProgress]:
+        """Show a phase of so many bytes; an `OpenProgress`."""
+        done = 0
+        with self._open(phase, is_bytes=True) as update:
+            update(0, nbytes)
+
+            def advance(more: int) -> None:
+                nonlocal done
+                done = min(done + more, nbytes) if nbytes else done + more  # totals are estimates
+                update(done, nbytes)
+
+            yield advance
+
+    def open_count(self, phase: str) -> AbstractContextManager[OnScan]:
+        """Show a phase without a total; an `OpenCount`."""
+        return self._open(phase, is_bytes=False)
+
+    def _open(self, phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
+        if callable(self._progress):
+            return nullcontext(partial(self._progress, phase))
+        if not self._progress:
+            return nullcontext(lambda done, total: None)
+        try:
+            return _tqdm_bar(phase, is_bytes)
+        except ImportError:
+            return _text_bar(phase)
+
+
+def _tqdm_bar(phase: str, is_bytes: bool) -> AbstractContextManager[OnScan]:
+    with warnings.catch_warnings():  # of tqdm, in a notebook without ipywidgets
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+
+    @contextmanager
+    def opened() -> Iterator[OnScan]:
+        scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if is_bytes else {}
+        with tqdm(desc=phase, delay=BAR_SECONDS, leave=False, **scale) as bar:
+
+            def update(done: int, total: int) -> None:
+                bar.total = total or None
+                bar.update(done - bar.n)
+
+            yield update
+
+    return opened()
+
+
+@contextmanager
+def _text_bar(phase: str) -> Iterator[OnScan]:
+    """Show per cent in one line of a terminal."""
+    due = time.monotonic() + BAR_SECONDS
+    shown = ""
+
+    def update(done: int, total: int) -> None:
+        nonlocal due, shown
+        if total and (now := time.monotonic()) >= due:
+            due, shown = now + BAR_SECONDS, f"{phase}: {100 * done // total}%"
+            sys.stderr.write(f"\r{shown}")
+            sys.stderr.flush()
+
+    yield update
+    if shown:
+        sys.stderr.write(f"\r{' ' * len(shown)}\r")

@@ -1,0 +1,321 @@
+"""The functions of ``import ckpttool``: what they take, what they warn of, and how they look."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pydoc
+import re
+import shutil
+import subprocess
+import sys
+import typing
+import warnings
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import ckpttool
+from ckpttool import api
+from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.discovery.scan import SourceOptions
+from ckpttool.execution.executors import RunOptions
+from ckpttool.problems import Diagnostic
+from ckpttool.transaction.resume import OutputOptions
+from tests.support.commands import run
+from tests.support.corpus import GOLDEN
+from tests.support.readers import read_ranks
+
+CASE = GOLDEN / "reshard_8_to_4"
+SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
+HIDDEN = GOLDEN / "lenient"
+
+
+class OnlyAPath(os.PathLike):
+    """A path that is no string and no ``pathlib.Path``."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+@pytest.fixture
+def without_rank_3(tmp_path):
+    """A checkpoint whose rank 3 has no file; others hold its slices."""
+    source = tmp_path / "src"
+    source.mkdir()
+    case = GOLDEN / "tutorial_8_to_8_retrain"
+    for rank in (0, 1, 2, 4, 5, 6, 7):
+        (source / f"rank_{rank}").symlink_to(case / "src" / f"rank_{rank}")
+    return source, case / "src_strategy.ckpt"
+
+
+@pytest.mark.parametrize("form", [str, Path, OnlyAPath])
+def test_paths_may_be_of_any_type(form, tmp_path):
+    src, strategy, target = map(form, (SRC, STRATEGY, TARGET))
+    out = form(tmp_path / "m.h5")
+    assert len(ckpttool.merge(src, strategy, out).outputs) == 1
+    assert len(ckpttool.split(out, target, form(tmp_path / "s")).outputs) == 4
+    written = form(tmp_path / "t.ckpt")
+    ckpttool.reshard(src, [strategy], target, form(tmp_path / "r"), strategy_path=written)
+    assert len(ckpttool.read_strategy(written).layouts)
+    assert ckpttool.diff(src, out, strategy).is_equal
+    assert ckpttool.verify(out).findings == ()
+    assert len(ckpttool.inspect(src, strategy).summary.entries) == 38
+    assert ckpttool.finalize(form(tmp_path / "r"))
+    assert ckpttool.read_index(out).tensors
+    assert ckpttool.open(src, strategy).keys() == ckpttool.open(out).keys()
+
+
+def test_what_scan_and_read_strategy_return_is_taken_like_paths(tmp_path):
+    catalog, strategy = ckpttool.scan(SRC), ckpttool.read_strategy(STRATEGY)
+    target = ckpttool.read_strategy([TARGET])
+    ckpttool.reshard(catalog, strategy, target, tmp_path / "a", format="ckpt")
+    ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "b", format="ckpt")
+    assert read_ranks(tmp_path / "a") == read_ranks(tmp_path / "b")
+    assert ckpttool.diff(catalog, tmp_path / "a", strategy, target).is_equal
+
+
+def test_a_call_does_what_the_command_does(tmp_path):
+    command = ["merge", SRC, "-s", STRATEGY, "--json", "-o", tmp_path / "a.ckpt", "--crc"]
+    printed = json.loads(run(*command).stdout)
+    returned = ckpttool.merge(SRC, STRATEGY, tmp_path / "b.ckpt", crc=True)
+    returned = ckpttool.to_dict(returned)
+    assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
+    returned["outputs"][0]["path"] = printed["outputs"][0]["path"]
+    differing = {"seconds", "manifest"}
+    assert {k: v for k, v in returned.items() if k not in differing} == {
+        k: v for k, v in printed.items() if k not in differing
+    }
+
+
+def test_the_step_may_be_a_number(tmp_path):
+    with pytest.raises(ckpttool.PlanError, match=r"no file of step 7[^-]*Try: step='2_10'"):
+        ckpttool.open(SRC, STRATEGY, step=7)
+
+
+def test_the_strategy_beside_the_ranks_is_used(tmp_path):
+    shutil.copytree(SRC, tmp_path / "checkpoint")
+    (tmp_path / "strategy").mkdir()
+    shutil.copy(STRATEGY, tmp_path / "strategy" / "ckpt_strategy_rank_0.ckpt")
+    assert len(ckpttool.open(tmp_path)) == 38
+    assert ckpttool.inspect(tmp_path).completeness.complete
+
+
+def test_a_warning_of_the_command_line_is_one_of_python_at_the_line_of_the_caller(
+    without_rank_3, tmp_path
+):
+    source, strategy = without_rank_3
+    calls = [
+        lambda: ckpttool.open(source, strategy),
+        lambda: ckpttool.merge(source, strategy, tmp_path / "m.h5"),
+        lambda: ckpttool.reshard(source, strategy, strategy, tmp_path / "r"),
+        lambda: ckpttool.inspect(source, strategy),
+        lambda: ckpttool.diff(source, source, strategy),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert {(one.filename, one.category) for one in caught} == {
+            (__file__, ckpttool.CkptToolWarning)
+        }
+        assert any("rank 3: no checkpoint file" in str(one.message) for one in caught)
+    found = ckpttool.verify(source, strategy)
+    assert [one.code for one in found.findings] == ["missing_replica"]
+
+
+def test_warnings_as_errors_are_strict_before_anything_is_written(without_rank_3, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ckpttool.CkptToolWarning)
+        with pytest.raises(ckpttool.CkptToolWarning, match="rank 3"):
+            ckpttool.merge(*without_rank_3, tmp_path / "new" / "m.h5")
+    assert not (tmp_path / "new").exists()
+
+
+def test_all_that_is_wrong_is_one_error_in_the_words_of_python(tmp_path):
+    (tmp_path / "damaged.ckpt").write_bytes(b"\x0a\xff")
+    for call, said in [
+        (lambda: ckpttool.merge(SRC, None, tmp_path / "m.h5"), "strategy='STRATEGY', or repl"),
+        (lambda: ckpttool.merge(STRATEGY, SRC, tmp_path / "m.h5"), "SRC and strategy= look exch"),
+        (lambda: ckpttool.split(SRC, TARGET, tmp_path / "s"), "replicated=True if every rank"),
+        (lambda: ckpttool.merge(SRC, STRATEGY, tmp_path / "m.pth"), "or format="),
+    ]:
+        with pytest.raises(ckpttool.PlanError) as caught:
+            call()
+        assert said in str(caught.value)
+        assert " -s" not in str(caught.value)
+    with pytest.raises(ckpttool.CkptToolError) as caught:
+        ckpttool.reshard(SRC, tmp_path / "damaged.ckpt", tmp_path / "damaged.ckpt", tmp_path / "o")
+    assert len(caught.value.diagnostics) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ckpttool.merge(SRC, STRATEGY, "m.h5", overwrit=1), "overwrit'; near: overwrite"),
+        (lambda: ckpttool.verify(SRC, STRATEGY, ranks=[0]), "'ranks'"),
+        (lambda: ckpttool.split(SRC, None, "out"), "split needs target="),
+        (lambda: ckpttool.reshard(SRC, STRATEGY, None, "out"), "reshard needs target="),
+    ],
+)
+def test_a_wrong_keyword_is_a_type_error(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
+def test_keywords_are_the_fields_of_the_options():
+    def names(*classes):
+        return {one.name for cls in classes for one in dataclasses.fields(cls)} - {"command"}
+
+    reading = names(SourceOptions, ResolveOptions)
+    assert {*typing.get_type_hints(api.ReadKeywords)} == reading
+    assert {*typing.get_type_hints(api.SourceKeywords)} == names(SourceOptions)
+    writing = {*typing.get_type_hints(api.MergeKeywords)}
+    writing |= {*typing.get_type_hints(api.ReshardKeywords)}
+    assert writing == reading | names(OutputOptions, RunOptions)
+
+
+def test_a_keyword_that_does_not_apply_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="ranks: not an option of these outputs"):
+        ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", ranks=[0])
+
+
+def test_progress_is_what_the_caller_wants(tmp_path, capfd):
+    seen = []
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", progress=lambda *one: seen.append(one))
+    phases = [*dict.fromkeys(phase for phase, _, _ in seen)]
+    assert phases == ["reading headers", "sampling", "planning", "writing"]
+    assert seen[-1] == ("writing", 43_592, 43_592)
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "n.h5", progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("has_tqdm", [True, False])
+def test_a_bar_is_drawn_with_tqdm_and_without(has_tqdm, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "BAR_SECONDS", 0)
+    if not has_tqdm:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5", progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert ("writing:" if has_tqdm else "writing: 100%") in err
+
+
+def test_answers_are_one_line_and_a_table(tmp_path):
+    catalog, strategy = ckpttool.scan(SRC), ckpttool.read_strategy(STRATEGY)
+    done = ckpttool.merge(catalog, strategy, tmp_path / "m.h5")
+    for one in (
+        *(catalog, strategy, done, done.plan, done.assignment),
+        ckpttool.resolve(catalog, strategy),
+        ckpttool.inspect(catalog, strategy),
+        ckpttool.verify(tmp_path / "m.h5"),
+        ckpttool.diff(catalog, tmp_path / "m.h5", strategy),
+        ckpttool.open(catalog, strategy),
+    ):
+        assert "\n" not in repr(one)
+        assert len(repr(one)) < 200 + 2 * len(str(tmp_path))
+    assert repr(ckpttool.inspect(catalog, strategy)).endswith(
+        "8 ranks, step 2_10, 38 tensors, 42.6 KiB, complete>"
+    )
+    assert "<td>lm_head.weight</td>" in ckpttool.inspect(catalog, strategy)._repr_html_()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
+def test_the_document_of_an_answer_is_what_json_prints(command):
+    words = [SRC, SRC] if command == "diff" else [SRC]
+    printed = json.loads(run(command, *words, "-s", STRATEGY, "--json").stdout)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ckpttool.CkptToolWarning)
+        answer = getattr(ckpttool, command)(*words, STRATEGY)
+    assert json.loads(json.dumps(ckpttool.to_dict(answer))) == printed
+
+
+def test_names_in_a_table_are_escaped():
+    layouts = {"<script>": ckpttool.read_strategy(STRATEGY).layouts["lm_head.weight"]}
+    strategy = dataclasses.replace(ckpttool.read_strategy(STRATEGY), layouts=layouts)
+    assert "&lt;script&gt;" in strategy._repr_html_()
+    assert "<script>" not in strategy._repr_html_()
+
+
+def test_every_hint_of_an_option_has_its_keyword():
+    """Whatever option a message names, Python names a keyword that the calls take."""
+    known = {*typing.get_type_hints(api.MergeKeywords), *typing.get_type_hints(api.ReshardKeywords)}
+    known |= {"strategy", "target", "out", "deep", "crc", "b_strategy"}
+    options = set()
+    for path in Path(ckpttool.__file__).parent.rglob("*.py"):
+        if "cli" not in path.parts:
+            options |= set(api_options(path.read_text(encoding="utf-8")))
+    assert len(options) > 15
+    for option in options:
+        text = str(Diagnostic("options", "wrong", hint=f"{option} X"))
+        keyword = text.rpartition("Try: ")[2].partition("=")[0]
+        assert keyword in known, option
+
+
+def api_options(source):
+    """Yield the options that the strings of a module begin with."""
+    for found in re.finditer(r'["({ ](--[a-z][a-z-]+|-[sdo])(?=[ "])', source):
+        option = found[1]
+        if option not in LINE_ONLY:
+            yield option
+
+
+LINE_ONLY = {  # of the command line, or of other programs
+    *("--json", "--debug", "--color", "--ignore", "--jobs", "--engine", "--help", "--version"),
+    *("--recursive", "--merge", "--scheduler-file"),
+}
+
+
+def test_help_shows_the_calls_first():
+    text = pydoc.render_doc(ckpttool, renderer=pydoc.plaintext)
+    shown = text[: text.index("PACKAGE CONTENTS")]
+    for name in ("open", "inspect", "merge", "split", "reshard", "verify", "diff"):
+        assert f"ckpttool.{name}(" in shown
+
+
+def test_attributes_of_a_merged_file_come_out_as_text(tmp_path):
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    attrs = ckpttool.open(tmp_path / "m.h5").metadata()
+    assert attrs["ckpttool.step"] == "2_10"
+    with h5py.File(tmp_path / "m.h5") as file:
+        assert {type(one) for one in file.attrs.values()} == {str}
+        assert dict(file.attrs) == attrs
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_tutorial_runs(tmp_path):
+    """A real kernel runs it; what it shows is in its outputs."""
+    docs = Path(__file__).parent.parent / "docs"
+    (tmp_path / "tests").symlink_to(docs.parent / "tests")
+    (tmp_path / "docs").mkdir()
+    notebook = shutil.copy(docs / "tutorial.ipynb", tmp_path / "docs")
+    command = [sys.executable, "-m", "jupyter", "execute", "--inplace", notebook]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    shown = [
+        "".join(output["data"]["text/plain"])
+        for cell in cells
+        for output in cell.get("outputs", ())
+        if "data" in output
+    ]
+    assert "complete>" in shown[0]
+    assert "nothing is wrong" in shown[1]
+    assert shown[-1] == "((8, 16), dtype('<f4'))"
+    assert any(one.startswith("<Difference equal") for one in shown)
+
+
+def test_a_tensor_is_an_array_of_dask(tmp_path):
+    dask_array = pytest.importorskip("dask.array")
+    with ckpttool.open(SRC, STRATEGY) as model:
+        weight = model["lm_head.weight"]
+        lazy = dask_array.from_array(weight)
+        assert lazy.chunks == ((32,), (16,))
+        np.testing.assert_array_equal(lazy[3:5].sum(0).compute(), weight[3:5].sum(0))
