@@ -7,7 +7,7 @@ planned, the destination is inspected.  Then the tasks of the run are counted, n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ckpttool.operations.convert import Conversion
 from ckpttool.planning.preflight import Space, find_space
 from ckpttool.storage.counting import CountingExecutor
 from ckpttool.transaction.manifest import Written
+from ckpttool.wording import Brief, count, format_bytes, format_numbers
 
 if TYPE_CHECKING:
     from ckpttool.model.catalog import Catalog
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from ckpttool.transaction.resume import Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Estimate(Brief):
     """What a run would do.
 
     Attributes
@@ -53,6 +54,22 @@ class Estimate:
     work: Work
     peak: Peak
     space: Sequence[Space]
+
+    def _texts(self) -> Iterator[str]:
+        done = self.conversion
+        target = done.plan.target
+        (where, *_) = target.paths.values() if done.is_one_file else [target.output_folder]
+        yield f"{where}: {count(len(done.outputs), 'file')}"
+        yield f"reads {format_bytes(self.read_bytes)}"
+        yield f"writes {format_bytes(self.written_bytes)}"
+        yield f"memory {format_bytes(self.peak.nbytes)}"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("output ranks", "source ranks", "bytes of each")
+        for supply in self.supplies:
+            for need in supply.needs:
+                ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
+                yield (*ranks, format_bytes(need.nbytes))
 
     @property
     def read_bytes(self) -> int:

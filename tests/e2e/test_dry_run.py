@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from ckpttool.execution.schedule import Batch
 from ckpttool.model.layout import Layout
 from ckpttool.model.plan import Plan
 from ckpttool.operations import convert as conversion_module
+from ckpttool.operations.estimate import estimate
 from ckpttool.storage.files import PARTIAL
 from tests.e2e.test_golden import CASES, GOLDEN, KINDS, command_of, formats_of
 from tests.support import corpus
@@ -230,6 +232,12 @@ def test_options_decide_as_in_the_run(watch, options):
     assert_as_said(watch, ["reshard", *small(), "-o", "out", *options.split()])
 
 
+def test_a_part_without_outputs_takes_nothing(watch):
+    words = ["merge", *small(dst=False), "-o", "out/m.ckpt", "--part", "2/2"]
+    assert assert_as_said(watch, words)["tasks"] == 0
+    assert "would write part 2/2: nothing" in message(run_well(*words, "-n", "--overwrite"))
+
+
 def test_a_budget_of_memory_decides_as_in_the_run(watch):
     budget = f"{(peak_bytes() >> 20) + 100}MiB"
     assert_as_said(watch, ["reshard", *small(), "-o", "out", "--max-memory", budget])
@@ -283,6 +291,24 @@ def test_what_the_run_refuses_the_dry_run_refuses_in_the_same_words():
     assert refused.exit_code == said.exit_code == 5
     assert said.stderr == refused.stderr
     assert said.stdout == ""
+
+
+def test_an_estimate_is_one_line_in_python_and_a_table_in_a_notebook():
+    small()
+    catalog, src, dst = (
+        ckpttool.scan("src"),
+        ckpttool.read_strategy("s.ckpt"),
+        ckpttool.read_strategy("d.ckpt"),
+    )
+    make_plan = partial(ckpttool.plan_reshard, catalog, src, dst, "out")
+    found = estimate(make_plan, ckpttool.RunOptions("inline"))
+    assert re.fullmatch(
+        r"<Estimate out: 8 files, reads [\d.]+ KiB, writes [\d.]+ KiB, memory [\d.]+ MiB>",
+        repr(found),
+    )
+    table = found._repr_html_()
+    assert table.count("<tr>") == 1 + sum(len(one.needs) for one in found.supplies)
+    assert not Path("out").exists()
 
 
 CHANGES = "creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,symlink"
