@@ -3,11 +3,12 @@
 - ``reshard.svg``: which rows each rank holds, on 8 ranks and on 4;
 - ``fused.svg``: what becomes of weights that each rank fused for itself;
 - ``inspect.svg``: a screen of ``inspect``;
+- ``layout.png``: the page of ``inspect --plot``, as Chromium shows it;
 - ``speed.svg``: times from the table in ``docs/reference/performance.md``.
 
 The screen and the ranks are what ckpttool finds in a checkpoint that is part of the repository.
 ``--check`` compares the words of the pictures with those in ``docs/pictures``; each version of rich
-draws them in its own way.
+draws them in its own way.  A PNG has no words; the tests open the page itself.
 """
 
 from __future__ import annotations
@@ -142,6 +143,16 @@ def draw_ranks(left: int, regions: Mapping[int, Region], rows: int) -> Iterator[
                 yield draw_text(middle, y + number * band + 13, words, 11, "middle", colour="white")
 
 
+def shoot_layout(folder: Path) -> bytes:
+    """Return a PNG of the page that ``inspect --plot`` writes."""
+    words = ["inspect", "checkpoint/", "-s", "strategy.ckpt", "--plot", "layout.html", "-q"]
+    subprocess.run([sys.executable, "-m", "ckpttool", *words], cwd=folder, check=True)
+    look = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1180,760"]
+    command = ["chromium", *look, "--screenshot=layout.png", f"file://{folder}/layout.html"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120, stderr=subprocess.DEVNULL)
+    return (folder / "layout.png").read_bytes()
+
+
 def draw_fused() -> str:
     """Return a picture: the rows of gate and up that two ranks fused, and four ranks get."""
     quarters = len(COLOURS)
@@ -242,6 +253,8 @@ def main() -> None:
             "reshard.svg": draw_reshard(folder),
             "speed.svg": draw_speed(),
         }
+        if sys.argv[1:] != ["--check"]:
+            (PICTURES / "layout.png").write_bytes(shoot_layout(folder))
     for file, svg in pictures.items():
         path = PICTURES / file
         if sys.argv[1:] != ["--check"]:

@@ -361,6 +361,7 @@ ABOUT_OUTPUTS = {  # functions that look at the destination
         "find_space",
         "_partial_bytes",
         "_blocked",
+        "document_problem",
         "_location_problem",
         "_partial_problem",
     },

@@ -55,6 +55,7 @@ def test_the_wheel_has_the_pages_of_users_and_the_man_page(wheel):
     of_users = {name for name in pages if "/development/" not in name}
     assert {name for name in names if name.endswith(".md")} == of_users
     assert [name for name in names if name.endswith("share/man/man1/ckpttool.1")]
+    assert "ckpttool/operations/plot.html" in names
 
 
 @pytest.mark.interpreter

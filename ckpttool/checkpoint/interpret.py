@@ -220,22 +220,24 @@ class _Ranks:
             problem = disagreement("dtype", catalog, name, "element type", dtypes)
             return replace(broken, problem=problem)
         gaps: tuple[tuple[int, ...], ...] = ()
+        partial: list[LayoutSlicing] = []
         for listed in layouts:
             stage = self.stages.get((listed, kind)) or self._join_stage(name, listed)
             if isinstance(stage, Diagnostic):
                 return replace(broken, problem=stage)
             self.stages[listed, kind] = stage
-            if stage.gaps:
-                gaps = gaps or stage.gaps
-            elif stage.shape is not None:
-                tensors = catalog.tensors_of(name)
-                complete.append(LayoutSlicing(stage.layout, stage.shape, tensors))
+            gaps = gaps or stage.gaps
+            if stage.shape is not None:
+                slicing = LayoutSlicing(stage.layout, stage.shape, catalog.tensors_of(name))
+                (partial if stage.gaps else complete).append(slicing)
         if not complete:
-            return replace(broken, gaps=gaps or (tuple(layouts[0].ranks),))
+            gaps = gaps or (tuple(layouts[0].ranks),)
+            return replace(broken, gaps=gaps, partial=tuple(partial))
         slicing, *copies = complete
         if any(copy.shape != slicing.shape for copy in copies):
             return replace(broken, problem=_stage_shapes_problem(name, complete))
-        return FullTensor(meta.of_shape(slicing.shape), slicing, known_by, tuple(copies))
+        full = meta.of_shape(slicing.shape)
+        return FullTensor(full, slicing, known_by, tuple(copies), tuple(partial))
 
     def _join_stage(self, name: str, listed: Layout) -> _Stage | Diagnostic:
         """Return what the slices of one stage make; the same for all tensors of a kind."""

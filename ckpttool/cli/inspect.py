@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from shlex import join
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,47 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.problems import Diagnostics
+from ckpttool.cli.params import OutputPath, UsageProblem
+from ckpttool.problems import Diagnostics, ExecutionError
+from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page to write, if one is wanted."""
+
+    path: str | None
+    overwrite: bool
+
+
+def _build_page(path: str | None, overwrite: bool) -> Page:
+    if overwrite and path is None:
+        raise UsageProblem("--overwrite without --plot", "--plot layout.html --overwrite")
+    return Page(path, overwrite)
+
+
+page_options = options.OptionGroup(
+    options.OUTPUT,
+    "page",
+    _build_page,
+    {
+        "path": options.option(
+            "Write FILE, a page that shows in a browser which rank holds which slice.",
+            "--plot",
+            type=OutputPath("layout.html"),
+            metavar="FILE",
+        ),
+        "overwrite": options.flag(
+            "Replace the page of --plot if it exists.",
+            aliases=("--force",),
+            heading=options.SAFETY,
+        ),
+    },
+)
 
 
 @click.command(
@@ -36,6 +73,7 @@ if TYPE_CHECKING:
     "show_all", options.DISPLAY
 )
 @options.flag("List every file.", "--ranks")("show_ranks", options.DISPLAY)
+@page_options()
 @options.report_options()
 def inspect(
     source: Side,
@@ -44,6 +82,7 @@ def inspect(
     manifest: str | None,
     show_all: bool,
     show_ranks: bool,
+    page: Page,
     report: ReportOptions,
 ) -> None:
     """Say what a checkpoint or a strategy is, and list its tensors."""
@@ -51,6 +90,7 @@ def inspect(
 
     found = Diagnostics("inspect")
     inspected = _inspect(source, more, found, report, crc, show_all, manifest == "ignore")
+    drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
 
@@ -62,7 +102,27 @@ def inspect(
         said = {"damaged_replica"} if report.quiet else {"damaged_replica", "missing_replica"}
         notes = (one for one in found.of("note", "warning") if one.code not in said)
         tables.print_notes(notes, found.severity_of, report.quiet)
+        if drawn and not report.quiet:
+            tables.print_text(drawn)
     found.raise_if_errors()
+
+
+def _draw(inspected: Inspected, path: str, overwrite: bool, found: Diagnostics) -> str:
+    """Write the page of a checkpoint and return a line that says so; "" if it is refused."""
+    from ckpttool.cli.overview import facts_of
+    from ckpttool.operations import plot
+    from ckpttool.operations.describe import Inspection
+
+    refusals = [*plot.refusals(inspected, path, overwrite)]
+    found.add(*refusals)
+    if refusals or not isinstance(inspected, Inspection):
+        return ""
+    try:
+        nbytes = plot.write(inspected, facts_of(inspected), path)
+    except ExecutionError as error:
+        found.failures.append(error)
+        return ""
+    return f"Wrote {path} ({format_bytes(nbytes)}), which a browser opens without a network"
 
 
 def _inspect(

@@ -27,7 +27,7 @@ from ckpttool.operations.describe import (
     StrategyInspection,
     group_ranks,
 )
-from ckpttool.operations.summary import Row
+from ckpttool.operations.summary import Row, sharded_text
 from ckpttool.problems import CODES
 from ckpttool.wording import (
     count,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 40  # of the folded table; more are no overview
 _LEAST_RANKS = 30  # columns for the ranks of each slice
 _PIPE = 2000  # columns of a pipe, for lists that must end somewhere
-_MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
 _MAX_GROUPS = 3  # of ranks that differ, in one line
 _NO_STRATEGY = "not known without a strategy (-s STRATEGY)"
 _MAX_RANGES = 6  # of ranks, in one line
@@ -79,15 +78,7 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
     files, summary = found.catalog.files, found.summary
     if not files and found.catalog.errors("inspect"):
         return  # it is not known what it is
-    facts = {
-        "contents": _contents(found),
-        "ranks": _differing_ranks(found),
-        "parallelism": _parallelism(found),
-        "complete": [_completeness(found)],
-        "recorded": _recorded(found),
-        "made by": _provenance(found),
-    }
-    print_facts(found.catalog.root, facts)
+    print_facts(found.catalog.root, facts_of(found))
     if show_ranks:
         _print_files(found)
     if show_all:
@@ -103,6 +94,18 @@ def print_checkpoint(found: Inspection, *, show_all: bool, show_ranks: bool) -> 
         hints.append("--ranks every file" if hints else "--ranks lists every file")
     if hints and any(file.header for file in files.values()):
         print_text(f"{', '.join(hints)}, --json everything", indent=0)
+
+
+def facts_of(found: Inspection) -> Mapping[str, Iterable[str]]:
+    """Return label to lines of what a checkpoint is, which stand before its tensors."""
+    return {
+        "contents": _contents(found),
+        "ranks": _differing_ranks(found),
+        "parallelism": _parallelism(found),
+        "complete": [_completeness(found)],
+        "recorded": _recorded(found),
+        "made by": _provenance(found),
+    }
 
 
 def _contents(found: Inspection) -> Iterator[str]:
@@ -502,27 +505,6 @@ def _tensor_map(row: Row) -> str:
     layout = row.first.placement.layout
     axes = () if layout is None else layout.tensor_map
     return " ".join(format_shape(one) if one else "-" for one in axes)
-
-
-def sharded_text(placement: Placement) -> str:
-    """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
-    if placement.known == "unlisted":
-        return "not listed"
-    if not placement.is_sharded:
-        return "no"
-    if placement.slice_counts is None:
-        return f"{len(placement.local_owners)} boxes"
-    names = ("rows", "columns") if len(placement.cuts) == 2 else None
-    parts = [
-        f"{names[axis] if names else f'axis {axis}'} / {slices}"
-        for axis, slices in enumerate(placement.cuts)
-        if slices > 1
-    ]
-    rows = () if placement.layout is None else placement.layout.rows
-    if 0 < len(rows) <= _MAX_UNEVEN:
-        parts[0] = f"rows / {' + '.join(map(str, rows))}"
-    shard = placement.optimizer_shard
-    return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
 
 
 def _owners(row: Row, longest: int) -> str:

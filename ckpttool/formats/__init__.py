@@ -21,7 +21,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
-from ckpttool.formats.local import counting_reads, identify_file, open_file, unreadable
+from ckpttool.formats.local import ReadFile, counting_reads, identify_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
@@ -83,11 +83,10 @@ def format_of_suffix(path: str) -> str | None:
 
 def format_of_content(path: str) -> str | None:
     """Return the format from a file's first bytes, or None; only an encrypted ckpt shows itself."""
-    with open_file(path) as file:
-        head = file.read(16)
-        size = file.seek(0, 2)
+    with ReadFile(path) as file:  # without a buffer: a few bytes at each of many places
+        head, size = file.pread(16, 0), file.size
         at = 0  # HDF5 allows a user block: its signature is at byte 0, 512, 1024, 2048, ...
-        while at < size and file.seek(at) == at and file.read(8) != HDF5_SIGNATURE:
+        while at < size and file.pread(8, at) != HDF5_SIGNATURE:
             at = max(512, 2 * at)
     if at < size:
         return "hdf5"
@@ -202,7 +201,7 @@ def _find_format(path: str) -> str:
     name = format_of_content(path) or format_of_suffix(path)
     if name == "ckpt":
         return name
-    with open_file(path) as file:
+    with ReadFile(path) as file:
         first = file.read(1)
     if not first:
         raise FormatError(path, None, "empty (0 bytes)")

@@ -336,6 +336,19 @@ class Layout:
             tuple(cut[i + 1] for cut, i in zip(cuts, index, strict=True)),
         )
 
+    def boxes(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Region]:
+        """Yield the boxes of elements in the slice at ``index``: one, or one for each field.
+
+        Examples
+        --------
+        >>> [*map(str, Layout((2,), ((0,), ()), fields=2).boxes((1, 0), (8, 3)))]
+        ['[2:4, 0:3]', '[6:8, 0:3]']
+        """
+        axes = zip(_cuts(self, shape), index, self.slice_counts, strict=True)
+        stretches = [[*islice(pairwise(cut), i, None, n)] for cut, i, n in axes]
+        for spans in product(*stretches):
+            yield Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+
     def region(self, rank: int, shape: tuple[int, ...]) -> Region:
         """Return the elements of a full tensor of ``shape`` that ``rank`` holds.
 

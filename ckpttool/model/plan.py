@@ -44,9 +44,13 @@ class Term:
     input: int = 0
 
     def excerpt(self, region: Region) -> Term:
-        """Return the term with only the slices that overlap ``region`` of the full tensor."""
+        """Return the term with only the slices that overlap ``region`` of the full tensor.
+
+        It has no slicings of other stages, which have the catalog, so its pickle is small.
+        """
         slicing = self.source.slicing.excerpt(region)
-        return replace(self, source=replace(self.source, slicing=slicing))
+        source = replace(self.source, slicing=slicing, copies=(), incomplete=())
+        return replace(self, source=source)
 
 
 def single_source(terms: Sequence[Term]) -> FullTensor:

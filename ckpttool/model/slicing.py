@@ -89,6 +89,12 @@ class Slicing(Protocol):
     def owners(self) -> Iterator[tuple[int, ...]]:
         """Yield the ranks that should hold each slice, in the order of `replicas`."""
 
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """Yield the elements of each slice, in the order of `replicas`.
+
+        A slice is one region of the full tensor; that of a field-sliced embedding is several.
+        """
+
     def bounds(self, rank: int) -> Region:
         """Return a region of the full tensor that contains the slices of ``rank``."""
 
@@ -104,8 +110,8 @@ class LayoutSlicing:
     shape
         The full shape.
     tensors
-        Rank to stored tensor, with at least one owner of each slice.  Ranks outside the stage
-        are ignored.
+        Rank to stored tensor, with at least one owner of each slice that is read.  Ranks outside
+        the stage are ignored.
     """
 
     layout: Layout
@@ -144,6 +150,11 @@ class LayoutSlicing:
     def owners(self) -> Iterator[tuple[int, ...]]:
         """See `Slicing`."""
         return self.layout.slice_owners()
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`."""
+        layout = self.layout
+        return (tuple(layout.boxes(index, self.shape)) for index in layout.slice_indices())
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`."""
@@ -213,6 +224,8 @@ class FullTensor:
         How the slicing is known.
     copies
         The slicings of the other stages that hold all of it, if stages share it.
+    incomplete
+        The slices of each stage that has gaps, by its layout; nobody there holds some of them.
     is_corrected
         Whether the strategy lists another layout than the slices have.
     only_for
@@ -224,6 +237,7 @@ class FullTensor:
     slicing: Slicing
     known_by: KnownBy
     copies: tuple[LayoutSlicing, ...] = ()
+    incomplete: tuple[LayoutSlicing, ...] = field(default=(), compare=False, repr=False)
     is_corrected: bool = False
     only_for: tuple[int, int] | None = None
 
@@ -271,6 +285,8 @@ class BrokenTensor:
         How its slicing would be known.
     gaps
         The ranks that should hold each missing slice.
+    partial
+        The slicing of each stage that holds some slices, if slices are missing.
     problem
         Why its slices do not fit together, if there is another reason.
     is_corrected
@@ -280,6 +296,7 @@ class BrokenTensor:
     meta: TensorMeta
     known_by: KnownBy
     gaps: tuple[tuple[int, ...], ...] = ()
+    partial: tuple[LayoutSlicing, ...] = ()
     problem: Diagnostic | None = None
     is_corrected: bool = False
 
@@ -380,6 +397,10 @@ class BoxSlicing:
         """See `Slicing`: the ranks that are described as owners."""
         for boxes in self.slices:
             yield tuple(dict.fromkeys(box.rank for box in boxes))
+
+    def regions(self) -> Iterator[tuple[Region, ...]]:
+        """See `Slicing`; no region for a slice that an `excerpt` left out."""
+        return (tuple(box.region for box in boxes[:1]) for boxes in self.slices)
 
     def bounds(self, rank: int) -> Region:
         """See `Slicing`; the full tensor, because a rank may have several boxes."""

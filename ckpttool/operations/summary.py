@@ -384,6 +384,30 @@ def slice_shapes(source: FullTensor) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(source.layout.slice_shapes(source.meta.shape)))
 
 
+_MAX_UNEVEN = 4  # slices of different numbers of rows that are listed
+
+
+def sharded_text(placement: Placement) -> str:
+    """Return along which axes a tensor is sharded, and into how many slices or how many rows."""
+    if placement.known == "unlisted":
+        return "not listed"
+    if not placement.is_sharded:
+        return "no"
+    if placement.slice_counts is None:
+        return f"{len(placement.local_owners)} boxes"
+    names = ("rows", "columns") if len(placement.cuts) == 2 else None
+    parts = [
+        f"{names[axis] if names else f'axis {axis}'} / {slices}"
+        for axis, slices in enumerate(placement.cuts)
+        if slices > 1
+    ]
+    rows = () if placement.layout is None else placement.layout.rows
+    if 0 < len(rows) <= _MAX_UNEVEN:
+        parts[0] = f"rows / {' + '.join(map(str, rows))}"
+    shard = placement.optimizer_shard
+    return ", ".join([*parts, f"opt / {shard}"] if shard > 1 else parts)
+
+
 # --------------------------------------------------------------------------------------------- rows
 
 _MAX_NUMBERS = 8  # of a name that are numbers of layers

@@ -195,10 +195,10 @@ def _blocked(
         is_named = is_one_file and path in target.paths.values()
         hint = "-o with the name of a file" if is_named else f"move it away, or {ELSEWHERE}"
         option = "-o" if path in target.paths.values() else "--write-strategy"
-        problem = _name_of_others(Path(path), option) or _location_problem(path, hint)
+        problem = _name_of_others(Path(path), option) or _location_problem(path, hint, "-o")
         if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
             replaced.append(path)
-        elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids):
+        elif problem := problem or _partial_problem(Path(path + PARTIAL), input_ids, ELSEWHERE):
             found[path] = problem
     if len(replaced) == 1:
         message, facts = f"{Path(replaced[0])} is an input of this run", ""
@@ -206,6 +206,35 @@ def _blocked(
         message, facts = f"{len(replaced)} outputs are inputs of this run", shorten(replaced, 3)
     shared = Diagnostic("destination", message, hint=ELSEWHERE, facts=facts)
     return found | dict.fromkeys(replaced, shared)
+
+
+def document_problem(
+    path: str, option: str, inputs: Collection[str], overwrite: bool
+) -> Diagnostic | None:
+    """Return what prevents writing a small file that is no part of a set, or None.
+
+    Parameters
+    ----------
+    path
+        Where it goes.
+    option
+        The option of the command line that names it, for hints.
+    inputs
+        All files that are read; none of them is replaced, by whatever name.
+    overwrite
+        Whether a file that exists may be replaced.
+    """
+    elsewhere = f"{option} with another path"
+    input_ids = {find_file_id(one) for one in inputs}
+    problem = _name_of_others(Path(path), option)
+    problem = problem or _location_problem(path, f"{option} with the name of a file", option)
+    if problem is None and Path(path).exists() and find_file_id(path) in input_ids:
+        return Diagnostic("destination", f"{path} is an input of this run", hint=elsewhere)
+    problem = problem or _partial_problem(Path(path + PARTIAL), input_ids, elsewhere)
+    if problem is None and not overwrite and is_there(path):
+        hint = f"--overwrite, or {elsewhere}"
+        return Diagnostic("destination", f"{path} exists already", hint=hint)
+    return problem
 
 
 def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
@@ -249,17 +278,18 @@ def _name_of_others(path: Path, option: str) -> Diagnostic | None:
     return Diagnostic("destination", text, hint=hint, facts=facts, where=str(path))
 
 
-def _location_problem(name: str, hint: str) -> Diagnostic | None:
+def _location_problem(name: str, hint: str, option: str) -> Diagnostic | None:
     """Return a problem if the folder or the name of an output prevents writing it.
 
-    ``hint`` is for a folder, device or pipe that has the name.
+    ``hint`` is for a folder, device or pipe that has the name, and ``option`` names the output.
     """
-    path = Path(name)
+    path, elsewhere = Path(name), f"{option} with another path"
     folder = next(p for p in path.absolute().parents if os.path.lexists(p))
     if not folder.is_dir():
         what = "a file" if os.path.exists(folder) else "a link that leads nowhere"  # noqa: PTH110
-        return Diagnostic("destination", f"{folder} is {what}, not a folder", hint=ELSEWHERE)
-    if problem := access_problem(folder, os.W_OK | os.X_OK) or _name_problem(path, folder):
+        return Diagnostic("destination", f"{folder} is {what}, not a folder", hint=elsewhere)
+    problem = access_problem(folder, os.W_OK | os.X_OK, elsewhere)
+    if problem := problem or _name_problem(path, folder, option):
         return problem
     if name.endswith("/") or path.is_dir():
         what = "is" if path.is_dir() else "ends like"
@@ -269,7 +299,7 @@ def _location_problem(name: str, hint: str) -> Diagnostic | None:
     return None
 
 
-def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
+def _name_problem(path: Path, folder: Path, option: str) -> Diagnostic | None:
     """Return a problem if a name, or that of a temporary file next to it, is too long."""
     limit = os.pathconf(folder, "PC_NAME_MAX")  # -1 or 0 without a limit
     *folders, name = path.absolute().relative_to(folder).parts
@@ -278,10 +308,12 @@ def _name_problem(path: Path, folder: Path) -> Diagnostic | None:
         return None
     output = str(path).removesuffix(f".{MANIFEST}")
     text = f"the name is too long: {limit} bytes at most, with the suffixes of temporary files"
-    return Diagnostic("destination", text, hint="-o with a shorter name", where=output)
+    return Diagnostic("destination", text, hint=f"{option} with a shorter name", where=output)
 
 
-def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic | None:
+def _partial_problem(
+    partial: Path, input_ids: Collection[FileId], elsewhere: str
+) -> Diagnostic | None:
     """Return a problem if the temporary file of an output cannot be created."""
     try:
         found = partial.lstat()
@@ -295,7 +327,7 @@ def _partial_problem(partial: Path, input_ids: Collection[FileId]) -> Diagnostic
     if what:
         text = f"{partial} is {what} and has the name of the temporary file"
         return Diagnostic("destination", text, hint="rename it")
-    return access_problem(partial, os.R_OK | os.W_OK)
+    return access_problem(partial, os.R_OK | os.W_OK, elsewhere)
 
 
 def _find_stale_files(target: Target) -> Iterator[Diagnostic]:

@@ -13,7 +13,7 @@ from ckpttool.cli import overview, tables
 from ckpttool.formats import get_format
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.operations import inspect
-from ckpttool.operations.summary import Placement
+from ckpttool.operations.summary import Placement, sharded_text
 from tests.support.checkpoints import Entry, create_file, noise, write_ranks
 from tests.support.commands import run, run_well
 from tests.support.corpus import GOLDEN
@@ -166,7 +166,7 @@ def test_the_ranks_of_each_slice_stay_short(owners, text):
 def test_how_a_tensor_is_sharded_is_said_in_words(counts, shard, owners, text):
     ranks = tuple((rank,) for rank in range(owners))
     placement = Placement("layout", counts, ranks, optimizer_shard=shard)
-    assert overview.sharded_text(placement) == text
+    assert sharded_text(placement) == text
 
 
 def test_a_name_with_an_escape_sequence_is_spelled_out(tmp_path):

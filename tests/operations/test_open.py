@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.support.checkpoints import cut, noise, strategy_of, write_file, write
 from tests.support.commands import run_well
 from tests.support.corpus import GOLDEN
 from tests.support.damage import flip_byte
-from tests.support.readers import rank_file, read, read_ranks
+from tests.support.readers import Entry, rank_file, read, read_ranks
 
 CASE = GOLDEN / "tutorial_8_to_8_retrain"
 SRC, STRATEGY, TARGET = (CASE / name for name in ("src", "src_strategy.ckpt", "dst_strategy.ckpt"))
@@ -221,3 +222,31 @@ def test_all_that_is_wrong_is_one_error():
         ckpttool.open(SRC, STRATEGY, target=TARGET)
     with pytest.raises(IndexError, match="rank=8: the target has ranks 0-7"):
         ckpttool.open(SRC, STRATEGY, target=TARGET, rank=8)
+
+
+def read_bytes():
+    """Return the bytes that this process has read, by the count of the kernel."""
+    (line,) = (one for one in Path("/proc/self/io").read_text().splitlines() if "rchar" in one)
+    return int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel does not count")
+def test_a_row_of_256_mib_reads_the_row(tmp_path):
+    """Of each rank its part of the row and 128 KiB at most, with headers and samples."""
+    strategy = replace(strategy_of({"w": COLUMNS}), files=())
+    begin = {"w": Entry("Float32", (8192, 8192), bytes(256 << 20))}
+    write_ranks(tmp_path, cut(begin, strategy), "safetensors")
+    for rank in range(4):  # slices that differ, or there would be a warning
+        path = rank_file(tmp_path, rank)
+        with path.open("r+b") as file:
+            for at in (1 << 10, 32 << 20, 63 << 20):
+                file.seek(at)
+                file.write(noise(f"{rank}", "UInt8", (1 << 20,)).data)
+    ckpttool.open(tmp_path, strategy)["w"][0]  # so that no module is read later
+    before = read_bytes()
+    opened = ckpttool.open(tmp_path, strategy)
+    middle = read_bytes()
+    row = opened["w"][4000]
+    assert row.nbytes == 32 << 10
+    assert read_bytes() - middle <= row.nbytes + (1 << 10)
+    assert middle - before <= 4 * (128 << 10)

@@ -1,0 +1,393 @@
+"""A picture of a checkpoint: one HTML page that shows which rank holds which slice.
+
+The page is ``plot.html``, beside this module, with the answer of inspect as data in it.  It needs
+no network, and its own script is the only one that a browser runs.  Names are data, which the
+script shows as text.
+
+Thousands of tensors have few distributions, so each is stored once.  Its regions are numbers of
+spans along each axis, and its ranks are texts of runs: ``0-56/8`` is 0, 8, 16 and so on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpttool.formats.local import describe_os_error, read_file
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import (
+    BrokenTensor,
+    Follows,
+    FullTensor,
+    Slicing,
+    Unlisted,
+    Whole,
+)
+from ckpttool.operations.describe import Inspection
+from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
+from ckpttool.planning.preflight import document_problem
+from ckpttool.problems import Diagnostic, ExecutionError, StrategyError, join_alike
+from ckpttool.storage.files import write_document
+from ckpttool.wording import printable
+
+if TYPE_CHECKING:
+    from ckpttool.operations.describe import Inspected
+    from ckpttool.operations.documents import Json
+    from ckpttool.operations.summary import Ranks
+
+TEMPLATE = Path(__file__).with_name("plot.html")
+BY_ITSELF = ("values", "stored")  # kinds of tensors of which each rank holds one by itself
+# A name may hold "</script>"; JSON spells the letters of it otherwise, and all but ASCII besides.
+_ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
+
+
+def refusals(found: Inspected, path: str, overwrite: bool) -> Iterator[Diagnostic]:
+    """Yield why no page is written: there is nothing to draw, or it cannot go there."""
+    if reason := _why_not(found):
+        hint = "`ckpttool help --plot`"
+        yield Diagnostic("not_written", f"no picture: {reason}", hint=hint, where=path)
+    inputs = _inputs(found) if isinstance(found, Inspection) else ()
+    problem = document_problem(path, "--plot", inputs, overwrite)
+    if problem is not None:
+        yield problem
+
+
+def _inputs(found: Inspection) -> tuple[str, ...]:
+    """Return all files that were read, or should have been."""
+    catalog = found.catalog
+    documents = (file.path for file in catalog.documents)
+    damaged = (error.path for error in catalog.damaged.values())
+    return (*catalog.paths, *documents, *damaged, *found.checkpoint.strategy.files)
+
+
+def _why_not(found: Inspected) -> str:
+    """Return why a checkpoint cannot be drawn; "" if it can, even with lost slices."""
+    if not isinstance(found, Inspection):
+        return "no step was chosen"
+    if any(isinstance(error, StrategyError) for error in found.found.failures):
+        return "the strategy cannot be read"
+    if found.checkpoint.misfits or any(one.code == "strategy" for one in found.found.errors):
+        return "the strategy does not fit the checkpoint"
+    if not (found.summary.entries or found.completeness.missing_tensors):
+        return "no tensor was found"
+    return ""
+
+
+def write(found: Inspection, facts: Mapping[str, Iterable[str]], path: str) -> int:
+    """Write the page of a checkpoint, completely or not at all; return its bytes.
+
+    Raises
+    ------
+    ExecutionError
+        It cannot be written.
+    """
+    page = draw(found, facts).encode()
+    try:
+        write_document(path, page)
+    except OSError as error:
+        reason = describe_os_error(error)
+        raise ExecutionError(path, reason, hint="--plot with another path") from error
+    return len(page)
+
+
+def draw(found: Inspection, facts: Mapping[str, Iterable[str]]) -> str:
+    """Return the page of a checkpoint.
+
+    Parameters
+    ----------
+    found
+        What was inspected.
+    facts
+        Label to lines: what the screen of inspect says first.
+    """
+    page = read_file(TEMPLATE).decode("utf-8")
+    data = json.dumps(_describe(found, facts), separators=(",", ":")).translate(_ESCAPES)
+    allowed = {f"{{{{{one}}}}}": _hash_inline(page, one) for one in ("script", "style")}
+    title = {"{{title}}": html.escape(printable(found.catalog.root))}
+    values = {**allowed, **title, "{{data}}": data}
+    return re.sub("|".join(values), lambda match: values[match[0]], page)
+
+
+def _hash_inline(page: str, tag: str) -> str:
+    """Return the source by which the policy of the page allows its own script or style alone."""
+    match = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    assert match is not None, f"{TEMPLATE} has one <{tag}>"
+    return f"'sha256-{b64encode(hashlib.sha256(match[1].encode()).digest()).decode()}'"
+
+
+def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
+    """Return the data of the page."""
+    catalog, done, distributions = found.catalog, found.completeness, _Distributions(found)
+    rows: list[Json] = []
+    tensors: list[list[object]] = []
+    for row in (*fold_rows(_incomplete(found)), *found.summary.rows):
+        numbers = range(len(tensors), len(tensors) + len(row.entries))
+        states = [*map(printable, row.prefixes)]
+        rows.append({"name": printable(row.pattern), "states": states, "tensors": _runs(numbers)})
+        tensors += (
+            [printable(one.name), one.dtype, one.nbytes, distributions.find(one)]
+            for one in row.entries
+        )
+    root, severity_of = catalog.root, found.found.severity_of
+    failed = (one for error in found.found.failures for one in error.diagnostics)
+    notes = [("error", one) for one in join_alike((*failed, *found.found.errors))]
+    for severity in ("warning", "note"):
+        notes += [(severity, one) for one in join_alike(found.found.of(severity))]
+    of_tensors: dict[str, list[str]] = {}
+    for one in found.found:
+        if one.tensor is not None and severity_of[one.code] != "note":
+            of_tensors.setdefault(printable(one.tensor), []).append(printable(one.text))
+    return {
+        "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
+        "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],
+        "problems": of_tensors,
+        "word": "file" if found.is_merged else "rank",
+        "stages": [*_stages(found)],
+        "missing": _runs(done.missing_ranks),
+        "damaged": _runs(done.unreadable_ranks),
+        "files": [
+            [rank, _name_below(root, one.path), one.nbytes, *_device(found, rank)]
+            for rank, one in catalog.files.items()
+        ],
+        "rows": rows,
+        "tensors": tensors,
+        "distributions": distributions.described,
+    }
+
+
+def _name_below(root: str, path: str) -> str:
+    """Return the name of a file below the folder that was scanned."""
+    return printable(path.removeprefix(root).lstrip("/") or path)
+
+
+def _device(found: Inspection, rank: int) -> Iterator[str]:
+    """Yield the server and the device of a rank, if a rank table names them."""
+    if (device := found.devices.get(rank)) is not None:
+        yield printable(f"{device.server}, device {device.device}")
+
+
+def _stages(found: Inspection) -> Iterator[Json]:
+    """Yield the pipeline stages with their ranks; all ranks together if nothing says stages."""
+    rest = set(found.expected_ranks)
+    parallelism = found.summary.parallelism
+    for number, stage in enumerate(parallelism.stages if parallelism else ()):
+        rest.difference_update(stage.ranks)
+        matrices = [*map(list, stage.device_matrices)]
+        ranks = _runs(stage.ranks)
+        yield {"name": f"stage {number}", "ranks": ranks, "matrices": matrices, "isStage": True}
+    if rest:
+        several = parallelism is not None and bool(parallelism.stages)
+        name = "not in the strategy" if several else ""
+        yield {"name": name, "ranks": _runs(sorted(rest)), "matrices": [], "isStage": False}
+
+
+def _incomplete(found: Inspection) -> Summary:
+    """Return the tensors whose slices make no full tensor."""
+    records, holders = _broken(found), found.catalog.holders
+    entries = []
+    for name in found.completeness.missing_tensors:
+        one, held = records.get(name), Placement("stored", None, (holders.get(name, ()),))
+        if one is None or not one.partial:
+            entries.append(Entry(name, "" if one is None else one.meta.dtype, None, held))
+        else:
+            meta = one.meta.of_shape(one.partial[0].shape)
+            entries.append(Entry(name, meta.dtype, meta.shape, held, meta.nbytes))
+    return Summary(tuple(entries), found.checkpoint.states)
+
+
+def _broken(found: Inspection) -> Mapping[str, BrokenTensor]:
+    """Return name to record of the tensors whose slices make no full tensor."""
+    joined = found.checkpoint.records if found.checkpoint.are_joined else ()
+    return {one.name: one for one in joined if isinstance(one, BrokenTensor)}
+
+
+class _Distributions:
+    """What the page shows of tensors, once for those that show the same.
+
+    Attributes
+    ----------
+    described
+        The data of each distribution; `find` returns the number of one.
+    """
+
+    def __init__(self, found: Inspection) -> None:
+        self.described: list[Json] = []
+        self._found = found
+        self._broken = _broken(found)
+        self._numbers: dict[object, int] = {}
+
+    def find(self, one: Entry) -> int:
+        """Return the number of the distribution of a tensor."""
+        held, slicings = self._found.catalog.holders.get(one.name, ()), self._slicings(one)
+        kind, known = self._known(one)
+        if kind == "broken" and not slicings:
+            kind = "unjoined"
+        groups = () if slicings else self._groups(one, held)
+        lost = self._lost(one.name) if kind == "unjoined" else ()
+        equality, is_same = self._equality(one.name, groups) if kind in BY_ITSELF else ("", True)
+        what = known, one.shape, equality, is_same
+        key = (*what, *(slicing.key for slicing in slicings), held, groups, lost)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.described)
+            self.described.append(
+                {
+                    "kind": kind,
+                    "known": known,
+                    "shape": one.shape,
+                    "equality": equality,
+                    "same": is_same and kind != "unjoined",
+                    "once": self._found.checkpoint.is_deduplicated,
+                    **(_describe_slices(slicings, held) if slicings else {}),
+                    **({} if slicings else _describe_groups(one, groups, lost)),
+                    **_sharding(one),
+                }
+            )
+        return self._numbers[key]
+
+    def _slicings(self, one: Entry) -> tuple[Slicing, ...]:
+        """Return the slicings of a tensor in all stages that hold it; none without a layout."""
+        source = one.source
+        if source is None:
+            return self._broken[one.name].partial if one.name in self._broken else ()
+        if not source.has_layout:
+            return ()
+        return (source.slicing, *source.copies, *source.incomplete)
+
+    def _known(self, one: Entry) -> tuple[str, str]:
+        """Return whether slices, values or a broken tensor are shown, and how that is known."""
+        described = self._found.catalog.description is not None
+        match one.source:
+            case None if one.placement.known == "full":
+                return "values", "a full tensor"
+            case None if one.name in self._found.completeness.missing_tensors:
+                return "broken", "its slices make no full tensor"
+            case None:
+                return "stored", "as it is stored: nothing says how it is sharded"
+            case FullTensor(known_by=Follows()):
+                return "slices", "optimizer state that is sharded like its parameter"
+            case FullTensor(known_by=Whole()):
+                return "values", "each rank holds it in full"
+            case FullTensor(known_by=Unlisted()):
+                return "values", "not described" if described else "not in the strategy"
+            case FullTensor(is_corrected=True):
+                return "slices", "listed in the strategy, which its slices correct"
+        by = "described by the checkpoint" if described else "listed in the strategy"
+        return "slices", by
+
+    def _groups(self, one: Entry, held: Ranks) -> tuple[Ranks, ...]:
+        """Return the ranks that hold a tensor without a layout, grouped by equal contents."""
+        having = held if one.source or one.placement.known == "full" else one.placement.owners[0]
+        if (equal := self._found.summary.equal_ranks.get(one.name)) is not None:
+            groups = (tuple(rank for rank in ranks if rank in having) for ranks in equal.ranks)
+            return tuple(filter(None, groups))
+        if one.source is not None and isinstance(one.source.known_by, Whole | Unlisted):
+            return one.source.known_by.groups
+        return (having,) if having else ()
+
+    def _equality(self, name: str, groups: Sequence[Ranks]) -> tuple[str, bool]:
+        """Return in words whether the ranks of a tensor without a layout hold the same.
+
+        Return as well whether the ranks of each group do.
+        """
+        equal = self._found.summary.equal_ranks.get(name)
+        if len(groups) > 1:
+            return "different between ranks", equal is not None
+        if not groups or len(groups[0]) < 2 or self._found.is_merged:
+            return "", False
+        if equal is None:
+            return "not compared (inspect --all samples every tensor)", False
+        word = "the sampled pages are" if equal.sampled else "all bytes are"
+        return f"{word} {'one value' if equal.one_value else 'equal on these ranks'}", True
+
+    def _lost(self, name: str) -> Ranks:
+        """Return the ranks that should hold a slice of a tensor that nothing draws."""
+        if name in self._broken:
+            return tuple(sorted(chain(*self._broken[name].gaps)))
+        layouts = self._found.checkpoint.strategy.layouts.get(name, ())
+        return tuple(chain(*(layout.ranks for layout in layouts)))
+
+
+def _describe_slices(slicings: Iterable[Slicing], held: Ranks) -> Json:
+    """Describe slices, and the ranks that should hold them and do not."""
+    slices: dict[tuple[Region, ...], list[int]] = {}
+    for slicing in slicings:
+        for regions, holding in zip(slicing.regions(), slicing.owners(), strict=True):
+            slices.setdefault(regions, []).extend(holding)
+    absent = set(chain(*slices.values())).difference(held)
+    owners = [_runs(sorted(set(ranks))) for ranks in slices.values()]
+    return {**_spans([*slices]), "owners": owners, "absent": _runs(sorted(absent))}
+
+
+def _describe_groups(one: Entry, groups: Sequence[Ranks], lost: Ranks) -> Json:
+    """Describe a tensor that each rank holds by itself: an entry for each group of equal ranks."""
+    whole = () if one.shape is None else (Region.whole(one.shape),)
+    owners = [*map(_runs, (*groups, lost) if lost else groups)]
+    return {**_spans([whole] * len(owners)), "owners": owners, "absent": _runs(lost)}
+
+
+def _sharding(one: Entry) -> Json:
+    """Describe how a layout shards a tensor."""
+    layout = one.placement.layout
+    how: Json = {}
+    if one.placement.is_listed:
+        how["sharded"] = sharded_text(one.placement)
+    if layout is None:
+        return how
+    return {**how, "matrix": layout.device_matrix, "map": layout.tensor_map}
+
+
+def _spans(slices: Sequence[tuple[Region, ...]]) -> Json:
+    """Describe regions by numbers of spans along each axis; a grid of slices needs no numbers."""
+    regions = [*chain(*slices)]
+    axes = [
+        sorted(set(zip(starts, stops, strict=True)))
+        for starts, stops in zip(
+            zip(*(one.start for one in regions), strict=True),
+            zip(*(one.stop for one in regions), strict=True),
+            strict=True,
+        )
+    ]
+    places = [{span: number for number, span in enumerate(axis)} for axis in axes]
+    boxes = [
+        [
+            [
+                place[span]
+                for place, span in zip(places, zip(one.start, one.stop, strict=True), strict=True)
+            ]
+            for one in of_slice
+        ]
+        for of_slice in slices
+    ]
+    spans = [[_runs([a for a, _ in axis]), _runs([b for _, b in axis])] for axis in axes]
+    is_grid = boxes == [[[*index]] for index in product(*(range(len(axis)) for axis in axes))]
+    return {"spans": spans} if is_grid else {"spans": spans, "boxes": boxes}
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Return numbers as runs, in their order.
+
+    Examples
+    --------
+    >>> _runs([0, 1, 2, 3]), _runs([0, 8, 16, 24, 5]), _runs([4, 4])
+    ('0-3', '0-24/8,5', '4,4')
+    """
+    texts, i = [], 0
+    while i < len(numbers):
+        stop = i + 1
+        step = numbers[stop] - numbers[i] if stop < len(numbers) else 0
+        while step > 0 and stop < len(numbers) and numbers[stop] - numbers[stop - 1] == step:
+            stop += 1
+        if stop - i < 3:
+            stop = i + 1
+            texts.append(str(numbers[i]))
+        else:
+            texts.append(f"{numbers[i]}-{numbers[stop - 1]}" + (f"/{step}" if step > 1 else ""))
+        i = stop
+    return ",".join(texts)
