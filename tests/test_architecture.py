@@ -361,7 +361,7 @@ def test_inspecting_a_file_loads_neither_plans_nor_documents():
 
 ABOUT_OUTPUTS = {  # functions that look at the destination
     "ckpttool.planning.preflight": {
-        "_check_format_and_space",
+        "find_space",
         "_partial_bytes",
         "_blocked",
         "document_problem",

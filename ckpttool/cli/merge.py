@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     ),
 )
 @options.run_options()
-@options.report_options(verbose=options.VERBOSE)
+@options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
 def merge(
     source: Side,
     resolve: ResolveOptions,

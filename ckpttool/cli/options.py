@@ -401,6 +401,8 @@ class ReportOptions:
         Whether to list the outputs.
     limit
         Largest number of listed findings; None for the default of the command.
+    dry_run
+        Whether to report what a run would do, and to write nothing.
     """
 
     as_json: bool
@@ -408,6 +410,7 @@ class ReportOptions:
     debug: bool
     verbose: bool = False
     limit: int | None = None
+    dry_run: bool = False
 
     @property
     def hides_progress(self) -> bool:
@@ -604,6 +607,12 @@ run_options = OptionGroup(
 )
 
 LIMIT = option("List at most N findings.  [default: 50; with --json all]", type=whole_number(0))
+DRY_RUN = flag(
+    "Show what would be read and written, and what it takes; write nothing.",
+    "-n",
+    "--dry-run",
+    heading=SAFETY,
+)
 VERBOSE = flag("List the files that were written.", "-v", "--verbose")
 report_options = OptionGroup(
     DISPLAY,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @options.rank_outputs
 @options.run_options()
-@options.report_options(verbose=options.VERBOSE)
+@options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
 def reshard(
     source: Side,
     resolve: ResolveOptions,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @options.resolve_options("replicated", "unlisted", "strict", "manifest")
 @options.rank_outputs
 @options.run_options()
-@options.report_options(verbose=options.VERBOSE)
+@options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
 def split(
     source: Side,
     resolve: ResolveOptions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.load import Loaded, LoadedSides
-    from ckpttool.problems import Command
+    from ckpttool.problems import Command, Diagnostic
     from ckpttool.transaction.resume import Assignment
 
 
@@ -84,7 +84,7 @@ def _exchange_hint(src: str, option: str, strategy: str) -> str:
 def convert(
     make_plan: Callable[..., tuple[Plan, Assignment]], run: RunOptions, report: ReportOptions
 ) -> None:
-    """Make a plan, execute it, and report.
+    """Make a plan, execute it, and report; in a dry run report what it would do.
 
     Parameters
     ----------
@@ -99,12 +99,25 @@ def convert(
 
     if not report.debug:
         logging.disable()  # the libraries of a cluster also log the errors that we raise
+    show = open_progress("reading what is kept", report.hides_progress)
+
+    def print_notes(notes: Sequence[Diagnostic]) -> None:
+        tables.print_notes(notes, severities("convert"), report.quiet)
+
+    if report.dry_run:
+        from ckpttool.cli.estimate import report_estimate
+        from ckpttool.operations.estimate import estimate
+
+        found = estimate(make_plan, run, open_progress=show, on_notes=print_notes)
+        outputs = _outputs_text(found.conversion, ("would write", "would keep"))
+        report_estimate(found, outputs, report)
+        return
     guard: SignalGuard = click.get_current_context().meta[SIGNALS]
     done = conversion.convert(
         make_plan,
         run,
-        open_progress=open_progress("reading what is kept", report.hides_progress),
-        on_notes=lambda notes: tables.print_notes(notes, severities("convert"), report.quiet),
+        open_progress=show,
+        on_notes=print_notes,
         executing=partial(_stoppable, guard),
         check=guard.check,
     )
@@ -149,11 +162,11 @@ def _print(done: Conversion, verbose: bool) -> None:
     tables.print_text(text)
 
 
-def _outputs_text(done: Conversion) -> str:
+def _outputs_text(done: Conversion, verbs: tuple[str, str] = ("Wrote", "Kept")) -> str:
     """Return which outputs there are, their format and size, and how many were kept."""
     part, outputs = done.assignment.part, done.outputs
     kept = sum(one.is_kept for one in outputs)
-    verb = "Kept" if 0 < kept == len(outputs) else "Wrote"
+    verb = verbs[0 < kept == len(outputs)]
     verb += "" if part is None else f" part {part}:"
     if not outputs:
         return f"{verb} nothing"

@@ -492,7 +492,8 @@ def _by_rank(
             tensors = {**file.tensors, **tensors}
         nbytes = sum(file.nbytes for file in (first, *more))
         stored = tuple(chain.from_iterable(file.files for file in (first, *more)))
-        joined[rank] = replace(first, files=stored, nbytes=nbytes, tensors=tensors)
+        reads = sum((file.reads for file in more), first.reads)
+        joined[rank] = replace(first, files=stored, nbytes=nbytes, tensors=tensors, reads=reads)
     return joined, problems
 
 

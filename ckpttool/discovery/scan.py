@@ -42,12 +42,12 @@ from ckpttool.discovery.sharded_files import note_index, scan_indexed
 from ckpttool.discovery.steps import Chosen, choose_save, list_steps
 from ckpttool.formats import read_index, read_indexes
 from ckpttool.formats.foreign import identify_foreign
-from ckpttool.formats.local import exists, is_file, is_folder, url_problem
+from ckpttool.formats.local import counting_reads, exists, is_file, is_folder, url_problem
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.dtypes import SAFETENSORS_DTYPES
 from ckpttool.model.manifest import MANIFEST
 from ckpttool.model.strategy import Strategy
-from ckpttool.model.tensors import FileIndex
+from ckpttool.model.tensors import FileIndex, Reads
 from ckpttool.problems import (
     Command,
     Diagnostic,
@@ -175,6 +175,8 @@ class RankFiles:
         The default strategy files: those in the output folder of the same MindFormers run.
     diagnostics
         What was found beside the files.
+    reads
+        What was read to find them.
     """
 
     root: str
@@ -184,6 +186,7 @@ class RankFiles:
     empty_ranks: Mapping[int, FormatError | None]
     strategy_files: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
+    reads: Reads = field(default=Reads())
 
 
 def find(
@@ -194,7 +197,9 @@ def find(
     The parameters and errors are those of `scan`.
     """
     try:
-        found = _find(src, options)
+        with counting_reads() as count:
+            found = _find(src, options)
+        found = replace(found, reads=count())
     except FormatError as error:
         if command != "verify":
             raise
@@ -262,6 +267,7 @@ def read_ranks(
         one_of_several=evidence,
         find_complete_step=partial(_find_complete_step, found, strategy, chosen.of_run),
         steps_of_other_runs=chosen.of_other_runs,
+        reads=found.reads,
     )
     return _checked(catalog, found.key, command)
 

@@ -25,17 +25,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
 from ckpttool._version import __version__
 from ckpttool.concurrency import Threads
-from ckpttool.execution.copy import CopyOptions, Filled, cut_into_tasks, fill
+from ckpttool.execution.copy import Filled, fill
+from ckpttool.execution.schedule import Batch
 from ckpttool.formats import get_format
 from ckpttool.formats.local import describe_os_error, identify_file
-from ckpttool.model.plan import OutputFile, Plan
-from ckpttool.model.region import Region
+from ckpttool.model.plan import Plan
 from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import CkptToolError, Diagnostic, EngineError, PlanError
 from ckpttool.storage.checksums import compute_checksum
@@ -266,18 +266,13 @@ class FileTask:
     ----------
     claim
         Path of the claim; the worker stops when this file is gone.
-    output
-        What to write, with only the slices that it needs.  The worker computes the pieces.
-    options
-        How much is done at a time.
-    wants_read
-        See `FillTask`.
+    batch
+        What to write: one output, with only the slices that it needs.  The worker computes the
+        pieces.
     """
 
     claim: str
-    output: OutputFile
-    options: CopyOptions
-    wants_read: bool = False
+    batch: Batch
 
 
 class RemoteFile(Claim):
@@ -291,13 +286,9 @@ class RemoteFile(Claim):
 
     attempt: str = ""
 
-    def task(self, options: CopyOptions, wants_read: bool = False) -> FileTask:
-        """Return the task of a worker; see `FileTask`."""
-        tensors = (
-            tensor.excerpt(Region.whole(tensor.meta.shape)) for tensor in self._output.tensors
-        )
-        output = replace(self._output, tensors=tuple(tensors))
-        return FileTask(str(self._path), output, options, wants_read)
+    def task(self, batch: Batch) -> FileTask:
+        """Return the task of a worker, which writes the only output of a batch."""
+        return FileTask(str(self._path), batch.excerpt())
 
     def seal(self, crc: int | None = None) -> int:
         """Read the header of the attempt back, and return its size in bytes.
@@ -342,13 +333,13 @@ def write_file(task: FileTask) -> Filled:
 
 
 def _write(task: FileTask, path: str) -> Filled:
-    output = task.output
+    (output,) = task.batch.outputs
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _require_claim(task.claim)
         index = create(path, fd, output)
         filled: list[Filled] = []
-        for fill_task in cut_into_tasks([(output, index)], task.options, task.wants_read):
+        for fill_task in task.batch.tasks([index]):
             _require_claim(task.claim)
             filled.append(fill(fill_task))
         crcs = (crc for one in filled for crc in one.crcs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckpttool.model.manifest import units
+from ckpttool.model.manifest import units as units_of
 from ckpttool.model.plan import OutputFile, OutputTensor
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import Piece
@@ -85,6 +85,11 @@ class TensorUnit:
         return TensorUnit, (self.tensor, self.region, output, self.number)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the unit."""
+        return self.region.size * self.tensor.meta.itemsize
+
+    @property
     def origin(self) -> tuple[int, ...]:
         """Index in the full tensor of the output tensor's first element.
 
@@ -141,7 +146,18 @@ class FillTask:
     @property
     def nbytes(self) -> int:
         """Bytes that the task writes."""
-        return sum(unit.region.size * unit.tensor.meta.itemsize for unit in self.units)
+        return sum(unit.nbytes for unit in self.units)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of the buffer for a band, which has at least one element."""
+        widest = max(unit.tensor.meta.itemsize for unit in self.units)
+        return max(widest, min(self.band_bytes, max(unit.nbytes for unit in self.units)))
+
+    def by_tensor(self) -> Iterator[tuple[TensorUnit, ...]]:
+        """Yield the units of each tensor."""
+        for _, units in groupby(self.units, lambda unit: unit.tensor.meta.name):
+            yield tuple(units)
 
 
 def cut_into_tasks(
@@ -200,7 +216,7 @@ def _units_in_source_order(
 
     def starts(index: int) -> Iterator[tuple[tuple[int, ...], int, int, Region]]:
         output = slices[index][0]
-        for number, region in enumerate(units(output.meta)):
+        for number, region in enumerate(units_of(output.meta)):
             yield region.moved_by(output.region.start).start, index, number, region
 
     for _, index, number, region in merge(*map(starts, range(len(slices)))):
@@ -234,17 +250,21 @@ def fill(task: FillTask) -> Filled:
     FormatError
         A source file has become shorter since its header was read.
     """
-    largest = max(unit.region.size * unit.tensor.meta.itemsize for unit in task.units)
-    widest = max(
-        unit.tensor.meta.itemsize for unit in task.units
-    )  # a band holds at least one element
-    buffer = np.empty(max(widest, min(task.band_bytes, largest)), np.uint8)
     hashes: list[UnitHash] = []
+    states: dict[tuple[str, str, int], HASH] = {}
     crc = RunningCrc() if task.wants_crc else None
     read = RunningHashes() if task.wants_read else None
     with FlatFiles(task.band_bytes, crc, read) as files:
-        for _, units_of_tensor in groupby(task.units, lambda unit: unit.tensor.meta.name):
-            hashes += _fill_tensor(files, tuple(units_of_tensor), buffer, task.band_bytes)
+        for unit, band, data in read_bands(task, files):
+            path, meta = unit.tensor.file.path, unit.tensor.meta
+            if not is_there(path):  # the coordinator removed the file: the run has ended
+                raise FileNotFoundError(errno.ENOENT, "it is gone", path)
+            files.write_bytes(unit.tensor, _offset(band, meta.shape) * meta.itemsize, data)
+            key = path, meta.name, unit.number
+            states.setdefault(key, sha256()).update(data.data)
+            if band.stop == unit.region.stop:  # the last band in C order
+                hashes.append(UnitHash(*key, states.pop(key).hexdigest()))
+    assert not states, f"units without their last band: {[*states]}"
     return Filled(
         task.nbytes,
         tuple(hashes),
@@ -253,24 +273,29 @@ def fill(task: FillTask) -> Filled:
     )
 
 
-def _fill_tensor(
-    files: FlatFiles, tensor_units: Sequence[TensorUnit], buffer: Bytes, band_bytes: int
-) -> Iterator[UnitHash]:
-    """Fill units of one tensor, band by band in the order of the full tensor; yield the hashes."""
-    states: dict[int, HASH] = {}
-    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(tensor_units))):
-        unit, band = tensor_units[step.unit], step.band
-        path, itemsize = unit.tensor.file.path, unit.tensor.meta.itemsize
+def read_bands(task: FillTask, files: FlatFiles) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    """Read what a task writes, band by band in the order of the full tensors.
+
+    Yields
+    ------
+    unit, band, data
+        A band of a unit, and its bytes, in a buffer that the next band overwrites.
+    """
+    buffer = np.empty(task.buffer_bytes, np.uint8)
+    for units in task.by_tensor():
+        yield from read_tensor(units, files, buffer, task.band_bytes)
+
+
+def read_tensor(
+    units: Sequence[TensorUnit], files: FlatFiles, buffer: Bytes, band_bytes: int
+) -> Iterator[tuple[TensorUnit, Region, Bytes]]:
+    """Read the units of one tensor of a task, as `read_bands` does."""
+    for step in merge(*(_steps(i, unit, band_bytes) for i, unit in enumerate(units))):
+        unit, band = units[step.unit], step.band
+        itemsize = unit.tensor.meta.itemsize
         data = buffer[: band.size * itemsize]
         read_band(files, unit.output, band, data.reshape(*band.shape, itemsize))
-        if not is_there(path):  # the coordinator removed the file: the run has ended
-            raise FileNotFoundError(errno.ENOENT, "it is gone", path)
-        files.write_bytes(unit.tensor, _offset(band, unit.tensor.meta.shape) * itemsize, data)
-        states.setdefault(step.unit, sha256()).update(data.data)
-        if band.stop == unit.region.stop:  # the last band in C order
-            name, sha = unit.tensor.meta.name, states.pop(step.unit).hexdigest()
-            yield UnitHash(path, name, unit.number, sha)
-    assert not states, f"units without their last band: {[*states]}"
+        yield unit, band, data
 
 
 def _fit_band(pieces: Iterable[Piece], max_bytes: int) -> int:

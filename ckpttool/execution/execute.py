@@ -22,9 +22,9 @@ from ckpttool.execution.cluster import (
     check_workers,
     write_file,
 )
-from ckpttool.execution.copy import CopyOptions, Filled, cut_into_tasks, fill
+from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.executors import FEWER, WHY_DEAD, WORKER_DIED, Abortable
-from ckpttool.execution.grouping import group_outputs
+from ckpttool.execution.schedule import Batch, schedule
 from ckpttool.formats.local import describe_os_error, more_files_hint
 from ckpttool.model.manifest import ListedOutput
 from ckpttool.model.plan import OutputFile, Plan
@@ -116,21 +116,21 @@ MAX_CLAIMS = 512  # outputs that a cluster works on at a time; each is a file de
 
 
 def _calls(
-    jobs: Sequence[Job], options: CopyOptions, wants_read: bool
+    batch: Batch, jobs: Sequence[Job]
 ) -> Iterator[tuple[Callable[[], CallResult], tuple[Job, ...]]]:
-    """Yield the calls for workers, each with its jobs.
+    """Yield the calls for workers, each with its jobs; ``jobs`` are those of the batch.
 
     A call fills units on this host, or writes a whole file on another host.
     """
     local: dict[str, Job] = {}
-    outputs: list[tuple[OutputFile, FileIndex]] = []
+    indexes: list[FileIndex] = []
     for job in jobs:
         if isinstance(job.file, RemoteFile):
-            yield partial(write_file, job.file.task(options, wants_read)), (job,)
-        else:
-            local[job.file.index.path] = job
-            outputs.append((job.output, job.file.index))
-    for task in cut_into_tasks(outputs, options, wants_read):
+            yield partial(write_file, job.file.task(batch)), (job,)
+            return  # a batch of one
+        local[job.file.index.path] = job
+        indexes.append(job.file.index)
+    for task in batch.tasks(indexes):
         paths = sorted({unit.tensor.file.path for unit in task.units})
         yield partial(fill, task), tuple(local[path] for path in paths)
 
@@ -196,12 +196,12 @@ def execute(
         on_note(note)
     executor = executor or InlineExecutor()
     run = _Run(executor, options, on_progress, check, plan.listed, transaction)
+    rest = [rank for rank in assignment.ranks if rank not in transaction.kept]
     try:
         run.keep(mine.outputs(rank for rank in assignment.ranks if rank in transaction.kept))
-        rest = plan.limited_to(set(assignment.ranks) - transaction.kept)
-        for outputs in group_outputs(rest, options.group_tensors):
+        for batch in schedule(plan, rest, options, by_file=isinstance(executor, Cluster)):
             run.collect_done()
-            run.start(outputs)
+            run.start(batch)
         while run.pending:
             run.collect()
         transaction.finish()
@@ -249,15 +249,15 @@ class _Run:
         """Return the written outputs, sorted by rank."""
         return tuple(sorted(self.written, key=lambda written: written.rank))
 
-    def start(self, outputs: Sequence[OutputFile]) -> None:
+    def start(self, batch: Batch) -> None:
         """Create outputs and submit their tasks; wait while too many tasks are pending."""
         kind = RemoteFile if isinstance(self.executor, Cluster) else PartialFile
         jobs: list[Job] = []
-        for output in outputs:
+        for output in batch.outputs:
             self.current = output.path
             jobs.append(Job(output, kind(output)))
             self.jobs.append(jobs[-1])
-        for call, jobs_of_call in _calls(jobs, self.options, bool(self.listed)):
+        for call, jobs_of_call in _calls(batch, jobs):
             while len(self.pending) >= self._max_in_flight():
                 self.collect()
             for job in jobs_of_call:

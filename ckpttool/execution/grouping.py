@@ -25,9 +25,13 @@ def group_outputs(plan: Plan, max_tensors: int) -> Iterator[tuple[OutputFile, ..
     """
     groups: dict[tuple[str, str] | int, list[int]] = {}
     tensors = 1
-    for output in plan:
-        groups.setdefault(_shared_rows(output) or output.rank, []).append(output.rank)
+    shared: dict[int, tuple[str, str] | None] = {}
+    alike = plan.alike
+    for equal, output in zip(alike, plan.outputs(equal[0] for equal in alike), strict=True):
+        shared |= dict.fromkeys(equal, _shared_rows(output))
         tensors = max(tensors, len(output.tensors))
+    for rank in plan.target.paths:
+        groups.setdefault(shared[rank] or rank, []).append(rank)
     size = max(1, min(MAX_OUTPUTS, max_tensors // tensors))
     batches = [ranks[i : i + size] for ranks in groups.values() for i in range(0, len(ranks), size)]
     outputs = plan.outputs(rank for ranks in batches for rank in ranks)

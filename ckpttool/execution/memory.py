@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import resource
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpttool.execution.cluster import Cluster
 from ckpttool.execution.copy import CopyOptions
+from ckpttool.execution.estimate import Work
 from ckpttool.execution.executors import RunOptions, default_jobs, is_cluster, split_engine_name
 from ckpttool.formats import get_format
 from ckpttool.model.plan import Plan
@@ -55,19 +57,10 @@ def fit_memory(
     max_bytes, engine = options.max_memory_bytes, options.engine
     if max_bytes is None:
         return CopyOptions()
-    kind, rest = split_engine_name(engine)
-    if is_cluster(engine):
-        workers = executor.threads if isinstance(executor, Cluster) else 1
-        base_bytes = PROCESS_BYTES if kind == "mpi" else DASK_BYTES
-        fewer = "fewer threads in each worker"
-    else:
-        workers = 1 if kind == "inline" else int(rest or default_jobs())
-        base_bytes = peak_bytes() + (workers * PROCESS_BYTES if kind == "processes" else 0)
-        fewer = "fewer workers"
-    tensors = 0 if plan is None else max(map(len, plan.headers.values()), default=0)
-    needed = RESERVE_BYTES + tensors * HEADER_BYTES + base_bytes
-    if plan is not None:
-        needed += get_format(plan.target.format).memory_bytes(tensors)
+    workers, base_bytes = _workers(engine, executor, peak_bytes())
+    fewer = "fewer threads in each worker" if is_cluster(engine) else "fewer workers"
+    tensors, header_bytes = _headers(plan)
+    needed = RESERVE_BYTES + header_bytes + base_bytes
     needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:
@@ -87,6 +80,70 @@ def fit_memory(
         task_pieces=min(default.task_pieces, task_pieces),
         group_tensors=min(default.group_tensors, group_tensors),
     )
+
+
+def _workers(engine: str, executor: Executor | None, own_bytes: int) -> tuple[int, int]:
+    """Return how many tasks run at a time, and the memory beside them.
+
+    On a cluster these are the tasks and the memory of one worker.  ``own_bytes`` is the memory of
+    this process.
+    """
+    kind, rest = split_engine_name(engine)
+    if is_cluster(engine):
+        workers = executor.threads if isinstance(executor, Cluster) else 1
+        return workers, PROCESS_BYTES if kind == "mpi" else DASK_BYTES
+    workers = 1 if kind == "inline" else int(rest or default_jobs())
+    return workers, own_bytes + (workers * PROCESS_BYTES if kind == "processes" else 0)
+
+
+def _headers(plan: Plan | None) -> tuple[int, int]:
+    """Return the most tensors in an output of a plan, and the memory that its header takes."""
+    if plan is None:
+        return 0, 0
+    tensors = max(map(len, plan.headers.values()), default=0)
+    return tensors, tensors * HEADER_BYTES + get_format(plan.target.format).memory_bytes(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most resident memory that a run takes, without the page cache.
+
+    Attributes
+    ----------
+    nbytes
+        Of all processes on this host, or of each worker of a cluster.
+    engine
+        The engine, with the number of its workers, if it has one.
+    is_of_worker
+        Whether it is that of each worker of a cluster.
+    """
+
+    nbytes: int
+    engine: str
+    is_of_worker: bool
+
+
+def estimate_peak(options: RunOptions, plan: Plan, own_bytes: int, work: Work) -> Peak:
+    """Return the memory that a run will take.
+
+    Parameters
+    ----------
+    options
+        The engine.
+    plan
+        The outputs of the run.
+    own_bytes
+        The memory of this process when the plan was made.
+    work
+        What the tasks of the run do.
+    """
+    workers, base_bytes = _workers(options.engine, None, own_bytes)
+    _, header_bytes = _headers(plan)
+    buffers = min(workers, work.tasks) * work.buffer_bytes
+    kind = split_engine_name(options.engine)[0]
+    engine = f"{kind}:{workers}" if kind in ("threads", "processes") else options.engine
+    nbytes = base_bytes + buffers + (header_bytes if work.tasks else 0)
+    return Peak(nbytes, engine, is_cluster(options.engine))
 
 
 def peak_bytes() -> int:

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import zip_longest
@@ -20,7 +21,7 @@ from ckpttool.concurrency import Threads, wait_result
 from ckpttool.formats.base import HDF5_SIGNATURE, Format, Header
 from ckpttool.formats.encryption import mode_of
 from ckpttool.formats.foreign import NAME_CHECKPOINT, identify_foreign
-from ckpttool.formats.local import ReadFile, identify_file, unreadable
+from ckpttool.formats.local import ReadFile, counting_reads, identify_file, unreadable
 from ckpttool.formats.sandbox import Sandbox
 from ckpttool.model.tensors import FileIndex, TensorMeta
 from ckpttool.problems import FormatError, UnsupportedError
@@ -172,7 +173,9 @@ def _read_index(
     """Return the header of a file, or its error, which names a foreign kind."""
     try:
         try:
-            return _read_cached(path, cache, key, sandbox)
+            with counting_reads() as count:
+                index = _read_cached(path, cache, key, sandbox)
+            return replace(index, reads=index.reads + count())
         except FormatError as error:
             kind = None if isinstance(error, UnsupportedError) else identify_foreign(path)
             return error if kind is None else kind.error(path)

@@ -12,6 +12,7 @@ from ckpttool.model.tensors import (
     MAX_AXES,
     Extent,
     FileIndex,
+    Reads,
     SharedHeader,
     StoredFile,
     StoredTensor,
@@ -54,7 +55,8 @@ class Header:
 
     def of_file(self, file: StoredFile) -> FileIndex:
         """Return the index of a file that has this header."""
-        return replace(self.index, files=(file,), tensors=SharedHeader(self.index.tensors, file))
+        tensors = SharedHeader(self.index.tensors, file)
+        return replace(self.index, files=(file,), tensors=tensors, reads=Reads())
 
 
 def read_header(index: FileIndex, read: Callable[[int, int], bytes]) -> Header:

@@ -50,13 +50,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ckpttool.concurrency import check_cancelled
-from ckpttool.formats.local import open_source
+from ckpttool.formats.local import note_read, open_source
 from ckpttool.formats.wire import decode_varint
 from ckpttool.model.tensors import Block, Ciphertext, StoredFile
 from ckpttool.problems import (
@@ -261,24 +261,44 @@ def read_plain(fd: int, path: str, cipher: Ciphertext, start: int, out: memoryvi
     UnsupportedError
         The library for decrypting is missing.
     """
+    for block, first, skip, before, nbytes, part in _split_into_reads(cipher, start, out):
+        data = _read(fd, path, block.offset + first - before, before + nbytes)
+        if cipher.mode == "AES-GCM":
+            counter = (_FIRST_COUNTER + first // UNIT).to_bytes(UNIT - _NONCE_BYTES, "big")
+            iv = block.iv[:_NONCE_BYTES] + counter
+        else:
+            iv, data = (data[:before], data[before:]) if before else (block.iv, data)
+        plain = memoryview(_decryptor(path, cipher, iv).update(data))
+        part[:] = plain[skip : skip + len(part)]
+
+
+def _split_into_reads(
+    cipher: Ciphertext, start: int, out: memoryview
+) -> Iterator[tuple[Block, int, int, int, int, memoryview]]:
+    """Yield what is read for ``out``, the plaintext from byte ``start`` on.
+
+    Yields
+    ------
+    block, first, skip, before, nbytes, part
+        ``nbytes`` of ciphertext from byte ``first`` of a block on, and ``before`` bytes in front of
+        them that CBC needs.  Their plaintext behind ``skip`` bytes fills ``part``.
+    """
     for block, at, view in cipher.split(start, out):
-        part = view
-        while part:
+        rest = view
+        while rest:
             skip = at % UNIT
             first = at - skip
-            nbytes = min(PIECE_BYTES, -(-(skip + len(part)) // UNIT) * UNIT, block.nbytes - first)
-            if cipher.mode == "AES-GCM":
-                counter = (_FIRST_COUNTER + first // UNIT).to_bytes(UNIT - _NONCE_BYTES, "big")
-                iv = block.iv[:_NONCE_BYTES] + counter
-                data = _read(fd, path, block.offset + first, nbytes)
-            elif first == 0:
-                iv, data = block.iv, _read(fd, path, block.offset, nbytes)
-            else:
-                data = _read(fd, path, block.offset + first - UNIT, UNIT + nbytes)
-                iv, data = data[:UNIT], data[UNIT:]
-            plain = memoryview(_decryptor(path, cipher, iv).update(data))[skip : skip + len(part)]
-            part[: len(plain)] = plain
-            at, part = at + len(plain), part[len(plain) :]
+            nbytes = min(PIECE_BYTES, -(-(skip + len(rest)) // UNIT) * UNIT, block.nbytes - first)
+            before = UNIT if first and cipher.mode != "AES-GCM" else 0
+            part = rest[: nbytes - skip]
+            yield block, first, skip, before, nbytes, part
+            at, rest = at + len(part), rest[len(part) :]
+
+
+def plan_reads(cipher: Ciphertext, start: int, out: memoryview) -> Iterator[int]:
+    """Yield the bytes of each read of `read_plain`."""
+    for _, _, _, before, nbytes, _ in _split_into_reads(cipher, start, out):
+        yield before + nbytes
 
 
 def _decryptor(path: str, cipher: Ciphertext, iv: bytes, tag: bytes = b"") -> CipherContext:
@@ -309,6 +329,7 @@ def _read(fd: int, path: str, offset: int, nbytes: int) -> bytes:
         if not more:
             raise FormatError(path, offset + len(data), "the file became shorter while it was read")
         data += more
+    note_read(nbytes)
     return data
 
 

@@ -29,10 +29,11 @@ import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from ckpttool.model.tensors import FileId, FileStamp, StoredFile
+from ckpttool.model.tensors import FileId, FileStamp, Reads, StoredFile
 from ckpttool.problems import Diagnostic, PlanError, UnreadableError
 
 # Error numbers of stat if nothing has the name.
@@ -110,6 +111,27 @@ def named(path: AnyPath) -> Iterator[None]:
         raise
 
 
+_READS: ContextVar[list[int] | None] = ContextVar("reads", default=None)  # bytes of each
+
+
+@contextmanager
+def counting_reads() -> Iterator[Callable[[], Reads]]:
+    """Count what this thread reads inside; the context is a function that returns it."""
+    sizes: list[int] = []
+    token = _READS.set(sizes)
+    try:
+        yield lambda: Reads(len(sizes), sum(sizes))
+    finally:
+        _READS.reset(token)
+
+
+def note_read(nbytes: int) -> None:
+    """Count a read of so many bytes, if this thread counts its reads."""
+    sizes = _READS.get()
+    if sizes is not None:
+        sizes.append(nbytes)
+
+
 class ReadFile(io.FileIO):
     """A file open for reading, without a buffer; its errors name it."""
 
@@ -120,22 +142,28 @@ class ReadFile(io.FileIO):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         """Read into a buffer and return the number of bytes; it may be less than the buffer."""
         with named(self._path):
-            got: int | None = super().readinto(buffer)
-            return _require_read(got, self._path)
+            found: int | None = super().readinto(buffer)
+        got = _require_read(found, self._path)
+        note_read(got)
+        return got
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most ``size``; all of them without it."""
         with named(self._path):
-            data: bytes | None = super().read(size)
-            return _require_read(data, self._path)
+            found: bytes | None = super().read(size)
+        data = _require_read(found, self._path)
+        note_read(len(data))
+        return data
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """Return up to ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         try:  # not `named`, which takes longer than the call; a header takes many calls
-            return os.pread(self.fileno(), nbytes, offset)
+            data = os.pread(self.fileno(), nbytes, offset)
         except OSError as error:
             error.filename = os.fspath(self._path)
             raise
+        note_read(len(data))
+        return data
 
     @property
     def size(self) -> int:
@@ -145,7 +173,9 @@ class ReadFile(io.FileIO):
     def readall(self) -> bytes:
         """Return the rest of the file."""
         with named(self._path):
-            return _require_read(super().readall(), self._path)
+            data = _require_read(super().readall(), self._path)
+        note_read(len(data))
+        return data
 
 
 def _require_read(found: T | None, path: AnyPath) -> T:

@@ -11,16 +11,19 @@ a file takes more than `CPU_SECONDS`.
 from __future__ import annotations
 
 import gc
+import re
 import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckpttool.model.tensors import FileIndex, StoredFile
+from ckpttool.formats.local import ReadFile
+from ckpttool.model.tensors import FileIndex, Reads, StoredFile
 from ckpttool.problems import CkptToolError, FormatError
 
 if TYPE_CHECKING:
@@ -202,4 +205,23 @@ def read_hdf5(file: StoredFile) -> FileIndex:
     """Return the header of an HDF5 file; each object may take `CPU_SECONDS`."""
     from ckpttool.formats.hdf5 import Hdf5
 
-    return Hdf5(on_object=set_cpu_limit).read_index(file)
+    _, start = _count_reads()
+    index = Hdf5(on_object=set_cpu_limit).read_index(file)
+    stop, _ = _count_reads()
+    reads = Reads(stop.requests - start.requests, stop.nbytes - start.nbytes)
+    return replace(index, reads=reads)
+
+
+def _count_reads() -> tuple[Reads, Reads]:
+    """Return what this process has read before this call, and after it; libhdf5 does not count.
+
+    It is nothing on a kernel that does not count either.
+    """
+    try:
+        with ReadFile("/proc/self/io") as file:
+            text = file.read(4096)
+    except FileNotFoundError:
+        return Reads(), Reads()
+    counts = {name: int(number) for name, number in re.findall(rb"(\w+): (\d+)", text)}
+    before = Reads(counts[b"syscr"], counts[b"rchar"])
+    return before, before + Reads(1, len(text))

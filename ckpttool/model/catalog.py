@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
-from ckpttool.model.tensors import FileIndex, FileStamp, StoredFile, StoredTensor, TensorMeta
+from ckpttool.model.tensors import FileIndex, FileStamp, Reads, StoredFile, StoredTensor, TensorMeta
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
 from ckpttool.wording import Brief, count, format_bytes
 
@@ -85,6 +85,8 @@ class Catalog(Brief):
         files are of one run.
     names_of
         Ranks to the names of their files, if no step was chosen; ``{rank}`` in them is the rank.
+    reads
+        What was read to find the files; their headers are in `FileIndex.reads`.
     """
 
     root: str = field(kw_only=False)
@@ -110,6 +112,7 @@ class Catalog(Brief):
     find_complete_step: Callable[[], str] = field(default=str, compare=False, repr=False)
     steps_of_other_runs: tuple[str, ...] | None = None
     names_of: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
+    reads: Reads = field(default=Reads(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         groups: dict[int, tuple[list[int], Mapping[str, StoredTensor]]] = {}

@@ -350,6 +350,15 @@ class Plan(Brief):
             nbytes.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
         return nbytes
 
+    @property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the outputs, those with equal tensors together; data parallel ranks have."""
+        layouts, _ = self._distinct_layouts()
+        ranks_of: dict[tuple[Region | None, ...], list[int]] = {}
+        for rank in self.target.paths:
+            ranks_of.setdefault(tuple(_regions(layouts, rank)), []).append(rank)
+        return tuple(map(tuple, ranks_of.values()))
+
     def __iter__(self) -> Iterator[OutputFile]:
         return self.outputs(self.target.paths)
 

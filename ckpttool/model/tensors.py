@@ -103,6 +103,17 @@ class Extent:
 FileId: TypeAlias = tuple[int, int]  # device and inode
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What was read, or will be: the number of system calls that read, and their bytes."""
+
+    requests: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Reads) -> Reads:
+        return Reads(self.requests + other.requests, self.nbytes + other.nbytes)
+
+
 class FileStamp(NamedTuple):
     """The identity of a file's content; writing to a file or saving it again changes it.
 
@@ -225,6 +236,8 @@ class FileIndex:
         one.
     header
         The tensors, one object for all files with an equal header; their files may differ.
+    reads
+        What was read of the files to know all this.
     """
 
     files: tuple[StoredFile, ...]
@@ -233,6 +246,7 @@ class FileIndex:
     tensors: Mapping[str, StoredTensor]
     attrs: Mapping[str, str] = field(default_factory=dict)
     header: Mapping[str, StoredTensor] = field(init=False, repr=False, compare=False)
+    reads: Reads = field(default=Reads(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         tensors = self.tensors

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.estimate import Estimate
     from ckpttool.operations.explain import Explanation, Slice
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
@@ -213,6 +214,34 @@ def convert(done: Conversion) -> Json:
             part=part and str(part),
             manifest=done.manifest,
         ),
+    )
+
+
+def estimate(found: Estimate) -> Json:
+    """Return the document of a dry run: that of the run, and what it takes."""
+    work = found.work
+    reads = {"headers": found.headers, "samples": found.samples, "data": work.reads}
+    space = _each(found.space, "folder need free")
+    return _document(
+        convert(found.conversion),
+        dry_run={
+            "reads": {
+                **{kind: _take(one, "requests nbytes") for kind, one in reads.items()},
+                "over_read": work.over_read,
+            },
+            "writes": {
+                "headers": found.header_bytes,
+                "data": work.written,
+                "documents": found.document_bytes,
+            },
+            "tasks": work.tasks,
+            "sources": [
+                {"ranks": one.ranks, "needs": _each(one.needs, "ranks nbytes")}
+                for one in found.supplies
+            ],
+            "memory": {"nbytes": found.peak.nbytes, "engine": found.peak.engine},
+            "disks": space,
+        },
     )
 
 

@@ -7,7 +7,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -44,10 +44,7 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
     format = get_format(plan.target.format)
     refused: dict[Diagnostic, None] = {}
     dtypes: set[str] = set()
-    need: dict[int, int] = defaultdict(int)  # by device
-    folders: dict[int, Path] = {}
     sizes: dict[int, int] = {}
-    replaced = 0
     attrs = plan.attrs
     for ranks, metas in plan.headers.items():
         refusals = list(format.refusals(metas, attrs))
@@ -55,25 +52,47 @@ def _check_format_and_space(plan: Plan, kept: Collection[str]) -> Diagnostics:
         dtypes |= {meta.dtype for meta in metas}
         nbytes = 0 if refusals else format.file_bytes(metas, attrs)
         sizes |= dict.fromkeys(ranks, nbytes)
-    for rank, path in plan.target.paths.items():
-        if str(Path(path)) in kept:
-            continue
+    paths = plan.target.paths.items()
+    written = {path: sizes[rank] for rank, path in paths if str(Path(path)) not in kept}
+    replaced = any(map(is_there, written))
+    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
+    found.add(*format.notes(dtypes, attrs))
+    for disk in find_space(written):
+        if disk.need > disk.free:
+            need, free = format_bytes(disk.need), format_bytes(disk.free)
+            text = f"too little space: {need} needed, {free} free"
+            facts = "replaced outputs stay until the new ones are complete" if replaced else ""
+            hint, where = "free some space, or -o on another disk", disk.folder
+            found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The bytes that new files need on a disk, and those that are free there.
+
+    ``folder`` is the nearest folder that exists already.
+    """
+
+    folder: str
+    need: int
+    free: int
+
+
+def find_space(sizes: Mapping[str, int]) -> list[Space]:
+    """Return what new files need of each disk, from their paths and sizes."""
+    need: dict[int, int] = defaultdict(int)  # by device
+    folders: dict[int, Path] = {}
+    for path, nbytes in sizes.items():
         folder = next(one for one in Path(path).absolute().parents if one.is_dir())
         device = folder.stat().st_dev
         folders.setdefault(device, folder)
-        need[device] += sizes[rank] - _partial_bytes(path)
-        replaced += is_there(path)
-    found.add(*(replace(one, hint=one.hint or _other_outputs(plan)) for one in refused))
-    found.add(*format.notes(dtypes, attrs))
-    for device, nbytes in need.items():
-        disk = os.statvfs(folders[device])
-        free = disk.f_bavail * disk.f_frsize
-        if nbytes > free:
-            text = f"too little space: {format_bytes(nbytes)} needed, {format_bytes(free)} free"
-            facts = "replaced outputs stay until the new ones are complete" if replaced else ""
-            hint, where = "free some space, or -o on another disk", str(folders[device])
-            found.add(Diagnostic("destination", text, hint=hint, facts=facts, where=where))
-    return found
+        need[device] += nbytes - _partial_bytes(path)
+    disks = {device: os.statvfs(folder) for device, folder in folders.items()}
+    return [
+        Space(str(folders[device]), nbytes, disks[device].f_bavail * disks[device].f_frsize)
+        for device, nbytes in need.items()
+    ]
 
 
 def format_option(path: str, format: str) -> str:

@@ -26,9 +26,10 @@ import numpy as np
 
 from ckpttool.concurrency import check_cancelled
 from ckpttool.formats.encryption import read_plain
-from ckpttool.formats.local import open_descriptor
+from ckpttool.formats.local import note_read, open_descriptor
 from ckpttool.model.plan import OutputTensor, single_source
 from ckpttool.model.region import Region
+from ckpttool.model.slicing import Piece
 from ckpttool.model.tensors import StoredFile, StoredTensor
 from ckpttool.problems import FormatError
 from ckpttool.storage.checksums import RunningCrc, RunningHashes
@@ -70,6 +71,11 @@ class FlatFiles:
     """Open files by path; when there are too many, the least recently used is closed.
 
     Use as a context manager, in one thread.
+
+    Attributes
+    ----------
+    scratch_used
+        Bytes of the scratch buffer that are in use.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class FlatFiles:
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()  # by path and flags
         self._scratch_bytes = scratch_bytes
         self._scratch: Bytes | None = None
-        self._scratch_used = 0
+        self.scratch_used = 0
         self._cached: dict[tuple[str, int], _CachedBytes] = {}  # by `_first_byte`
         self._uses_dontcache = _has_dontcache()
 
@@ -109,7 +115,7 @@ class FlatFiles:
         check_cancelled()
         fd = self._descriptor(tensor.file, os.O_RDONLY)
         try:
-            for at, part in _split_at_extents(tensor, offset, out.data):
+            for at, part in split_at_extents(tensor, offset, out.data):
                 if tensor.file.cipher is not None:
                     read_plain(fd, tensor.file.path, tensor.file.cipher, at, part)
                     continue
@@ -118,6 +124,7 @@ class FlatFiles:
                     if got == 0:
                         reason = f"{tensor.meta.name}: the file ends here"
                         raise FormatError(tensor.file.path, at, reason)
+                    note_read(got)
                     at, part = at + got, part[got:]
         except OSError as error:  # names no file, because the call has a descriptor
             error.filename = error.filename or tensor.file.path
@@ -127,7 +134,7 @@ class FlatFiles:
         """Write ``data`` over the tensor's bytes from ``offset`` on, across its extents."""
         self._cached.pop(_first_byte(tensor), None)
         fd = self._descriptor(tensor.file, os.O_RDWR)
-        for start, part in _split_at_extents(tensor, offset, data.data):
+        for start, part in split_at_extents(tensor, offset, data.data):
             if self._written_crc is not None:
                 self._written_crc.add(tensor.file.path, tensor.meta.name, start, part)
             at = start
@@ -186,16 +193,14 @@ class FlatFiles:
         elif runs.are_close and runs.last - runs.first <= self._scratch_bytes:
             self._read_through(tensor, region, runs, out)
         elif not runs.are_close and out[(0,) * runs.axis].flags.c_contiguous:
-            strides = _strides(shape, itemsize)
-            for index in product(*map(range, region.shape[: runs.axis])):
-                offset = runs.first + sum(map(mul, index, strides))
-                self.read_bytes(tensor, offset, out[index].reshape(-1))
+            self._read_runs(tensor, region, runs, out)
         else:
             for half, at in _split_in_half(region):
                 self.read_region(tensor, half, out[at])
 
-    def read_piece(self, tensor: StoredTensor, region: Region, out: Bytes) -> None:
-        """Copy a region as `read_region` does; hash it if it is one run of bytes."""
+    def read_piece(self, piece: Piece, out: Bytes) -> None:
+        """Copy a piece as `read_region` does; hash it if it is one run of bytes."""
+        tensor, region = piece.tensor, piece.src
         self.read_region(tensor, region, out)
         if self._read_hashes is None or not region.size:
             return
@@ -203,6 +208,13 @@ class FlatFiles:
         if runs.count == 1:
             data = np.ascontiguousarray(out).reshape(-1).data
             self._read_hashes.add(tensor, runs.first, data)
+
+    def _read_runs(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
+        """Read each run by itself."""
+        strides = _strides(tensor.meta.shape, tensor.meta.itemsize)
+        for index in product(*map(range, region.shape[: runs.axis])):
+            offset = runs.first + sum(map(mul, index, strides))
+            self.read_bytes(tensor, offset, out[index].reshape(-1))
 
     def _read_through(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
         """Copy runs from the scratch buffer; first read them into it, gaps included, if needed."""
@@ -216,16 +228,19 @@ class FlatFiles:
             self.read_bytes(tensor, first, scratch[at : at + last - first])
             cached = self._cached[key] = _CachedBytes(first, last, scratch[at:])
         part = cached.data[runs.first - cached.first :]
-        np.copyto(out, _as_view(part, region, tensor.meta.shape, tensor.meta.itemsize))
+        self._copy(out, _as_view(part, region, tensor.meta.shape, tensor.meta.itemsize))
+
+    def _copy(self, out: Bytes, read: Bytes) -> None:
+        np.copyto(out, read)
 
     def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
         """Return the scratch buffer and its first free byte; clear it if it is too full."""
         if self._scratch is None:
             self._scratch = np.empty(self._scratch_bytes, np.uint8)
-        if self._scratch_used + nbytes > self._scratch_bytes:
+        if self.scratch_used + nbytes > self._scratch_bytes:
             self._cached.clear()
-            self._scratch_used = 0
-        at, self._scratch_used = self._scratch_used, self._scratch_used + nbytes
+            self.scratch_used = 0
+        at, self.scratch_used = self.scratch_used, self.scratch_used + nbytes
         return self._scratch, at
 
 
@@ -256,7 +271,7 @@ def read_band(files: FlatFiles, tensor: OutputTensor, band: Region, out: Bytes) 
     for piece in tensor.pieces(band):
         inside = piece.dst.relative_to(band.start)
         at = tuple(slice(a, b) for a, b in zip(inside.start, inside.stop, strict=True))
-        files.read_piece(piece.tensor, piece.src, out[at])
+        files.read_piece(piece, out[at])
         filled += piece.dst.size
     assert filled == band.size, f"{band}: {filled} of {band.size} elements"
 
@@ -340,7 +355,7 @@ def _split_in_half(region: Region) -> Iterator[tuple[Region, tuple[slice, ...]]]
         yield inside.moved_by(region.start), at
 
 
-def _split_at_extents(
+def split_at_extents(
     tensor: StoredTensor, offset: int, view: memoryview
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield the file offset and the part of ``view`` for each extent that it overlaps."""

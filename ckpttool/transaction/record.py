@@ -79,7 +79,7 @@ class Transaction(Claim):
         self._plan = plan
         self._entries: dict[str, LoggedOutput] = {}  # with the stamps of those that are in place
         self._has_replaced = False
-        self.kept = frozenset(run.outputs[name] for name in run.kept)
+        self.kept = run.kept_ranks
         self.writing = ""
         if run.is_finished:
             remove_leftovers(run.record, run.destination.plan if run.options.no_locks else None)

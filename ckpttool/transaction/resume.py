@@ -215,6 +215,11 @@ class Assignment(Brief):
         return tuple(self.outputs.values())
 
     @property
+    def kept_ranks(self) -> frozenset[int]:
+        """Ranks of the outputs that are kept."""
+        return frozenset(self.outputs[name] for name in self.kept)
+
+    @property
     def record(self) -> Record:
         """The record of the set."""
         return self.destination.record

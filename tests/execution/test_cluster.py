@@ -26,6 +26,7 @@ from ckpttool.execution.cluster import (
 )
 from ckpttool.execution.copy import CopyOptions, Filled, fill
 from ckpttool.execution.execute import execute
+from ckpttool.execution.schedule import Batch
 from ckpttool.formats import read_index
 from ckpttool.formats.local import identify_file
 from ckpttool.model.layout import Layout
@@ -225,7 +226,8 @@ def test_a_task_that_is_done_twice_is_written_to_two_files_and_one_gets_the_name
 def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing(
     tmp_path, monkeypatch
 ):
-    (job, *_), fills = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]], []
+    output, *_ = make_plan(tmp_path)[0]
+    job, fills = cluster.RemoteFile(output), []
 
     def fill_and_give_up(task):
         fills.append(task)
@@ -234,8 +236,8 @@ def test_a_worker_that_was_given_up_stops_at_its_next_stretch_and_leaves_nothing
         return Filled(task.nbytes, ())
 
     monkeypatch.setattr(cluster, "fill", fill_and_give_up)
-    task = job.task(SMALL)
-    assert sum(meta.nbytes for meta in task.output.metas) > 4 * SMALL.task_bytes
+    task = job.task(Batch((output,), SMALL))
+    assert sum(meta.nbytes for meta in output.metas) > 4 * SMALL.task_bytes
     with pytest.raises(CkptToolError, match=r"is missing: the run has ended"):
         write_file(task)
     assert len(fills) == 2
@@ -248,15 +250,17 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_output(tmp_path):
         layouts = {"w": Layout((4,), ((0,), ()))}
         catalog = slice_catalog(strategy_of(layouts), {"w": (rows, 4096)})
         (output,) = make(catalog, strategy_of(layouts), None)
-        job = cluster.RemoteFile(replace(output, path=str(tmp_path / f"{rows}.ckpt")))
-        sizes.append(len(pickle.dumps(job.task(SMALL))))
+        output = replace(output, path=str(tmp_path / f"{rows}.ckpt"))
+        job = cluster.RemoteFile(output)
+        sizes.append(len(pickle.dumps(job.task(Batch((output,), SMALL)))))
         job.discard()
     assert sizes[1] < sizes[0] + 100
 
 
 def test_a_worker_that_comes_too_late_makes_no_file(tmp_path):
-    (job, *_) = [cluster.RemoteFile(output) for output in make_plan(tmp_path)[0]]
-    task = job.task(SMALL)
+    output, *_ = make_plan(tmp_path)[0]
+    job = cluster.RemoteFile(output)
+    task = job.task(Batch((output,), SMALL))
     job.discard()
     with pytest.raises(CkptToolError, match=f"on {socket.gethostname()}: .*is missing"):
         write_file(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -76,6 +77,24 @@ def test_a_tensor_larger_than_the_budget_is_merged_within_it(source, tmp_path, e
     assert budget < 128  # the tensor has 128 MiB
     assert peak_of(*words, "--max-memory", f"{budget}MiB") <= budget * MIB
     assert (tmp_path / f"m.{suffix}").stat().st_size > 128 * MIB
+
+
+@pytest.mark.big
+@pytest.mark.parametrize("jobs", ["1", "8"])
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("suffix", ["ckpt", "h5"])
+def test_a_run_of_a_gibibyte_takes_about_what_a_dry_run_says(tmp_path, suffix, columns, jobs):
+    shape = (1 << 17, 512) if columns else (1 << 15, 2048)  # 256 MiB, of one of four ranks
+    for rank in range(4):
+        write_holes(tmp_path / "src" / f"rank_{rank}" / "net.ckpt", shape)
+    (tmp_path / "s.json").write_text(LAYOUT % (4, "-1, 0" if columns else "0, -1"))
+    words = ["merge", tmp_path / "src", "-s", tmp_path / "s.json", "-j", jobs]
+    words += ["-o", tmp_path / f"m.{suffix}"]
+    command = [sys.executable, "-m", "ckpttool", *map(str, words), "-n", "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    expected = json.loads(said)["dry_run"]["memory"]["nbytes"]
+    assert abs(peak_of(*words, "-q") - expected) < expected / 4
+    assert (tmp_path / f"m.{suffix}").stat().st_size > 1 << 30
 
 
 @pytest.mark.big

@@ -20,6 +20,7 @@ from ckpttool.execution.cluster import RemoteFile, write_file
 from ckpttool.execution.copy import CopyOptions
 from ckpttool.execution.execute import execute
 from ckpttool.execution.executors import open_engine
+from ckpttool.execution.schedule import Batch
 from ckpttool.formats import read_index
 from ckpttool.formats.encryption import find_forged
 from ckpttool.formats.weight_index import index_text
@@ -105,7 +106,7 @@ def test_a_worker_on_another_host_finds_it_too(link, tmp_path):
     plan, _ = merge_plan(link, tmp_path)
     (output,) = plan
     remote = RemoteFile(output)
-    task = pickle.loads(pickle.dumps(remote.task(CopyOptions())))
+    task = pickle.loads(pickle.dumps(remote.task(Batch((output,), CopyOptions()))))
     link.to("b")
     with pytest.raises(CkptToolError, match=OTHER):
         write_file(task)
@@ -334,7 +335,7 @@ def test_a_file_planted_under_the_name_of_an_attempt_is_not_written(
     (output,) = plan
     remote = RemoteFile(output)
     with pytest.raises(CkptToolError, match="a link or another file has taken the place"):
-        write_file(remote.task(CopyOptions()))
+        write_file(remote.task(Batch((output,), CopyOptions())))
     remote.discard()
     assert theirs.read_bytes() == b"theirs" * 100_000
 

@@ -33,6 +33,10 @@ MAX_DIFF_LINES = 200  # of a failure
 SUBSTITUTIONS = (
     (re.escape(f"version {ckpttool.__version__}"), "version VERSION"),
     (r"\b\d+\.\d\d s\b", "0.00 s"),  # seconds
+    # What a dry run says of this machine, and of Python's buffers.
+    (r"(?m)^(memory +about) [\d.]+ [KMG]iB for threads:\d+", r"\1 SIZE for threads:N"),
+    (r"\b[\d.]+ [KMG]?i?B free in \S+", "SIZE free in FOLDER"),
+    (r"; headers [\d.]+ [KMG]?i?B,", "; headers SIZE,"),
     # words of click, which differ between its versions
     (r"(?m)^(Try 'ckpttool.*) (?:-h|--help)' for help\.$", r"\1 --help' for help."),
     (r"No such option:? '?(-[\w-]+)'?[.:]?.*", r"No such option '\1'."),
@@ -114,6 +118,11 @@ def lay_out(document: str, is_of_hdf5: bool) -> str:
         parsed |= {key: 0} if key in parsed else {}
     for one in parsed.get("outputs", ()):
         one |= {"nbytes": 0} if one["format"] == "hdf5" else {}
+    if (takes := parsed.get("dry_run")) is not None:  # what differs between machines
+        takes["reads"]["headers"] = {"requests": 0, "nbytes": 0}
+        takes["memory"] = {"nbytes": 0, "engine": "threads:N"}
+        for disk in takes["disks"]:
+            disk |= {"folder": "FOLDER", "free": 0}
     return _lay_out(parsed, is_open=True) + "\n"
 
 

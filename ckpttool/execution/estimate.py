@@ -1,0 +1,222 @@
+"""What a run reads and writes, counted by walking its tasks; no file is opened.
+
+The tasks are those of `schedule`, and `CountingFiles` decides on each read as a worker does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ckpttool.execution.copy import CopyOptions, TensorUnit, read_tensor
+from ckpttool.execution.schedule import Batch, schedule
+from ckpttool.formats import header_of
+from ckpttool.model.plan import OutputFile, Plan, Term
+from ckpttool.model.tensors import FileIndex, Reads, StoredFile
+from ckpttool.storage.counting import CountingFiles
+from ckpttool.storage.files import PARTIAL
+from ckpttool.storage.numbers import Bytes
+
+MAX_KNOWN = 10_000  # tensors whose counts are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What target ranks need of the source.
+
+    Attributes
+    ----------
+    ranks
+        The target ranks.
+    nbytes
+        Source rank to the bytes that each of them needs.  Of a merged checkpoint, the number of the
+        file.
+    """
+
+    ranks: tuple[int, ...]
+    nbytes: Mapping[int, int]
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """The source ranks that each of them needs, those with equal bytes together."""
+        ranks_of: dict[int, list[int]] = {}
+        for rank, nbytes in sorted(self.nbytes.items()):
+            ranks_of.setdefault(nbytes, []).append(rank)
+        return tuple(Need(tuple(ranks), nbytes) for nbytes, ranks in ranks_of.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Source ranks, and the bytes that are needed of each of them."""
+
+    ranks: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the tasks of a run do.
+
+    Attributes
+    ----------
+    tasks
+        Their number.
+    reads
+        What they read.
+    over_read
+        Bytes among these that no output needs: gaps between what it does need.
+    written
+        Bytes of tensors that they write.
+    buffer_bytes
+        The largest buffers of a task.
+    sizes
+        Rank to the size of its output.
+    supplies
+        What the outputs need of the source.
+    """
+
+    tasks: int
+    reads: Reads
+    over_read: int
+    written: int
+    buffer_bytes: int
+    sizes: Mapping[int, int]
+    supplies: tuple[Supply, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What the tasks of a batch do; ``used`` has the bytes of each source rank, by output."""
+
+    tasks: int
+    reads: Reads
+    written: int
+    buffer_bytes: int
+    used: tuple[Mapping[int, int], ...]
+
+
+class _TensorCounts(NamedTuple):
+    """The reads of the units of one tensor, what they leave in the scratch buffer, and its peak.
+
+    ``used`` has the bytes of each source rank, by unit.
+    """
+
+    reads: Reads
+    scratch_used: int
+    scratch_peak: int
+    used: tuple[Mapping[int, int], ...]
+
+
+def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool) -> Work:
+    """Return what writing the outputs of ``ranks`` takes; the arguments are those of `schedule`."""
+    alike = plan.limited_to(ranks).alike
+    kind_of = {rank: kind for kind, of_kind in enumerate(alike) for rank in of_kind}
+    sizes: dict[int, int] = {}
+    known: dict[tuple[int, ...], _Counts] = {}
+    tasks = written = over_read = buffer_bytes = 0
+    reads, used = Reads(), [Counter[int]() for _ in alike]
+    survey = _Survey(plan)
+    for batch in schedule(plan, ranks, options, by_file=by_file):
+        kinds = tuple(kind_of[output.rank] for output in batch.outputs)
+        counts = known.get(kinds)
+        if counts is None:
+            indexes = [*map(_place, batch.outputs)]
+            counts = known[kinds] = survey.count(batch, indexes)
+            sizes |= {kind: one.nbytes for kind, one in zip(kinds, indexes, strict=True)}
+            for kind, of_output in zip(kinds, counts.used, strict=True):
+                used[kind] = Counter(of_output)
+        tasks += counts.tasks
+        reads += counts.reads
+        written += counts.written
+        buffer_bytes = max(buffer_bytes, counts.buffer_bytes)
+        over_read += max(0, counts.reads.nbytes - counts.written)
+    return Work(
+        tasks,
+        reads,
+        over_read,
+        written,
+        buffer_bytes,
+        {rank: sizes[kind] for rank, kind in kind_of.items()},
+        _join_alike(Supply(*one) for one in zip(alike, used, strict=True)),
+    )
+
+
+def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
+    """Return what outputs need, those that need the same of the same source ranks together."""
+    ranks_of: dict[tuple[Need, ...], list[int]] = {}
+    joined: dict[tuple[Need, ...], Supply] = {}
+    for one in supplies:
+        ranks_of.setdefault(one.needs, []).extend(one.ranks)
+        joined[one.needs] = one
+    return tuple(
+        replace(one, ranks=tuple(sorted(ranks_of[needs]))) for needs, one in joined.items()
+    )
+
+
+def _place(output: OutputFile) -> FileIndex:
+    """Return the header that the file of an output will have, under its temporary name."""
+    return header_of(output).of_file(StoredFile(output.path + PARTIAL))
+
+
+class _Survey:
+    """The reads of tasks.  Layers of a model are alike, so the reads of one are those of all."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._kinds = {id(one.terms): _kind(one.terms) for one in plan.transfers}
+        self._known: dict[Hashable, _TensorCounts] = {}
+
+    def count(self, batch: Batch, indexes: list[FileIndex]) -> _Counts:
+        """Return what the tasks of a batch do."""
+        number = {index.path: i for i, index in enumerate(indexes)}
+        used = [Counter[int]() for _ in indexes]
+        tasks = written = buffer_bytes = 0
+        reads = Reads()
+        for task in batch.tasks(indexes):
+            tasks += 1
+            written += task.nbytes
+            buffer = np.empty(task.buffer_bytes, np.uint8)
+            with CountingFiles(task.band_bytes) as files:
+                for units in task.by_tensor():
+                    of_tensor, of_units = self._count_tensor(units, files, buffer, task.band_bytes)
+                    reads += of_tensor
+                    for unit, of_unit in zip(units, of_units, strict=True):
+                        used[number[unit.tensor.file.path]].update(of_unit)
+                buffer_bytes = max(buffer_bytes, len(buffer) + files.scratch_peak)
+        return _Counts(tasks, reads, written, buffer_bytes, tuple(used))
+
+    def _count_tensor(
+        self, units: Sequence[TensorUnit], files: CountingFiles, buffer: Bytes, band_bytes: int
+    ) -> tuple[Reads, tuple[Mapping[int, int], ...]]:
+        """Return the reads of the units of one tensor, and the bytes of source ranks by unit."""
+        key = (
+            files.scratch_used,
+            *((self._kinds[id(one.output.terms)], one.output.region, one.region) for one in units),
+        )
+        if key not in self._known:
+            used = {id(unit): Counter[int]() for unit in units}
+            for unit, _, _ in read_tensor(units, files, buffer, band_bytes):
+                used[id(unit)] += files.take_used()
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = _TensorCounts(
+                files.take_reads(), files.scratch_used, files.scratch_peak, tuple(used.values())
+            )
+        known = self._known[key]
+        files.scratch_used = known.scratch_used
+        files.scratch_peak = max(files.scratch_peak, known.scratch_peak)
+        return known.reads, known.used
+
+
+def _kind(terms: tuple[Term, ...]) -> Hashable:
+    """Return a value that is equal for tensors of which equal regions take equal reads."""
+    slices = tuple(
+        next(iter(held.items())) for one in terms for held in one.source.slicing.replicas()
+    )
+    if any(len(one.extents) > 1 or one.file.cipher is not None for _, one in slices):
+        return id(terms)
+    owners = tuple((rank, bool(one.extents)) for rank, one in slices)
+    return owners, tuple((one.source.slicing.key, one.source.meta.dtype) for one in terms)

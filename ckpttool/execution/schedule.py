@@ -1,0 +1,58 @@
+"""The tasks of a run, in their order: a run fills them, an estimate counts what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.execution.copy import CopyOptions, FillTask, cut_into_tasks
+from ckpttool.execution.grouping import group_outputs
+from ckpttool.model.plan import OutputFile, Plan
+from ckpttool.model.region import Region
+from ckpttool.model.tensors import FileIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Outputs that are written together.
+
+    Attributes
+    ----------
+    outputs
+        The outputs.
+    options
+        How much is done at a time.
+    wants_read
+        See `FillTask`.
+    """
+
+    outputs: tuple[OutputFile, ...]
+    options: CopyOptions
+    wants_read: bool = False
+
+    def tasks(self, indexes: Sequence[FileIndex]) -> Iterator[FillTask]:
+        """Yield the tasks that fill the outputs; ``indexes`` are the headers of their files."""
+        places = [*zip(self.outputs, indexes, strict=True)]
+        return cut_into_tasks(places, self.options, self.wants_read)
+
+    def excerpt(self) -> Batch:
+        """Return the batch for another process, with only the slices that it needs."""
+
+        def trim(output: OutputFile) -> OutputFile:
+            tensors = (one.excerpt(Region.whole(one.meta.shape)) for one in output.tensors)
+            return replace(output, tensors=tuple(tensors))
+
+        return replace(self, outputs=tuple(map(trim, self.outputs)))
+
+
+def schedule(
+    plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file: bool
+) -> Iterator[Batch]:
+    """Yield all that a run writes: the outputs of ``ranks``, in the order in which they are begun.
+
+    With ``by_file`` each output is a batch by itself, which one worker of a cluster writes.
+    """
+    wants_read = bool(plan.listed)
+    for outputs in group_outputs(plan.limited_to(ranks), options.group_tensors):
+        for batch in [(one,) for one in outputs] if by_file else [outputs]:
+            yield Batch(batch, options, wants_read)

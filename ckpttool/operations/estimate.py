@@ -1,0 +1,161 @@
+"""Say what a merge, split or reshard would do: its decisions, its tasks and what they take.
+
+Everything up to the first write is that of the run: the source is read and checked, the target is
+planned, the destination is inspected.  Then the tasks of the run are counted, not filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpttool.concurrency import OpenProgress, no_progress
+from ckpttool.execution.estimate import Supply, Work, survey
+from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
+from ckpttool.execution.memory import Peak, estimate_peak, fit_memory, peak_bytes
+from ckpttool.model.tensors import Reads
+from ckpttool.operations.convert import Conversion
+from ckpttool.planning.preflight import Space, find_space
+from ckpttool.storage.counting import CountingExecutor
+from ckpttool.transaction.manifest import Written
+from ckpttool.wording import Brief, count, format_bytes, format_numbers
+
+if TYPE_CHECKING:
+    from ckpttool.model.catalog import Catalog
+    from ckpttool.model.plan import Plan
+    from ckpttool.problems import Diagnostic
+    from ckpttool.transaction.resume import Assignment
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Estimate(Brief):
+    """What a run would do.
+
+    Attributes
+    ----------
+    conversion
+        What the run would answer; its ``seconds`` are those of the dry run.
+    headers, samples
+        What was read to know all this, as the run reads it, too: what finds the files and their
+        headers, and contents where they decide or are checked.
+    work
+        What the tasks of the run would do.
+    peak
+        The memory that they would take.
+    space
+        The bytes that the outputs need on each disk.
+    """
+
+    conversion: Conversion
+    headers: Reads
+    samples: Reads
+    work: Work
+    peak: Peak
+    space: Sequence[Space]
+
+    def _texts(self) -> Iterator[str]:
+        done = self.conversion
+        target = done.plan.target
+        (where, *_) = target.paths.values() if done.is_one_file else [target.output_folder]
+        yield f"{where}: {count(len(done.outputs), 'file')}"
+        yield f"reads {format_bytes(self.read_bytes)}"
+        yield f"writes {format_bytes(self.written_bytes)}"
+        yield f"memory {format_bytes(self.peak.nbytes)}"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("output ranks", "source ranks", "bytes of each")
+        for supply in self.supplies:
+            for need in supply.needs:
+                ranks = (format_numbers(one.ranks, ", ") for one in (supply, need))
+                yield (*ranks, format_bytes(need.nbytes))
+
+    @property
+    def read_bytes(self) -> int:
+        """All bytes that the run would read of its source."""
+        return (self.headers + self.samples + self.work.reads).nbytes
+
+    @property
+    def written_bytes(self) -> int:
+        """All bytes that the run would write, without the manifest and the record of the run."""
+        return self.header_bytes + self.work.written + self.document_bytes
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the outputs that are not contents of tensors."""
+        return sum(self.work.sizes.values()) - self.work.written
+
+    @property
+    def document_bytes(self) -> int:
+        """Bytes of the small files beside the outputs."""
+        done = self.conversion
+        return 0 if done.assignment.is_finished else sum(len(one.data) for one in done.documents)
+
+    @property
+    def supplies(self) -> Sequence[Supply]:
+        """Which source ranks the target ranks need, and how many bytes of each."""
+        return self.work.supplies
+
+
+def estimate(
+    make_plan: Callable[..., tuple[Plan, Assignment]],
+    run: RunOptions,
+    *,
+    open_progress: OpenProgress = no_progress,
+    on_notes: Callable[[Sequence[Diagnostic]], None] = lambda notes: None,
+) -> Estimate:
+    """Make a plan as `ckpttool.operations.convert.convert` does, and say what it takes.
+
+    Nothing is created, locked or written.  No cluster is needed: contents are read on this host,
+    and the memory is that of a worker.
+
+    Parameters
+    ----------
+    make_plan, run, open_progress, on_notes
+        As for a conversion.
+
+    Raises
+    ------
+    FormatError, StrategyError, PlanError
+        All problems that the run would report before it writes, in one error.
+    """
+    started = time.perf_counter()
+    with open_engine("threads" if is_cluster(run.engine) else run.engine) as executor:
+        counting = CountingExecutor(executor)
+        plan, assignment = make_plan(executor=counting, open_progress=open_progress)
+    mine = plan.limited_to(assignment.ranks)
+    sizes = fit_memory(run, None, mine)
+    on_notes((*plan.notes, *assignment.notes))
+    before = peak_bytes()
+    rest = [rank for rank in assignment.ranks if rank not in assignment.kept_ranks]
+    with open_progress(0, "counting"):
+        work = survey(plan, rest, sizes, by_file=is_cluster(run.engine))
+    outputs = _outputs(mine, assignment, work.sizes)
+    done = Conversion(plan, assignment, outputs, time.perf_counter() - started)
+    written = {plan.target.paths[rank]: nbytes for rank, nbytes in work.sizes.items()}
+    return Estimate(
+        done,
+        sum(map(_header_reads, plan.inputs), Reads()),
+        counting.reads,
+        work,
+        estimate_peak(run, mine, before, work),
+        find_space(written),
+    )
+
+
+def _header_reads(catalog: Catalog) -> Reads:
+    """Return what was read to find the files of a source and to know what they hold."""
+    return sum((file.reads for file in catalog.files.values()), catalog.reads)
+
+
+def _outputs(plan: Plan, assignment: Assignment, sizes: Mapping[int, int]) -> Sequence[Written]:
+    """Return the outputs as the run would report them; ``sizes`` are those of the new ones."""
+    format = plan.target.format
+    tensors = {rank: len(metas) for ranks, metas in plan.headers.items() for rank in ranks}
+    kept = {assignment.outputs[name]: stamp.nbytes for name, stamp in assignment.kept.items()}
+    nbytes = {**kept, **sizes}
+    return [
+        Written(rank, path, format, nbytes[rank], tensors[rank], rank in kept)
+        for rank, path in sorted(plan.target.paths.items())
+    ]

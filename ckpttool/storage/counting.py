@@ -1,0 +1,121 @@
+"""Reads that are counted: those of a task before it runs, and those of calls on workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+from ckpttool.formats.encryption import plan_reads
+from ckpttool.formats.local import counting_reads
+from ckpttool.model.region import Region
+from ckpttool.model.slicing import Piece
+from ckpttool.model.tensors import Reads, StoredTensor
+from ckpttool.storage.numbers import Bytes
+from ckpttool.storage.region_io import FlatFiles, Runs, split_at_extents
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CountingFiles(FlatFiles):
+    """Files that are not opened: each read is decided as `FlatFiles` does, and counted.
+
+    No buffer is touched, so buffers take no memory.
+
+    Attributes
+    ----------
+    scratch_used
+        See `FlatFiles`.
+    scratch_peak
+        Most bytes of the scratch buffer that were in use at a time.
+    """
+
+    def __init__(self, scratch_bytes: int) -> None:
+        super().__init__(scratch_bytes)
+        self.scratch_peak = 0
+        self._requests = self._nbytes = 0
+        self._used: Counter[int] = Counter()
+
+    def __enter__(self) -> CountingFiles:
+        return self
+
+    def take_reads(self) -> Reads:
+        """Return the reads since the last call."""
+        reads = Reads(self._requests, self._nbytes)
+        self._requests = self._nbytes = 0
+        return reads
+
+    def take_used(self) -> Counter[int]:
+        """Return rank to the bytes of pieces from it, since the last call."""
+        used, self._used = self._used, Counter()
+        return used
+
+    def read_piece(self, piece: Piece, out: Bytes) -> None:
+        """Count the reads of a piece."""
+        self._used[piece.rank] += piece.src.size * piece.tensor.meta.itemsize
+        super().read_piece(piece, out)
+
+    def read_bytes(self, tensor: StoredTensor, offset: int, out: Bytes) -> None:
+        """Count the reads of a tensor's bytes."""
+        cipher = tensor.file.cipher
+        for at, part in split_at_extents(tensor, offset, out.data):
+            sizes = [len(part)] if cipher is None else [*plan_reads(cipher, at, part)]
+            self._requests += len(sizes)
+            self._nbytes += sum(sizes)
+
+    def _read_runs(self, tensor: StoredTensor, region: Region, runs: Runs, out: Bytes) -> None:
+        if len(tensor.extents) > 1 or tensor.file.cipher is not None:
+            super()._read_runs(tensor, region, runs, out)
+            return
+        self._requests += runs.count
+        self._nbytes += runs.nbytes
+
+    def _take_scratch(self, nbytes: int) -> tuple[Bytes, int]:
+        found = super()._take_scratch(nbytes)
+        self.scratch_peak = max(self.scratch_peak, self.scratch_used)
+        return found
+
+    def _copy(self, out: Bytes, read: Bytes) -> None:
+        pass
+
+
+class CountingExecutor(Executor):
+    """An executor that counts what its calls read."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._counts: list[Reads] = []  # threads append to it
+        self._executor = executor
+
+    @property
+    def reads(self) -> Reads:
+        """The reads of all calls that are done."""
+        return sum(self._counts, Reads())
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submit a call to the executor."""
+        outer: Future[T] = Future()
+
+        def settle(inner: Future[tuple[T, Reads]]) -> None:
+            if not outer.set_running_or_notify_cancel():
+                return
+            error = inner.exception()
+            if error is not None:
+                outer.set_exception(error)
+                return
+            result, reads = inner.result()
+            self._counts.append(reads)
+            outer.set_result(result)
+
+        inner = self._executor.submit(_count, fn, *args, **kwargs)
+        inner.add_done_callback(settle)
+        outer.add_done_callback(lambda _: inner.cancel() if outer.cancelled() else None)
+        return outer
+
+
+def _count(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> tuple[T, Reads]:
+    """Return the result of a call, and what it has read; runs on a worker."""
+    with counting_reads() as count:
+        result = fn(*args, **kwargs)
+    return result, count()

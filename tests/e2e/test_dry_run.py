@@ -1,0 +1,384 @@
+"""A dry run says what the run then does: the same tasks, reads, sizes and notes, and nothing else.
+
+The reads of a run are counted where the system is called, for the files of the source.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import ckpttool
+from ckpttool.execution import execute as execute_module
+from ckpttool.execution.memory import peak_bytes
+from ckpttool.execution.schedule import Batch
+from ckpttool.model.layout import Layout
+from ckpttool.model.plan import Plan
+from ckpttool.operations import convert as conversion_module
+from ckpttool.operations.estimate import estimate
+from ckpttool.storage.files import PARTIAL
+from tests.e2e.test_golden import CASES, GOLDEN, KINDS, command_of, formats_of
+from tests.support import corpus
+from tests.support.checkpoints import cut, noise, strategy_of, write_holes, write_ranks
+from tests.support.commands import SUFFIXES, message, run, run_well
+from tests.support.programs import need
+
+CONVERSIONS = {
+    f"{one.case}-{one.kind}": one for one in corpus.conversions(*KINDS) if one.case in CASES
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder with a link to the corpus."""
+    monkeypatch.chdir(tmp_path)
+    Path("golden").symlink_to(GOLDEN)
+
+
+class Watch:
+    """The reads of an execution, by file, and the tasks of a run and of a dry run."""
+
+    def __init__(self, monkeypatch):
+        self.reads = Counter()
+        self.nbytes = Counter()
+        self.filled = []
+        self.listed = []
+        self.fails_on = None
+        self._is_active = False
+        for name, size in (("preadv", lambda part: len(part[0])), ("pread", int)):
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name), size))
+        execute, fill = conversion_module.execute, execute_module.fill
+        tasks = Batch.tasks
+
+        def watched(*given, **options):
+            with self._active():
+                return execute(*given, **options)
+
+        def filled(task):
+            if self.fails_on is not None and self.fails_on in task.units[0].tensor.file.path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), task.units[0].tensor.file.path)
+            self.filled.append(named(task))
+            return fill(task)
+
+        def listed(batch, indexes):
+            for task in tasks(batch, indexes):
+                if not self._is_active:
+                    self.listed.append(named(task))
+                yield task
+
+        monkeypatch.setattr(conversion_module, "execute", watched)
+        monkeypatch.setattr(execute_module, "fill", filled)
+        monkeypatch.setattr(Batch, "tasks", listed)
+        monkeypatch.setattr(
+            Plan, "alike", property(lambda plan: tuple((r,) for r in plan.target.paths))
+        )
+
+    def clear(self):
+        """Forget what was counted."""
+        for one in (self.reads, self.nbytes, self.filled, self.listed):
+            one.clear()
+
+    @contextmanager
+    def _active(self):
+        self._is_active = True
+        try:
+            yield
+        finally:
+            self._is_active = False
+
+    def _counted(self, call, size):
+        def counted(fd, what, *at):
+            path = str(Path(f"/proc/self/fd/{fd}").readlink()) if self._is_active else PARTIAL
+            if PARTIAL not in path and "/out/" not in path and "memfd:" not in path:
+                self.reads[path] += 1
+                self.nbytes[path] += size(what)
+            return call(fd, what, *at)
+
+        return counted
+
+
+def named(task):
+    """What a task does, in values that do not depend on the files that are open."""
+    return (
+        task.band_bytes,
+        task.wants_crc,
+        task.wants_read,
+        [
+            (
+                unit.tensor.file.path,
+                unit.tensor.meta,
+                unit.tensor.extents,
+                unit.number,
+                unit.region,
+                [
+                    (piece.rank, piece.src, piece.tensor)
+                    for piece in unit.output.pieces(unit.region)
+                ],
+            )
+            for unit in task.units
+        ],
+    )
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """The tasks and the reads of what runs in this process."""
+    return Watch(monkeypatch)
+
+
+def dry(words):
+    """The document of a dry run."""
+    return json.loads(run_well(*words, "-n", "--json").stdout)
+
+
+def assert_as_said(watch, words):
+    """Do a dry run and the run, and compare them."""
+    words = [*words, "--engine", "inline"]
+    said = dry(words)
+    assert watch.filled == []
+    done = json.loads(run_well(*words, "--json").stdout)
+    assert [one for one in watch.filled if one not in watch.listed] == []
+    assert watch.filled == watch.listed
+    takes = said.pop("dry_run")
+    assert takes["tasks"] == len(watch.filled)
+    data = takes["reads"]["data"]
+    assert (data["requests"], data["nbytes"]) == (watch.reads.total(), watch.nbytes.total())
+    written = sum(one["nbytes"] for one in done["outputs"] if not one["kept"])
+    assert takes["writes"]["headers"] + takes["writes"]["data"] == written
+    assert sum(disk["need"] for disk in takes["disks"]) == written
+    said["seconds"] = done["seconds"] = 0
+    assert said == done
+    return takes
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_run_does_what_the_dry_run_said(watch, name):
+    one = CONVERSIONS[name]
+    Path("out").mkdir()
+    assert_as_said(watch, command_of(one, formats_of(one)[0]).split())
+
+
+LAYOUT = '{"parallel_layout_item": {"w": {"dev_matrix": [%d], "tensor_map": [%s]}}}'
+MIB = 1 << 20
+
+
+def large(ranks, columns, shape=(4096, 2048)):
+    """Write a tensor of 32 MiB, all holes, over ranks; the words that name it."""
+    sizes = (shape[0], shape[1] // ranks) if columns else (shape[0] // ranks, shape[1])
+    for rank in range(ranks):
+        write_holes(Path(f"src/rank_{rank}/net.ckpt"), sizes)
+    return ["src", "-s", strategy(f"{ranks}.json", ranks, columns)]
+
+
+def strategy(name, ranks, columns):
+    """Write a strategy that shards the tensor along its columns, or its rows."""
+    Path(name).write_text(LAYOUT % (ranks, "-1, 0" if columns else "0, -1"))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"), [((4, True), (2, False)), ((4, False), (8, True)), ((2, False), (64, True))]
+)
+def test_tensors_larger_than_a_task_are_read_as_said(watch, src, dst):
+    words = ["reshard", *large(*src), "-d", strategy("d.json", *dst), "-o", "out"]
+    takes = assert_as_said(watch, words)
+    assert takes["writes"]["data"] == 32 * MIB
+    assert takes["reads"]["data"]["nbytes"] == 32 * MIB + takes["reads"]["over_read"]
+
+
+def test_gaps_that_are_read_are_said(watch):
+    """One of 64 outputs needs a 64th of each row, and reads the rest with it."""
+    words = ["reshard", *large(2, False), "-d", strategy("d.json", 64, True), "--rank", "5"]
+    reads = assert_as_said(watch, [*words, "-o", "out"])["reads"]
+    assert reads["over_read"] == reads["data"]["nbytes"] - MIB // 2 > 30 * MIB
+
+
+def small(dst=True, format="ckpt"):
+    """Write two tensors over four ranks, and a target of eight; the words of a reshard."""
+    held = cut(
+        {name: noise(name, "Float32", (64, 32)) for name in "wv"},
+        strategy_of({"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}),
+    )
+    write_ranks(Path("src"), held, format)
+    layouts = {"w": Layout((4,), ((0,), ())), "v": Layout((4,), ((), (0,)))}
+    ckpttool.write_strategy(strategy_of(layouts), "s.ckpt")
+    layouts = {"w": Layout((2, 4), ((1,), ())), "v": Layout((2, 4), ((), (0,)), 2)}
+    ckpttool.write_strategy(strategy_of(layouts), "d.ckpt")
+    return ["src", "-s", "s.ckpt", *(["-d", "d.ckpt"] if dst else [])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rank 1,5",
+        "--part 2/3",
+        "--write-strategy new.ckpt",
+        "--format ckpt --crc",
+        "--check-replicas --strict",
+        "--not-in-target drop",
+    ],
+)
+def test_options_decide_as_in_the_run(watch, options):
+    assert_as_said(watch, ["reshard", *small(), "-o", "out", *options.split()])
+
+
+def test_a_part_without_outputs_takes_nothing(watch):
+    words = ["merge", *small(dst=False), "-o", "out/m.ckpt", "--part", "2/2"]
+    assert assert_as_said(watch, words)["tasks"] == 0
+    assert "would write part 2/2: nothing" in message(run_well(*words, "-n", "--overwrite"))
+
+
+def test_a_budget_of_memory_decides_as_in_the_run(watch):
+    budget = f"{(peak_bytes() >> 20) + 100}MiB"
+    assert_as_said(watch, ["reshard", *small(), "-o", "out", "--max-memory", budget])
+
+
+def test_numbered_files_are_said(watch):
+    words = ["merge", *small(dst=False), "-o", "out", "--max-shard-size", "9KB"]
+    takes = assert_as_said(watch, words)
+    indexes = sum(path.stat().st_size for path in Path("out").glob("*.index.json"))
+    assert takes["writes"]["documents"] >= indexes > 0
+
+
+def test_a_resumed_run_keeps_what_the_dry_run_said(watch):
+    words = ["reshard", *small(), "-o", "out", "--resume"]
+    watch.fails_on = "rank_5"
+    assert run(*words, "--engine", "inline").exit_code == 6
+    watch.fails_on = None
+    watch.clear()
+    takes = assert_as_said(watch, words)
+    assert sorted(rank for one in takes["sources"] for rank in one["ranks"]) == [5, 6, 7]
+    watch.clear()
+    assert assert_as_said(watch, words)["tasks"] == 0  # all is there
+
+
+def test_equal_outputs_are_counted_once_and_weigh_as_often_as_they_are(monkeypatch):
+    """Half of the target ranks hold the same as the others."""
+    words = [*small(), "-o", "out"]
+    layouts = {"w": Layout((4, 2), ((0,), ())), "v": Layout((4, 2), ((), (0,)))}
+    ckpttool.write_strategy(strategy_of(layouts), "d.ckpt", overwrite=True)
+    folded = dry(["reshard", *words])["dry_run"]
+    ranks = [one["ranks"] for one in folded["sources"]]
+    assert ranks == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    alone = property(lambda plan: tuple((rank,) for rank in plan.target.paths))
+    monkeypatch.setattr(Plan, "alike", alone)
+    single = dry(["reshard", *words])["dry_run"]
+    for one in (folded, single):
+        del one["memory"], one["disks"][0]["free"]
+    assert folded == single
+
+
+def test_a_cluster_is_not_needed_and_the_memory_is_that_of_a_worker(tmp_path):
+    words = ["reshard", *small(), "-o", tmp_path / "out", "--engine", "dask:tcp://nowhere:8786"]
+    assert dry(words)["dry_run"]["memory"]["engine"] == "dask:tcp://nowhere:8786"
+    assert "for each worker of dask:tcp://nowhere:8786" in message(run_well(*words, "-n"))
+
+
+def test_what_the_run_refuses_the_dry_run_refuses_in_the_same_words():
+    words = ["reshard", *small(), "-o", "out"]
+    run_well(*words)
+    refused, said = run(*words), run(*words, "-n")
+    assert refused.exit_code == said.exit_code == 5
+    assert said.stderr == refused.stderr
+    assert said.stdout == ""
+
+
+def test_an_estimate_is_one_line_in_python_and_a_table_in_a_notebook():
+    small()
+    catalog, src, dst = (
+        ckpttool.scan("src"),
+        ckpttool.read_strategy("s.ckpt"),
+        ckpttool.read_strategy("d.ckpt"),
+    )
+    make_plan = partial(ckpttool.plan_reshard, catalog, src, dst, "out")
+    found = estimate(make_plan, ckpttool.RunOptions("inline"))
+    assert re.fullmatch(
+        r"<Estimate out: 8 files, reads [\d.]+ KiB, writes [\d.]+ KiB, memory [\d.]+ MiB>",
+        repr(found),
+    )
+    table = found._repr_html_()
+    assert table.count("<tr>") == 1 + sum(len(one.needs) for one in found.supplies)
+    assert not Path("out").exists()
+
+
+CHANGES = "creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,symlink"
+CHANGES += ",symlinkat,truncate,ftruncate,fallocate,chmod,fchmod,fchmodat,chown,fchown,utimensat"
+CHANGES += ",pwrite64,pwritev,pwritev2"
+
+
+def times_of(folder):
+    """When a folder, the one above it, and all below it were written to or changed."""
+    paths = [folder.parent, folder, *folder.rglob("*")]
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ctime_ns) for path in paths}
+
+
+@pytest.mark.parametrize("state", ["absent", "stopped", "complete"])
+@pytest.mark.parametrize("format", SUFFIXES)
+def test_a_dry_run_changes_nothing(tmp_path, watch, format, state):
+    """The system is not called to create or change a file, and no time changes."""
+    need("strace")
+    words = ["reshard", *small(), "-o", "data/out", "--format", format, "--resume"]
+    Path("data").mkdir()
+    if state == "stopped":
+        watch.fails_on = "rank_5"
+    if state != "absent":
+        run(*words, "--engine", "inline")
+    trace = tmp_path / "calls"
+    traced = ["strace", "-f", "-y", "-o", trace, "-e", f"trace=open,openat,flock,{CHANGES}"]
+    program = [sys.executable, "-B", "-m", "ckpttool", *words, "-n", "-q"]
+    trace.touch()
+    before = times_of(tmp_path / "data")
+    subprocess.run([*map(str, traced), *program], check=True)
+    assert times_of(tmp_path / "data") == before
+    calls = [line for line in trace.read_text().splitlines() if "ENOSYS" not in line]
+    assert [line for line in calls if "openat(" in line]
+    writing = ("O_CREAT", "O_WRONLY", "O_RDWR", "O_TRUNC", "O_TMPFILE", "LOCK_EX")
+    changing = tuple(f"{name}(" for name in CHANGES.split(","))
+    found = [
+        line
+        for line in calls
+        if any(word in line for word in (*writing, *changing))
+        and "/dev/" not in line
+        and "memfd:" not in line
+    ]
+    assert found == []
+
+
+READ = re.compile(r"(?:read|readv|pread64|preadv2?)\(\d+<(?P<path>[^>]+)>.* = (?P<nbytes>\d+)$")
+
+
+@pytest.mark.parametrize("format", SUFFIXES)
+def test_all_reads_of_the_source_are_said(tmp_path, format):
+    """Headers, samples and data are what the system sees of the run, from its start to its end."""
+    need("strace")
+    small(format=format)
+    words = ["reshard", "src", "-s", "s.ckpt", "-d", "d.ckpt", "-o", "out", "--format", "ckpt"]
+    words += ["-j", "2"]
+    reads = dry(words)["dry_run"]["reads"]
+    traced = [
+        "strace",
+        "-ff",
+        "-yy",
+        "-o",
+        "calls",
+        "-e",
+        "trace=read,readv,pread64,preadv,preadv2",
+    ]
+    program = [sys.executable, "-B", "-m", "ckpttool", *words, "-q"]
+    subprocess.run([*traced, *program], check=True)
+    texts = (path.read_text(errors="replace") for path in Path().glob("calls.*"))
+    lines = (line for text in texts for line in text.splitlines())
+    calls = [found for line in lines if (found := READ.search(line))]
+    sizes = [int(one["nbytes"]) for one in calls if str(tmp_path / "src") in one["path"]]
+    for key, total in (("requests", len(sizes)), ("nbytes", sum(sizes))):
+        assert sum(reads[kind][key] for kind in ("headers", "samples", "data")) == total
