@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, overload
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnProgress
@@ -31,6 +31,7 @@ from ckpttool.operations.convert import Conversion, convert
 from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
+from ckpttool.operations.estimate import Estimate, estimate
 from ckpttool.operations.inspect import inspect_catalog, inspect_other
 from ckpttool.operations.load import Source, StrategySource, load, load_sides
 from ckpttool.operations.open import DTypes, OpenCheckpoint
@@ -175,14 +176,39 @@ def open(
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)
 
 
+@overload
 def merge(
     src: Checkpoint,
     strategy: Layouts | None,
     out: Path,
     *,
+    dry_run: Literal[False] = ...,
+    progress: Progress = ...,
+    **options: Unpack[MergeKeywords],
+) -> Conversion: ...
+
+
+@overload
+def merge(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    out: Path,
+    *,
+    dry_run: Literal[True],
+    progress: Progress = ...,
+    **options: Unpack[MergeKeywords],
+) -> Estimate: ...
+
+
+def merge(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    out: Path,
+    *,
+    dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[MergeKeywords],
-) -> Conversion:
+) -> Conversion | Estimate:
     """Write the full tensors of all ranks into one file.
 
     Parameters
@@ -191,6 +217,8 @@ def merge(
         As for `open`.
     out
         The output file; a folder with ``max_shard_bytes``.
+    dry_run
+        Write nothing, and return what the run would read, write and take.
     progress
         True for a bar, False for none, or a function that takes the name of a phase, what is done
         and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
@@ -210,7 +238,31 @@ def merge(
         As `execute` does.
     """
     given = _Keywords("merge", options)
-    return _convert(given, src, strategy, None, out, progress)
+    return _convert(given, src, strategy, None, out, progress, dry_run=dry_run)
+
+
+@overload
+def split(
+    src: Checkpoint,
+    target: Layouts,
+    out: Path,
+    *,
+    dry_run: Literal[False] = ...,
+    progress: Progress = ...,
+    **options: Unpack[ReshardKeywords],
+) -> Conversion: ...
+
+
+@overload
+def split(
+    src: Checkpoint,
+    target: Layouts,
+    out: Path,
+    *,
+    dry_run: Literal[True],
+    progress: Progress = ...,
+    **options: Unpack[ReshardKeywords],
+) -> Estimate: ...
 
 
 def split(
@@ -218,9 +270,10 @@ def split(
     target: Layouts,
     out: Path,
     *,
+    dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion:
+) -> Conversion | Estimate:
     """Write the files of all ranks of a strategy, ``out/rank_R/``, from a merged checkpoint.
 
     Parameters
@@ -231,7 +284,7 @@ def split(
         The strategy files of the outputs, or what `read_strategy` returns.
     out
         The output folder.
-    progress, options
+    dry_run, progress, options
         As for `merge`.
 
     Raises
@@ -240,7 +293,33 @@ def split(
         As `merge` does.
     """
     given = _Keywords("split", options)
-    return _convert(given, src, None, target, out, progress)
+    return _convert(given, src, None, target, out, progress, dry_run=dry_run)
+
+
+@overload
+def reshard(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    target: Layouts,
+    out: Path,
+    *,
+    dry_run: Literal[False] = ...,
+    progress: Progress = ...,
+    **options: Unpack[ReshardKeywords],
+) -> Conversion: ...
+
+
+@overload
+def reshard(
+    src: Checkpoint,
+    strategy: Layouts | None,
+    target: Layouts,
+    out: Path,
+    *,
+    dry_run: Literal[True],
+    progress: Progress = ...,
+    **options: Unpack[ReshardKeywords],
+) -> Estimate: ...
 
 
 def reshard(
@@ -249,9 +328,10 @@ def reshard(
     target: Layouts,
     out: Path,
     *,
+    dry_run: bool = False,
     progress: Progress = None,
     **options: Unpack[ReshardKeywords],
-) -> Conversion:
+) -> Conversion | Estimate:
     """Write the files of the ranks of another strategy, ``out/rank_R/``.
 
     Parameters
@@ -260,7 +340,7 @@ def reshard(
         As for `open`.
     target, out
         As for `split`.
-    progress, options
+    dry_run, progress, options
         As for `merge`.
 
     Raises
@@ -269,7 +349,7 @@ def reshard(
         As `merge` does.
     """
     given = _Keywords("reshard", options)
-    return _convert(given, src, strategy, target, out, progress)
+    return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
 
 
 def inspect(
@@ -448,11 +528,15 @@ def diff(
     return found
 
 
-def to_dict(answer: Conversion | Inspected | Verification | Difference) -> documents.Json:
+def to_dict(
+    answer: Conversion | Estimate | Inspected | Verification | Difference,
+) -> documents.Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
         case Conversion():
             return documents.convert(answer)
+        case Estimate():
+            return documents.estimate(answer)
         case Verification():
             return documents.verify(answer, None)
         case Difference():
@@ -468,8 +552,10 @@ def _convert(
     target: Layouts | None,
     out: Path,
     progress: Progress,
-) -> Conversion:
-    """Run the conversion that ``given.function`` names."""
+    *,
+    dry_run: bool,
+) -> Conversion | Estimate:
+    """Run, or estimate, the conversion that ``given.function`` names."""
     resolving, run, shown = given.take(ResolveOptions), given.take(RunOptions), _Shown(progress)
     output = given.take(OutputOptions)
     source = Source(_named(src, run.engine), _files(strategy), given.take(SourceOptions))
@@ -491,7 +577,7 @@ def _convert(
     else:
         make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
     column = severities("convert", strict=resolving.strict)
-    return convert(
+    return (estimate if dry_run else convert)(
         make_plan,
         run,
         open_progress=shown.open_progress,

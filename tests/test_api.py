@@ -95,6 +95,24 @@ def test_a_call_does_what_the_command_does(tmp_path):
     }
 
 
+@pytest.mark.parametrize("function", ["merge", "split", "reshard"])
+def test_a_dry_run_writes_nothing_and_says_what_a_run_does(function, tmp_path):
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    words = {
+        "merge": (SRC, STRATEGY),
+        "split": (tmp_path / "m.h5", TARGET),
+        "reshard": (SRC, STRATEGY, TARGET),
+    }[function]
+    call, out = getattr(ckpttool, function), tmp_path / "out"
+    said = call(*words, out, format="safetensors", dry_run=True)
+    assert not out.exists()
+    done = call(*words, out, format="safetensors")
+    assert [(one.path, one.nbytes) for one in said.conversion.outputs] == [
+        (one.path, one.nbytes) for one in done.outputs
+    ]
+    assert ckpttool.to_dict(said)["dry_run"]
+
+
 def test_the_step_may_be_a_number(tmp_path):
     with pytest.raises(ckpttool.PlanError, match=r"no file of step 7[^-]*Try: step='2_10'"):
         ckpttool.open(SRC, STRATEGY, step=7)

@@ -47,7 +47,8 @@ class Conversion(Brief):
     seconds: float
 
     def _texts(self) -> Iterator[str]:
-        where = self.outputs[0].path if self.is_one_file else self.plan.target.output_folder
+        target = self.plan.target
+        where = target.paths[0] if self.is_one_file else target.output_folder
         yield f"{where}: {count(len(self.outputs), 'file')}"
         yield format_bytes(self.dst_bytes)
         yield f"{self.seconds:.2f} s"
