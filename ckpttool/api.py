@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnProgress
@@ -58,6 +58,8 @@ Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
 T = TypeVar("T")
+
+_WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
@@ -105,7 +107,7 @@ class ReshardKeywords(_WriteKeywords, total=False):
     prefix: str
     ranks: Collection[int] | None
     not_in_target: NotInTarget
-    strategy_path: str | None
+    strategy_path: Path | None
 
 
 def open(
@@ -159,11 +161,13 @@ def open(
     """
     if (target is None) != (rank is None):
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
+    if dtypes not in get_args(DTypes):
+        raise ValueError(f"dtypes={dtypes!r}, expected one of {get_args(DTypes)}")
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
     given = _Keywords("open", options)
     resolving = given.take(ResolveOptions)
-    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
     catalog, of_src, of_dst = load(source, _files(target), find_strategy=is_found)
@@ -390,7 +394,7 @@ def inspect(
         Nothing can be said of it.
     """
     given = _Keywords("inspect", options)
-    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    source = given.source(src, strategy)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -446,7 +450,7 @@ def verify(
     """
     given = _Keywords("verify", options)
     resolving, shown = given.take(ResolveOptions), _Shown(progress)
-    source = Source(_named(src), _files(strategy), given.take(SourceOptions))
+    source = given.source(src, strategy)
     given.end()
     is_found = not resolving.replicated
     catalog, of_src, _ = load(
@@ -508,7 +512,7 @@ def diff(
     """
     given = _Keywords("diff", {"unlisted": "rank", **options})
     resolving, shown = given.take(ResolveOptions), _Shown(progress)
-    of_files = given.take(SourceOptions)
+    of_files = given.scanning(a, b)
     given.end()
     sides = load_sides(
         Source(_named(a), _files(strategy), of_files),
@@ -558,7 +562,7 @@ def _convert(
     """Run, or estimate, the conversion that ``given.function`` names."""
     resolving, run, shown = given.take(ResolveOptions), given.take(RunOptions), _Shown(progress)
     output = given.take(OutputOptions)
-    source = Source(_named(src, run.engine), _files(strategy), given.take(SourceOptions))
+    source = given.source(src, strategy, run.engine)
     given.end()
     path = _for_engine(out, run.engine)
     catalog, of_src, of_dst = load(
@@ -601,11 +605,23 @@ class _Keywords:
         self._names |= names
         return options(**{name: self._left.pop(name) for name in names & self._left.keys()})
 
+    def source(self, src: Checkpoint, strategy: Layouts | None, engine: str = "threads") -> Source:
+        """Return a checkpoint and how it is scanned; a catalog was scanned before."""
+        return Source(_named(src, engine), _files(strategy), self.scanning(src))
+
+    def scanning(self, *sources: Checkpoint) -> SourceOptions:
+        """Take the options of `scan`; raise `TypeError` if a catalog would ignore them."""
+        options = self.take(SourceOptions)
+        if options != SourceOptions() and any(isinstance(one, Catalog) for one in sources):
+            text = "step=, pattern= and key= are for a path, and a catalog was given"
+            raise TypeError(f"{self.function}: {text}; give them to scan")
+        return options
+
     def end(self) -> None:
         """Raise `TypeError` if a keyword is left."""
         for name in self._left:
             text = f"{self.function}() got an unexpected keyword argument {name!r}"
-            near = nearest(name, self._names)
+            near = nearest(name, self._names | _WORDS)
             raise TypeError(f"{text}; near: {near}" if near else text)
 
 

@@ -266,7 +266,8 @@ _FLAGS = {  # options without a value
     },
 }
 _VALUE = (
-    r"'[^']*'|(?:first|rank|drop|ckpt|safetensors|hdf5)\b|[\w./*{}~:-]*[A-Z\d./{}][\w./*{}~:-]*"
+    r"'[^']*'|(?:first|rank|drop|ckpt|safetensors|hdf5)\b"
+    r"|[\w./*{}~:-]*(?:[A-Z\d./{}][\w./*{}~:-]*[\w/*}]|[A-Z\d/}])"
 )
 _OPTION = re.compile(
     rf"`[^`\n]*`|\bckpttool [a-z][^;\n]*|(?<![\w/.-])(--[a-z][a-z-]*|-[sdo]\b)(?: ({_VALUE}))?"

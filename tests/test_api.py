@@ -11,6 +11,7 @@ import subprocess
 import sys
 import typing
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -24,8 +25,10 @@ from ckpttool.cli.main import main as cli
 from ckpttool.cli.options import DISPLAY, SPEED
 from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions
+from ckpttool.model.layout import Layout
 from ckpttool.problems import Diagnostic
 from ckpttool.transaction.resume import OutputOptions
+from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
 from tests.support.readers import read_ranks
@@ -188,6 +191,37 @@ def test_a_wrong_keyword_is_a_type_error(call, said):
         call()
 
 
+@pytest.mark.parametrize("options", [{"step": "2_10"}, {"pattern": "*"}, {"key": b"k" * 16}])
+def test_options_of_a_scan_are_refused_with_what_a_scan_returned(options, tmp_path):
+    catalog = ckpttool.scan(SRC)
+    with pytest.raises(TypeError, match="step=, pattern= and key= are for a path"):
+        ckpttool.open(catalog, STRATEGY, **options)
+    with pytest.raises(TypeError, match="step=, pattern= and key= are for a path"):
+        ckpttool.merge(catalog, STRATEGY, tmp_path / "m.h5", **options)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error"), [("0,2", TypeError), (1, TypeError), (["0"], TypeError), ([], ValueError)]
+)
+def test_ranks_are_numbers(ranks, error, tmp_path):
+    with pytest.raises(error, match=r"ranks=.*expected"):
+        ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=ranks)
+
+
+def test_another_type_of_arrays_is_refused():
+    with pytest.raises(ValueError, match="dtypes='bf16', expected one of"):
+        ckpttool.open(SRC, STRATEGY, dtypes="bf16")
+
+
+def test_one_rank_that_holds_everything_is_split_for_a_rank(tmp_path):
+    (tmp_path / "rank_0").mkdir()
+    ckpttool.merge(SRC, STRATEGY, tmp_path / "rank_0" / "checkpoint_0.ckpt")
+    opened = ckpttool.open(tmp_path, target=TARGET, rank=1)
+    expected = ckpttool.open(SRC, STRATEGY, target=TARGET, rank=1)
+    for name in ("lm_head.weight", "model.layers.0.attention.wo.weight"):
+        np.testing.assert_array_equal(opened[name][...], expected[name][...])
+
+
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         return {one.name for cls in classes for one in dataclasses.fields(cls)} - {"command"}
@@ -277,7 +311,7 @@ def test_every_option_that_a_message_may_name_is_a_keyword(command):
         assert text.rpartition("Try: ")[2].partition("=")[0] in known, option
 
 
-LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "--dry-run"}
+LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
 
 
 def test_help_shows_the_calls_first():
@@ -326,3 +360,35 @@ def test_a_tensor_is_an_array_of_dask(tmp_path):
         lazy = dask_array.from_array(weight)
         assert lazy.chunks == ((32,), (16,))
         np.testing.assert_array_equal(lazy[3:5].sum(0).compute(), weight[3:5].sum(0))
+
+
+STATES = ("a", "adam_m.a", "adam_v.a")
+REPLICAS, SHARD = (Layout((4,), ((), ()), shard) for shard in (1, 4))
+
+
+@pytest.mark.parametrize("how", ["trusted", "marked", "old manifest"])
+def test_nothing_hides_that_one_rank_may_hold_a_hidden_shard(how, tmp_path):
+    """Four ranks have a quarter each, and the strategy says that they are replicas."""
+    full = {name: noise(name, "Float32", (8, 8)) for name in STATES}
+    ckpttool.write_strategy(
+        replace(strategy_of(dict.fromkeys(STATES, REPLICAS)), files=()), tmp_path / "s.ckpt"
+    )
+    said = ckpttool.read_strategy(tmp_path / "s.ckpt")
+    alone = cut(full, strategy_of(dict.fromkeys(STATES, SHARD)))[0]
+    source, options = tmp_path / "src", {}
+    if how == "trusted":
+        options = {"trust_strategy": True}
+    if how == "old manifest":  # of a set in the folder where training goes on
+        write_ranks(tmp_path / "before", cut(full, said), "ckpt")
+        words = {"prefix": "net-1_", "format": "ckpt"}
+        ckpttool.reshard(tmp_path / "before", said, said, source, **words)
+        for rank in range(1, 4):
+            shutil.rmtree(source / f"rank_{rank}")
+    format, attrs = "ckpt", {}
+    if how == "marked":
+        format, attrs = "safetensors", {"remove_redundancy": "True"}
+    write_file(source / "rank_0" / f"net-5_10.{format}", alone, format, attrs)
+    with pytest.warns(ckpttool.CkptToolWarning) as caught:
+        ckpttool.open(source, said, target=said, rank=0, **options)
+    assert any("may hide an optimizer shard; one more rank would show it: 1" in str(one.message)
+               for one in caught)  # fmt: skip

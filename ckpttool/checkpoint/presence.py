@@ -21,6 +21,7 @@ MindSpore 2.10 ``train/callback/_checkpoint.py`` (``_save_ckpt``), ``train/_util
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -63,6 +64,11 @@ def is_deduplicated(catalog: Catalog, strategy: Strategy) -> bool:
         return True
     if any(REDUNDANCY_KEY in file.attrs for file in catalog.files.values()):
         return False
+    return shows_deduplication(catalog, strategy)
+
+
+def shows_deduplication(catalog: Catalog, strategy: Strategy) -> bool:
+    """Return whether each slice is in one file only, and some rank with a file lacks its slice."""
     files = catalog.files
     if _lacks_slices_of_empty_files(catalog, strategy):
         return False
@@ -388,7 +394,7 @@ def note_written_ranks(catalog: Catalog, strategy: Strategy) -> Catalog:
 
 
 def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
-    """Return whether the manifest of a set says that it was written with this strategy.
+    """Return whether a manifest lists all these files, and that they have this strategy.
 
     `ckpttool.checks.manifest.check_set` reports a manifest that cannot be read.
     """
@@ -397,7 +403,10 @@ def is_recorded(catalog: Catalog, strategy: Strategy) -> bool:
         return False
     try:
         manifest = ManifestFile.read(path)
-        return bool(manifest.provenance().strategies) and not other_strategy(manifest, strategy)
+        listed = {os.path.normpath(path.parent / one.path) for one in manifest.outputs()}
+        is_of_set = listed.issuperset(map(os.path.normpath, catalog.paths))
+        has_strategies = bool(manifest.provenance().strategies)
+        return is_of_set and has_strategies and not other_strategy(manifest, strategy)
     except FormatError:
         return False
 

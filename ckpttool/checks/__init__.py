@@ -105,9 +105,7 @@ CHECKS = (
     _of_contents(layouts.check_states, "the strategy contradicts itself, as shapes show"),
     _of_contents(layouts.check_misplaced, "whole stages contradict it"),
     _of_contents(layouts.check_index, "an index beside the files contradicts it"),
-    _of_contents(
-        layouts.check_hidden_shard, "a file that is not there would show what no sample shows"
-    ),
+    Check(layouts.check_hidden_shard, "a file that is not there would show what no sample shows"),
     _of_contents(layouts.check_corrections, "samples are compared with what contents correct"),
     _of_contents(samples.check_replicas, "slices whose replicas differ show nothing else"),
     Check(

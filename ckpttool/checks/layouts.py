@@ -12,7 +12,7 @@ from ckpttool.checkpoint.optimizer_state import (
     find_mismatched_states,
     shape_difference,
 )
-from ckpttool.checkpoint.presence import ranks_without_file
+from ckpttool.checkpoint.presence import ranks_without_file, shows_deduplication
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import parse_name
 from ckpttool.model.slicing import BrokenTensor
@@ -180,9 +180,11 @@ def check_hidden_shard(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     from ckpttool.checkpoint.hidden_shards import hiding_tensors, telling_ranks
 
     catalog, strategy = checkpoint.catalog, checkpoint.strategy
-    if checkpoint.is_recorded or checkpoint.options.optimizer_shard is not None:
+    options = checkpoint.options
+    is_recorded = checkpoint.is_recorded and options.manifest != "ignore"
+    if checkpoint.is_refused or is_recorded or options.optimizer_shard is not None:
         return
-    if checkpoint.is_deduplicated or not ranks_without_file(catalog, strategy):
+    if not ranks_without_file(catalog, strategy) or shows_deduplication(catalog, strategy):
         return  # other ranks of a deduplicated checkpoint have no replicas that would show it
     unseen: dict[Layout, int] = {}
     names: dict[Layout, list[str]] = defaultdict(list)

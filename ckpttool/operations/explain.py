@@ -601,7 +601,7 @@ def _explain_target(
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
     _check_rank(rank, target.ranks, target.origin)
-    plan, placed, found = try_reading(catalog, strategy, target, rank, options, executor)
+    plan, placed, found = try_reading(catalog, strategy, target, None, options, executor)
     layouts = [*placed]
     placed_layouts = chain(*(of_tensor for _, of_tensor in layouts))
     in_stages = (one for one in placed_layouts if len(one.ranks) == target.stage_ranks)

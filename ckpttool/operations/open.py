@@ -33,6 +33,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 
 SCRATCH_BYTES = 64 << 10  # runs that lie closer than a page are read at once, at most so many bytes
 PAGE_BYTES = 4096
+BAND_BYTES = 4 << 20  # of elements that are read at a time to keep some of them
 CHUNK_BYTES = 64 << 20  # of a chunk for Dask, at most
 
 _ML_DTYPES = {
@@ -193,12 +194,19 @@ class LazyTensor:
         for axis in reversed(range(len(ranges))):
             single.append(ranges[axis].step > 1 and ranges[axis].step * inner >= PAGE_BYTES)
             inner *= self.shape[axis]
-        parts = [
-            [(slice(i, i + 1), range(at, at + 1)) for i, at in enumerate(positions)]
-            if alone
-            else [(slice(None), positions)]
-            for positions, alone in zip(ranges, reversed(single), strict=True)
-        ]
+        # The gaps of a narrow step are read, so such bands have a limit.
+        spans = [one[-1] + 1 - one[0] if one else 0 for one in ranges]
+        nbytes = math.prod(spans) * itemsize if any(one.step > 1 for one in ranges) else 0
+        parts = []
+        for positions, alone in zip(ranges, reversed(single), strict=True):
+            number = len(positions) or 1
+            if alone:
+                number = 1
+            elif nbytes > BAND_BYTES:
+                number = max(1, number * BAND_BYTES // nbytes)
+            nbytes = nbytes * number // max(number, len(positions))
+            cuts = range(0, len(positions), number)
+            parts.append([(slice(i, i + number), positions[i : i + number]) for i in cuts])
         with FlatFiles(SCRATCH_BYTES) as files:
             for part in product(*parts) if out.size else ():
                 where = tuple(at for at, _ in part)
@@ -220,7 +228,7 @@ class LazyTensor:
 
 def _parse_index(
     index: Index | tuple[Index, ...], shape: tuple[int, ...]
-) -> tuple[list[range], tuple[int | slice | None, ...]]:
+) -> tuple[list[range], tuple[Index, ...]]:
     """Return the positions to read on each axis, ascending, and the index that is applied then.
 
     Raises
@@ -232,17 +240,16 @@ def _parse_index(
     axes = sum(one is not None and one is not Ellipsis for one in given)
     if axes > len(shape) or sum(one is Ellipsis for one in given) > 1:
         raise IndexError(f"{axes} indices for {len(shape)} axes, or more than one ellipsis")
-    if not any(one is Ellipsis for one in given):
-        given = (*given, Ellipsis)
+    rest = len(shape) - axes if not any(one is Ellipsis for one in given) else 0
+    given = (*given, *[slice(None)] * rest)
     ranges: list[range] = []
-    then: list[int | slice | None] = []
+    then: list[Index] = []
     for one in given:
         if one is None:
             then.append(None)
         elif one is Ellipsis:
-            rest = shape[len(ranges) : len(ranges) + len(shape) - axes]
-            ranges += map(range, rest)
-            then += [slice(None)] * len(rest)
+            ranges += map(range, shape[len(ranges) : len(ranges) + len(shape) - axes])
+            then.append(Ellipsis)  # makes an array of what has no axes, as NumPy does
         elif isinstance(one, slice):
             positions = range(*one.indices(shape[len(ranges)]))
             is_reversed = positions.step < 0

@@ -489,7 +489,8 @@ def try_reading(
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
     else:
-        is_split = strategy is None and catalog.is_merged
+        is_one = catalog.is_merged or len(catalog.files) == 1
+        is_split = strategy is None and is_one and catalog.description is None
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)

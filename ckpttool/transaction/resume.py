@@ -118,6 +118,13 @@ class OutputOptions:
             object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
             raise ValueError(f"prefix={self.prefix!r}, expected the beginning of a file name")
+        if self.ranks is not None:
+            if isinstance(self.ranks, str | int) or not all(
+                isinstance(rank, int) for rank in self.ranks
+            ):
+                raise TypeError(f"ranks={self.ranks!r}, expected numbers, such as [0, 2, 3]")
+            if not self.ranks:
+                raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
 

@@ -27,6 +27,7 @@ from ckpttool.operations.verify import verify
 from ckpttool.problems import VerifyError
 from ckpttool.storage import region_io
 from ckpttool.transaction.manifest import ManifestFile
+from ckpttool.wording import with_keywords
 from tests.support.commands import files_below, message, run, run_well
 from tests.support.errors import texts_of
 from tests.support.executors import (
@@ -479,7 +480,7 @@ def test_no_resume_is_offered_of_a_source_that_was_cut_short_between_two_outputs
         return real(fd, buffers, at)
 
     monkeypatch.setattr(os, "preadv", fake)
-    with pytest.raises(ckpttool.ExecutionError, match=f"; {AFRESH}$") as caught:
+    with pytest.raises(ckpttool.ExecutionError, match=f"; {with_keywords(AFRESH)}$") as caught:
         execute(plan, destination, options=CopyOptions(task_bytes=1 << 20, max_in_flight=1))
     assert files_below(out) != []
     assert f"{source / 'm.ckpt'}: w: the file ends here; byte {size // 2}; " in str(caught.value)
@@ -538,14 +539,14 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_gone_on_from(
     words = [*split_words(source, small_disk / "out"), "-j", "1"]
     other = small_disk / "other"
 
-    def fill_disk(self, outputs):
-        if outputs[0].rank == 2:
+    def fill_disk(self, batch):
+        if batch.outputs[0].rank == 2:
             while self.pending:
                 self.collect()
             with other.open("wb") as file:
                 free = os.statvfs(small_disk)
                 file.write(bytes(free.f_bavail * free.f_frsize - (1 << 19)))
-        return real_start(self, outputs)
+        return real_start(self, batch)
 
     from ckpttool.execution.execute import _Run
 

@@ -250,3 +250,31 @@ def test_a_row_of_256_mib_reads_the_row(tmp_path):
     assert row.nbytes == 32 << 10
     assert read_bytes() - middle <= row.nbytes + (1 << 10)
     assert middle - before <= 4 * (128 << 10)
+
+
+def test_the_gaps_of_a_narrow_step_are_not_kept(tmp_path, monkeypatch):
+    strategy = replace(strategy_of({"w": COLUMNS}), files=())
+    full = {"w": noise("w", "Float32", (300, 64))}
+    write_ranks(tmp_path, cut(full, strategy), "ckpt")
+    opened = ckpttool.open(tmp_path, strategy)
+    monkeypatch.setattr(ckpttool.operations.open, "BAND_BYTES", 1 << 10)
+    sizes, real = [], ckpttool.operations.open.read_band
+
+    def spy(files, tensor, band, out):
+        sizes.append(out.nbytes)
+        real(files, tensor, band, out)
+
+    monkeypatch.setattr(ckpttool.operations.open, "read_band", spy)
+    array = full["w"].array()
+    for index in (np.s_[:, ::5], np.s_[::3], np.s_[::-7, 60:2:-9], np.s_[10:290:2, 3]):
+        np.testing.assert_array_equal(opened["w"][index], array[index])
+    assert max(sizes) <= 1 << 10
+
+
+def test_a_tensor_without_axes_is_an_array(tmp_path):
+    full = {"step": noise("step", "Int64", ())}
+    write_ranks(tmp_path, {0: full}, "ckpt")
+    opened = ckpttool.open(rank_file(tmp_path, 0))
+    assert isinstance(opened.get_tensor("step"), np.ndarray)
+    assert opened["step"][...].shape == ()
+    assert opened["step"][()] == full["step"].array()

@@ -138,7 +138,7 @@ EXAMPLES = [
         },
         (
             "out/rank_1/a.h5: not written: the disk is full; complete: out/rank_0/a.h5; "
-            "the same command with --resume"
+            "the same command with resume=True"
         ),
         6,
     ),
