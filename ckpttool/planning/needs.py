@@ -293,6 +293,11 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
     return resolved, target
 
 
+def _spell_out(target: Strategy, strategy: Strategy) -> Strategy:
+    """Return the target with the layouts that its patterns have for the names of the source."""
+    return target.resolve(_metas(_ndims(strategy)), is_rest_decided=True)[0]
+
+
 def _ndims(strategy: Strategy) -> dict[str, int]:
     return {name: len(layouts[0].tensor_map) for name, layouts in strategy.layouts.items()}
 
@@ -309,7 +314,8 @@ def _imply(
 
     The third result are those whose expanded layouts do not say which elements overlap.
     """
-    others = {} if target is None else target.layouts
+    target = target and _spell_out(target, strategy)
+    others, by_hand = ({}, {}) if target is None else (target.layouts, target.handwritten)
     unit = _unit([*strategy.layouts.values(), *others.values()])
     states = match_states(strategy.layouts, known)
     tensors: dict[str, FullTensor] = {}
@@ -324,6 +330,8 @@ def _imply(
         if key not in alike:
             alike[key] = _fold_alike(layouts, of_target)
         folded = alike[key]
+        if folded is None and name in by_hand:  # the plan says if it is for other axes
+            folded, of_target = _fold_alike(layouts, ()), ()
         usable = layouts if folded is None else folded
         shape = _shape(usable, of_target if folded else (), unit)
         parameter = known.get(states.get(name, "")) or tensors.get(states.get(name, ""))
