@@ -27,7 +27,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Listed
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
-from ckpttool.problems import Diagnostics
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.transaction.resume import OutputOptions
 
 Owners = tuple[int, ...]  # the ranks that hold one slice
@@ -65,10 +65,13 @@ class Needs:
         What each target rank needs; what the merge needs if there is no target.
     together
         What all of these ranks need.
+    notes
+        Notes of the strategies, such as patterns that match no parameter.
     """
 
     ranks: tuple[RankNeeds, ...]
     together: RankNeeds
+    notes: tuple[Diagnostic, ...] = ()
 
 
 def find_needs(
@@ -111,7 +114,8 @@ def find_needs(
         for rank, one in taken.items()
     )
     together = parts.needs(None, parts.taken(outputs.paths), set().union(*near.values()))
-    return Needs(of_ranks, together)
+    of_target = () if target is None else _spell_out(target, strategy).notes
+    return Needs(of_ranks, together, tuple(dict.fromkeys((*strategy.notes, *of_target))))
 
 
 def needed_slices(checkpoint: Checkpoint, target: Target, options: OutputOptions) -> NeededSlices:

@@ -117,6 +117,20 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
     assert "2 more ranks would show it: 0, 1" in result.stderr
 
 
+@pytest.mark.parametrize("side", ["-s", "-d"])
+def test_a_pattern_that_matches_nothing_has_a_note(tmp_path, side):
+    text = 'ckpttool_strategy: 1\nranks: 8\nparameters:\n  "*.weight": {axis: 0}\n'
+    text += '  "*.weigth": {axis: 1}\notherwise: replicated\n'
+    (tmp_path / "hand.yaml").write_text(text, encoding="utf-8")
+    given = {"-s": CASE / "src_strategy.ckpt", "-d": CASE / "dst_strategy.ckpt"}
+    words = [word for both in {**given, side: tmp_path / "hand.yaml"}.items() for word in both]
+    result = run_well("strategy", "ranks", *words)
+    assert "note: " in result.stderr
+    assert "*.weigth: no parameter matches" in message(result)
+    (note,) = json.loads(ranks(*words, "--json"))["notes"]
+    assert "*.weigth" in note["text"]
+
+
 W = Layout((4,), ((), ()))
 NAMES = ("w", "adam_m.w", "adam_v.w")
 HALVES = strategy_of(dict.fromkeys(NAMES, Layout((2,), ((0,), ()))))

@@ -67,12 +67,11 @@ def ranks(
     dst = ckpttool.read_strategy(dst_strategy) if dst_strategy else None
     needs = find_needs(src, dst, ranks)
     paths = None if files is None else files_to_fetch(needs, files, relative_to)
-    notes = (*src.notes, *(dst.notes if dst is not None else ()))
-    tables.print_notes(notes, severities("convert"), report.quiet)
+    tables.print_notes(needs.notes, severities("convert"), report.quiet)
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.strategy_ranks(needs, paths, notes))
+        tables.print_json(documents.strategy_ranks(needs, paths))
     elif paths is not None:
         end = "\0" if null else "\n"
         tables.echo("".join(f"{path}{end}" for path in paths), end="")
