@@ -154,6 +154,16 @@ def test_a_pattern_that_matches_nothing_has_a_note(tmp_path, side):
     assert "*.weigth" in note["text"]
 
 
+def test_a_run_that_lacks_ranks_names_the_command_that_lists_enough(tmp_path):
+    (tmp_path / "one" / "rank_0").mkdir(parents=True)
+    shutil.copy(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt", tmp_path / "one" / "rank_0")
+    words = ["reshard", tmp_path / "one", *BOTH, "--format", "ckpt", "-o", tmp_path / "out"]
+    result = run(*words, "--rank", "2")
+    assert "some slices are on no rank" in message(result)
+    assert message(result).endswith("which `ckpttool strategy ranks` lists")
+    assert "strategy ranks" not in message(run(*words))  # all ranks are needed
+
+
 W = Layout((4,), ((), ()))
 NAMES = ("w", "adam_m.w", "adam_v.w")
 HALVES = strategy_of(dict.fromkeys(NAMES, Layout((2,), ((0,), ()))))
