@@ -467,6 +467,34 @@ strategies = click.argument(
     "strategies", nargs=-1, required=True, type=StrategyFile(), metavar="STRATEGY..."
 )
 
+
+class _InputStrategies(click.Argument):
+    """Strategies of which a file is made; the last one may be meant as this file."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the paths; propose -o for a last one that does not exist, if -o is missing."""
+        *before, last = value or ("",)  # options on the line are read before arguments
+        if not before or "path" in ctx.params:
+            return super().type_cast_value(ctx, value)
+        found = super().type_cast_value(ctx, before)
+        try:
+            return (*found, *super().type_cast_value(ctx, [last]))
+        except UsageProblem as problem:
+            if last == "-" or url_problem(last) is not None or os.path.lexists(last):
+                raise
+            facts = "The output is named with -o."
+            raise UsageProblem(problem.message, f"-o {quote(last)}", facts) from problem
+
+
+input_strategies = click.argument(
+    "strategies",
+    cls=_InputStrategies,
+    nargs=-1,
+    required=True,
+    type=StrategyFile(),
+    metavar="STRATEGY...",
+)
+
 source_options = OptionGroup(
     SOURCE,
     "source",

@@ -213,10 +213,12 @@ class _Survey:
 
 def _kind(terms: tuple[Term, ...]) -> Hashable:
     """Return a value that is equal for tensors of which equal regions take equal reads."""
-    slices = tuple(
-        next(iter(held.items())) for one in terms for held in one.source.slicing.replicas()
-    )
-    if any(len(one.extents) > 1 or one.file.cipher is not None for _, one in slices):
+    # A slice that no rank has is one that the outputs do not need; nothing reads it.
+    slices = [
+        next(iter(held.items()), None) for one in terms for held in one.source.slicing.replicas()
+    ]
+    there = [one for one in slices if one is not None]
+    if any(len(one.extents) > 1 or one.file.cipher is not None for _, one in there):
         return id(terms)
-    owners = tuple((rank, bool(one.extents)) for rank, one in slices)
+    owners = tuple(one and (one[0], bool(one[1].extents)) for one in slices)
     return owners, tuple((one.source.slicing.key, one.source.meta.dtype) for one in terms)

@@ -268,13 +268,13 @@ def written_strategy(written: WrittenStrategy) -> Json:
     )
 
 
-def strategy_ranks(needs: Needs, files: Iterable[str] | None, notes: Iterable[Diagnostic]) -> Json:
+def strategy_ranks(needs: Needs, files: Iterable[str] | None) -> Json:
     """Return the document of strategy ranks; ``files`` are those to fetch, if they are named."""
     return _document(
         ranks=_each(needs.ranks, "rank groups fetch also"),
         **_take(needs.together, "fetch also"),
         **_given(files=files),
-        notes=describe_diagnostics(notes, severities("convert")),
+        notes=describe_diagnostics(needs.notes, severities("convert")),
     )
 
 

@@ -27,7 +27,7 @@ from ckpttool.model.slicing import FullTensor, LayoutSlicing, Listed
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.planning.targets import find_transfers
-from ckpttool.problems import Diagnostics
+from ckpttool.problems import Diagnostic, Diagnostics
 from ckpttool.transaction.resume import OutputOptions
 
 Owners = tuple[int, ...]  # the ranks that hold one slice
@@ -65,10 +65,13 @@ class Needs:
         What each target rank needs; what the merge needs if there is no target.
     together
         What all of these ranks need.
+    notes
+        Notes of the strategies, such as patterns that match no parameter.
     """
 
     ranks: tuple[RankNeeds, ...]
     together: RankNeeds
+    notes: tuple[Diagnostic, ...] = ()
 
 
 def find_needs(
@@ -111,7 +114,8 @@ def find_needs(
         for rank, one in taken.items()
     )
     together = parts.needs(None, parts.taken(outputs.paths), set().union(*near.values()))
-    return Needs(of_ranks, together)
+    of_target = () if target is None else _spell_out(target, strategy).notes
+    return Needs(of_ranks, together, tuple(dict.fromkeys((*strategy.notes, *of_target))))
 
 
 def needed_slices(checkpoint: Checkpoint, target: Target, options: OutputOptions) -> NeededSlices:
@@ -293,6 +297,11 @@ def _with_names(strategy: Strategy, target: Strategy | None) -> tuple[Strategy, 
     return resolved, target
 
 
+def _spell_out(target: Strategy, strategy: Strategy) -> Strategy:
+    """Return the target with the layouts that its patterns have for the names of the source."""
+    return target.resolve(_metas(_ndims(strategy)), is_rest_decided=True)[0]
+
+
 def _ndims(strategy: Strategy) -> dict[str, int]:
     return {name: len(layouts[0].tensor_map) for name, layouts in strategy.layouts.items()}
 
@@ -309,7 +318,8 @@ def _imply(
 
     The third result are those whose expanded layouts do not say which elements overlap.
     """
-    others = {} if target is None else target.layouts
+    target = target and _spell_out(target, strategy)
+    others, by_hand = ({}, {}) if target is None else (target.layouts, target.handwritten)
     unit = _unit([*strategy.layouts.values(), *others.values()])
     states = match_states(strategy.layouts, known)
     tensors: dict[str, FullTensor] = {}
@@ -324,6 +334,8 @@ def _imply(
         if key not in alike:
             alike[key] = _fold_alike(layouts, of_target)
         folded = alike[key]
+        if folded is None and name in by_hand:  # the plan says if it is for other axes
+            folded, of_target = _fold_alike(layouts, ()), ()
         usable = layouts if folded is None else folded
         shape = _shape(usable, of_target if folded else (), unit)
         parameter = known.get(states.get(name, "")) or tensors.get(states.get(name, ""))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +28,10 @@ def test_the_group_alone_prints_its_help(words):
         (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show ..."),
         (["show"], "strategy show needs STRATEGY STRATEGY is a strategy file."),
         (["show", MERGED, "--al"], "strategy show has no --al Try: --all"),
-        (["show", MERGED, "--step", "1"], "It is an option of inspect, explain, merge, split,"),
+        (
+            ["show", MERGED, "--step", "1"],
+            "It is an option of inspect, explain, merge, split, reshard,",
+        ),
         (["show", "-s", MERGED], "Try: ckpttool strategy show STRATEGY"),
         (["show", f"{MERGED}x"], f"does not exist Try: ckpttool strategy show {MERGED} ..."),
     ],
@@ -48,3 +53,59 @@ def test_show_takes_the_files_of_all_stages_together():
     named = run_well("strategy", "show", *sorted(folder.iterdir()), "--json").stdout
     assert json.loads(named)["stages"] == 2
     assert run_well("strategy", "show", folder, "--json").stdout == named
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("convert S.ckpt b.yaml", "'b.yaml' does not exist The output is named with -o. Try: -o b"),
+        ("convert S.ckpt S.yaml", "named with -o. Try: -o S.yaml"),  # however near S.ckpt is
+        ("merge S.ckpt D.ckpt out/m.ckpt", "named with -o. Try: -o out/m.ckpt"),
+        ("convert S.ckpt S.ckp -o S.yaml", "does not exist Try: ckpttool strategy convert S.ckpt"),
+        ("convert -o S.yaml S.ckpt S.ckp", "does not exist Try: ckpttool strategy convert S.ckpt"),
+        ("convert S.ckp S.yaml", "'S.ckp' does not exist Try: ckpttool strategy convert S.ckpt"),
+        ("convert S.ckpt s3://b/s.yaml", "'s3://b/s.yaml' is a URL"),
+        ("show S.ckpt b.yaml", "'b.yaml' does not exist"),
+    ],
+)
+def test_a_path_that_is_meant_as_the_output_is_named(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ("S.ckpt", "D.ckpt"):
+        shutil.copy(MERGED, name)
+    result = run("strategy", *words.split())
+    assert result.exit_code == 2
+    assert said in message(result)
+    is_proposed = "named with -o" in said
+    assert ("The output is named" in message(result)) == is_proposed
+
+
+@pytest.mark.parametrize("strategies", [["S.ckpt"], ["folder"], ["S.ckpt", "S.yaml"]])
+def test_a_strategy_in_the_place_of_the_checkpoint_is_exchanged(tmp_path, monkeypatch, strategies):
+    monkeypatch.chdir(tmp_path)
+    case = GOLDEN / "reshard_8_to_4"
+    Path("folder").mkdir()
+    for name in ("S.ckpt", "folder/S.ckpt"):
+        shutil.copy(case / "src_strategy.ckpt", name)
+    run_well("strategy", "convert", "S.ckpt", "-o", "S.yaml")
+    Path("C").symlink_to(case / "src")
+    result = run("strategy", "check", *strategies, "C")
+    assert result.exit_code == 2
+    hint = f"Try: ckpttool strategy check C {' '.join(strategies)}"
+    assert message(result).endswith(hint)
+    run_well(*hint.split()[2:])
+
+
+def test_two_strategies_alone_have_no_checkpoint(tmp_path):
+    result = run("strategy", "check", MERGED, CASE / "dst_strategy.ckpt")
+    assert f"Try: ckpttool strategy check SRC {MERGED} " in message(result)
+
+
+def test_a_broken_checkpoint_with_a_strategy_in_it_is_called_so(tmp_path):
+    """It is not a strategy, whatever stands behind it."""
+    folder = tmp_path / "run"
+    (folder / "rank_0").mkdir(parents=True)
+    (folder / "rank_0" / "net.ckpt").write_bytes(b"\xff" * 64)
+    shutil.copy(MERGED, folder)
+    result = run("strategy", "check", folder, MERGED)
+    assert result.exit_code != 0
+    assert "is a strategy" not in message(result)

@@ -117,6 +117,53 @@ def test_a_run_with_the_named_files_alone_warns_of_nothing(tmp_path):
     assert "2 more ranks would show it: 0, 1" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        ("src -s s.ckpt", "takes no SRC, found src", "the same command without it"),
+        ("src", "takes no SRC, found src", "the same command without it"),
+        ("s.ckpt d.ckpt", "takes no SRC, found s.ckpt, d.ckpt", "-s s.ckpt -d d.ckpt"),
+        ("-s s.ckpt d.ckpt --rank 1", "takes no SRC, found d.ckpt", "-d d.ckpt"),
+        ("-s s.ckpt -d d.ckpt src x", "found src, x", "the same command without them"),
+        ("s.ckpt -s", "strategy ranks needs -s FILE", "ckpttool strategy ranks -s"),
+        ("s.ckpt --ran 1", "strategy ranks has no --ran", "--rank"),
+    ],
+)
+def test_paths_without_an_option_are_explained(tmp_path, monkeypatch, words, said, hint):
+    monkeypatch.chdir(tmp_path)
+    for name, there in (("s.ckpt", "src_strategy.ckpt"), ("d.ckpt", "dst_strategy.ckpt")):
+        shutil.copy(CASE / there, name)
+    (tmp_path / "src").symlink_to(CASE / "src")
+    result = run("strategy", "ranks", *words.split())
+    assert result.exit_code == 2
+    assert said in message(result)
+    assert f"Try: {hint}" in message(result)
+
+
+@pytest.mark.parametrize("side", ["-s", "-d"])
+def test_a_pattern_that_matches_nothing_has_a_note(tmp_path, side):
+    text = 'ckpttool_strategy: 1\nranks: 8\nparameters:\n  "*.weight": {axis: 0}\n'
+    text += '  "*.weigth": {axis: 1}\notherwise: replicated\n'
+    (tmp_path / "hand.yaml").write_text(text, encoding="utf-8")
+    given = {"-s": CASE / "src_strategy.ckpt", "-d": CASE / "dst_strategy.ckpt"}
+    words = [word for both in {**given, side: tmp_path / "hand.yaml"}.items() for word in both]
+    result = run_well("strategy", "ranks", *words)
+    assert "note: " in result.stderr
+    assert "*.weigth: no parameter matches" in message(result)
+    (note,) = json.loads(ranks(*words, "--json"))["notes"]
+    assert "*.weigth" in note["text"]
+
+
+def test_a_run_that_lacks_ranks_names_the_command_that_lists_enough(tmp_path):
+    (tmp_path / "one" / "rank_0").mkdir(parents=True)
+    shutil.copy(CASE / "src" / "rank_0" / "checkpoint-2_10.ckpt", tmp_path / "one" / "rank_0")
+    words = ["reshard", tmp_path / "one", *BOTH, "--format", "ckpt", "-o", tmp_path / "out"]
+    result = run(*words, "--rank", "2")
+    assert "some slices are on no rank" in message(result)
+    assert message(result).endswith("which `ckpttool strategy ranks` lists")
+    assert "strategy ranks" not in message(run(*words))  # all ranks are needed
+
+
 W = Layout((4,), ((), ()))
 NAMES = ("w", "adam_m.w", "adam_v.w")
 HALVES = strategy_of(dict.fromkeys(NAMES, Layout((2,), ((0,), ()))))

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -260,6 +261,17 @@ def test_a_resumed_run_keeps_what_the_dry_run_said(watch):
     assert sorted(rank for one in takes["sources"] for rank in one["ranks"]) == [5, 6, 7]
     watch.clear()
     assert assert_as_said(watch, words)["tasks"] == 0  # all is there
+
+
+def test_ranks_that_are_not_needed_may_be_absent(watch):
+    """The slices of these ranks are nowhere, and no output needs them."""
+    words = small()
+    halves = {"w": Layout((2,), ((0,), ())), "v": Layout((2,), ((), (0,)))}
+    ckpttool.write_strategy(strategy_of(halves), "d.ckpt", overwrite=True)
+    for rank in (0, 1):
+        shutil.rmtree(f"src/rank_{rank}")
+    takes = assert_as_said(watch, ["reshard", *words, "--rank", "1", "-o", "out"])
+    assert [need["ranks"] for one in takes["sources"] for need in one["needs"]] == [[2, 3]]
 
 
 def test_equal_outputs_are_counted_once_and_weigh_as_often_as_they_are(monkeypatch):

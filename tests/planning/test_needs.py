@@ -227,6 +227,46 @@ def test_patterns_stand_for_names_if_both_strategies_are_written_by_hand(tmp_pat
     assert len(find_needs(src, None).together.groups) == 4
 
 
+@pytest.mark.parametrize("cut", ["{axis: 0}", "{device_matrix: [4], tensor_map: [0, -1]}"])
+def test_patterns_of_the_target_may_cut_more_than_the_source(tmp_path, cut):
+    """The shape is unknown, so it is one that both can shard; states are as their parameters."""
+    dst = write(tmp_path / "t.yaml", f"ranks: 4\nparameters:\n  '*w': {cut}\n")
+    halves = Layout((2,), ((0,), ()))
+    src = strategy_of({"w": halves, "adam_m.w": halves})
+    assert [one.fetch for one in find_needs(src, dst).ranks] == [(0,), (0,), (1,), (1,)]
+    by_hand = write(tmp_path / "s.yaml", "ranks: 2\nparameters:\n  '*w': {axis: 0}\n")
+    assert [one.fetch for one in find_needs(by_hand, dst).ranks] == [(0,), (0,), (1,), (1,)]
+
+
+def test_rows_of_the_target_are_the_shape(tmp_path):
+    dst = write(tmp_path / "t.yaml", "ranks: 2\nparameters:\n  w: {axis: 0, rows: [9, 3]}\n")
+    assert [one.groups for one in find_needs(strategy_of({"w": HALVES}), dst).ranks] == [
+        ((0,), (1,)),
+        ((1,),),
+    ]
+
+
+def test_patterns_fold_the_expanded_layouts_of_the_source(tmp_path):
+    src = strategy_of({"w": Layout((2, 2), ((1,), (0,), ()), full_shape=(2, 4, 8))})
+    dst = write(
+        tmp_path / "t.yaml",
+        "ranks: 4\nparameters:\n  w: {device_matrix: [4], tensor_map: [0, -1]}\n",
+    )
+    assert [one.groups for one in find_needs(src, dst).ranks] == [
+        ((0,),),
+        ((1,),),
+        ((2,),),
+        ((3,),),
+    ]
+
+
+def test_patterns_for_other_axes_are_an_error(tmp_path):
+    cut = "{device_matrix: [2], tensor_map: [0]}"
+    dst = write(tmp_path / "t.yaml", f"ranks: 2\nparameters:\n  w: {cut}\n")
+    with pytest.raises(PlanError, match="is for 1 axis, not shape"):
+        find_needs(strategy_of({"w": ROWS}), dst)
+
+
 def compare(folder, some, src, dst, rank):
     """Compare what is read from a folder with some ranks with what is read from all of them."""
     with warnings.catch_warnings(record=True) as said:

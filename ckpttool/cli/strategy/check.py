@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +12,7 @@ import click
 import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import StrategyFile, UsageProblem, whole_number
-from ckpttool.problems import join_alike
+from ckpttool.problems import CkptToolError, join_alike
 from ckpttool.wording import count, format_shape, shorten
 
 if TYPE_CHECKING:
@@ -54,9 +56,14 @@ def check(
 
     if not strategies and devices is None:
         raise UsageProblem("strategy check needs STRATEGY, or --devices N")
-    catalog, found, _ = workflow.load(
-        source, report, find_strategy=not strategies, command="inspect"
-    )
+    try:
+        catalog, found, _ = workflow.load(
+            source, report, find_strategy=not strategies, command="inspect"
+        )
+    except CkptToolError as error:
+        if _is_strategy(source.path):
+            raise _exchange_paths(source.path, strategies) from error
+        raise
     given = strategies or ((found,) if found is not None else ())
     if not given and catalog.needs_strategy:
         facts = "The ranks hold slices, and a strategy says of which axes."
@@ -78,6 +85,25 @@ def check(
             _print_devices(fits)
     if candidates and candidates[0].verdict != "fits":
         click.get_current_context().exit(1)
+
+
+def _is_strategy(path: str) -> bool:
+    """Return whether a path is a strategy file, or a folder with nothing else in it."""
+    from ckpttool.formats.local import is_folder, list_readable
+
+    files = list_readable(path) if is_folder(path) else [Path(path)]
+    return bool(files) and all(map(StrategyFile().fits, files))
+
+
+def _exchange_paths(src: str, strategies: Sequence[str]) -> UsageProblem:
+    """Return the problem of a strategy as SRC; the checkpoint is perhaps behind it."""
+    ctx = click.get_current_context()
+    others = [path for path in strategies if not _is_strategy(path)]
+    words = ["SRC", src, *strategies]
+    if len(others) == 1:
+        words = [*others, src, *(path for path in strategies if path not in others)]
+    hint, facts = f"{ctx.command_path} {join(words)}", "SRC, the checkpoint, is the first path."
+    return UsageProblem(f"{src} is a strategy, not a checkpoint", hint, facts, ctx=ctx)
 
 
 def _print_candidate(one: Candidate, report: ReportOptions) -> None:

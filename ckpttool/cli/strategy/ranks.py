@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import RANK_FILES, RANKS, UsageProblem
+from ckpttool.cli.params import RANK_FILES, RANKS, StrategyFile, UsageProblem
 from ckpttool.problems import severities
-from ckpttool.wording import format_numbers
+from ckpttool.wording import format_numbers, shorten
 
 if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions
     from ckpttool.planning.needs import RankNeeds
 
 
+_STRATEGIES = {"src_strategy": "-s", "dst_strategy": "-d"}
+
+
+class _RanksCommand(options.GroupedCommand):
+    """The command.  It takes options only, and says which ones the paths without one are for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; refuse paths, also where an option is missing."""
+        words = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except (click.MissingParameter, UsageProblem) as error:
+            if error.__cause__ is not None:
+                raise  # the options cannot be told from the paths
+            given, paths, _ = self.make_parser(ctx).parse_args(words)
+            if not paths:
+                raise
+            raise _explain_paths(ctx, paths, {*given}) from error
+
+
+def _explain_paths(ctx: click.Context, paths: list[str], given: set[str]) -> UsageProblem:
+    """Return the problem of paths without an option; strategies are perhaps for -s and -d."""
+    free = [flag for name, flag in _STRATEGIES.items() if name not in given]
+    hint = "the same command without it" if len(paths) == 1 else "the same command without them"
+    if len(paths) <= len(free) and all(StrategyFile().fits(Path(path)) for path in paths):
+        hint = " ".join(f"{flag} {quote(path)}" for flag, path in zip(free, paths, strict=False))
+    message = f"strategy ranks takes no SRC, found {shorten(paths, 3)}"
+    return UsageProblem(message, hint, "Strategies alone say which ranks are needed.", ctx=ctx)
+
+
 @click.command(
-    cls=options.GroupedCommand,
+    cls=_RanksCommand,
     help="""\b
     ckpttool strategy ranks -s strategy.ckpt -d new_strategy.ckpt --rank 0-7
 
@@ -67,12 +99,11 @@ def ranks(
     dst = ckpttool.read_strategy(dst_strategy) if dst_strategy else None
     needs = find_needs(src, dst, ranks)
     paths = None if files is None else files_to_fetch(needs, files, relative_to)
-    notes = (*src.notes, *(dst.notes if dst is not None else ()))
-    tables.print_notes(notes, severities("convert"), report.quiet)
+    tables.print_notes(needs.notes, severities("convert"), report.quiet)
     if report.as_json:
         from ckpttool.operations import documents
 
-        tables.print_json(documents.strategy_ranks(needs, paths, notes))
+        tables.print_json(documents.strategy_ranks(needs, paths))
     elif paths is not None:
         end = "\0" if null else "\n"
         tables.echo("".join(f"{path}{end}" for path in paths), end="")
