@@ -67,7 +67,7 @@ def inspect(found: Inspected) -> Json:
 
 def steps(found: Steps, diagnostics: Diagnostics) -> Json:
     """Return the document of inspect --steps."""
-    keys = "name step complete reason ranks missing_ranks files nbytes"
+    keys = "name step complete reason ranks missing_ranks damaged_ranks files nbytes"
     listed = [{**_take(one, keys), "default": one.is_chosen} for one in found.steps]
     return _document({"path": found.path, "steps": listed}, _diagnostics(diagnostics))
 
