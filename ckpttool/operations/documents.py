@@ -575,6 +575,7 @@ def _change(one: TensorChange) -> Json:
         **_take(one, "name rank"),
         **_meta(one.meta),
         **{key: _number(getattr(one, key)) for key in numbers},
+        "nan_on_one_side": one.nans,
     }
 
 
