@@ -167,8 +167,10 @@ def _print(sides: str, found: Difference, report: ReportOptions) -> None:
 
 def _cells_of_change(one: TensorChange) -> Sequence[str]:
     numbers = (one.relative, one.max_abs, one.norm)
-    shown = ("" if number is None else f"{number:.4g}" for number in numbers)
-    return (_name(one), format_sizes(one.meta.shape), *shown)
+    relative, *others = ("" if number is None else f"{number:.4g}" for number in numbers)
+    if one.nans:
+        relative += f" ({one.nans} NaN on one side)"
+    return (_name(one), format_sizes(one.meta.shape), relative, *others)
 
 
 def _name(tensor: TensorDifference | TensorChange) -> str:

@@ -23,6 +23,8 @@ def print_steps(found: Steps, *, show_all: bool) -> None:
     shown = found.steps if show_all else found.steps[-_MAX_STEPS:]
     complete = sum(one.complete is True for one in found.steps)
     title = f"{found.path}: {count(len(found.steps), 'step')}, {complete} complete"
+    if replaced := sum(one.is_by_replicas for one in found.steps):
+        title += f" ({replaced} by replicas)"
     if not shown:
         print_text(title)
         return
@@ -36,7 +38,7 @@ def _cells(one: FoundStep) -> Sequence[str]:
     default = "read without --step" if one.is_chosen and one.name is not None else ""
     return (
         one.name or one.step or "",
-        _WORDS[one.complete],
+        "by replicas" if one.is_by_replicas else _WORDS[one.complete],
         "" if one.ranks is None else format_numbers(one.ranks, ", ", _MAX_RANGES) or "none",
         str(one.files),
         format_bytes(one.nbytes),

@@ -99,7 +99,8 @@ class FoundStep:
     step
         The step, None if names have none.
     complete
-        Whether each rank has its file, or others hold its slices; None if it is not known.
+        Whether every slice is there: each rank has its file, or others hold its slices.  None if
+        that is not known.
     reason
         Why it is not complete or not known, or which replicas it needs; "" if all files are there.
     ranks
@@ -110,6 +111,8 @@ class FoundStep:
         The number of files, and their size.
     is_chosen
         Whether this one is read without ``--step``.
+    damaged_ranks
+        Ranks whose file has a header that cannot be read.
     """
 
     name: str | None
@@ -121,6 +124,12 @@ class FoundStep:
     files: int
     nbytes: int
     is_chosen: bool
+    damaged_ranks: tuple[int, ...] = ()
+
+    @property
+    def is_by_replicas(self) -> bool:
+        """Whether it is complete only because replicas replace files."""
+        return self.complete is True and bool(self.missing_ranks or self.damaged_ranks)
 
     def doubted(self, complete: bool | None, reason: str) -> FoundStep:
         """Return the step, at best so complete, for one more reason."""

@@ -222,6 +222,7 @@ def _describe_step(
         len(picked),
         sum(stat_file(file.path).nbytes for file in picked),
         all(chosen.get(file.rank) == file.path for file in picked),
+        tuple(rank for rank, error in errors.items() if error is not None),
     )
     if late:
         one = one.doubted(None, "newer than meta.json records")
@@ -692,7 +693,7 @@ def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
     best, newest = files[0].save, max(found.saves, key=lambda save: save.order)
     if newest.order > best.order:
         without = tuple(rank for rank in found.ranks if rank not in found.saves[newest])
-        text = f"{best.text} is read, because {newest.text} is incomplete"
+        text = f"{best.text} is read, because not every rank has {newest.text}"
         hint = f"copy the missing files, or --step {best.order.label} if this step is meant"
         facts = f"{newest.text} is not on {format_ranks(without)}"
         if newest.order.label in (name for name, _ in _taken(found)):

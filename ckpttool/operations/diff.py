@@ -93,7 +93,9 @@ class TensorChange:
         The norm of B - A.  NaN if an element is NaN on one side only, else Inf if one is infinite
         on one side only.
     max_abs
-        Largest ``|a - b|`` that is not NaN.
+        Largest ``|a - b|`` that is not NaN; 0 if all bytes are equal, None if all are NaN.
+    nans
+        Number of elements that are NaN on one side only.
     """
 
     name: str
@@ -102,6 +104,7 @@ class TensorChange:
     norm: float | None
     distance: float | None
     max_abs: float | None
+    nans: int
 
     @property
     def relative(self) -> float | None:
@@ -373,7 +376,8 @@ def _change(pair: _Pair, stats: TensorStats) -> TensorChange:
     (delta,) = stats.differences
     norm = distance = max_abs = None
     if stats.numbers is not None:
-        norm, distance, max_abs = stats.numbers.norm, 0.0, delta.max_abs or 0.0
+        norm, distance = stats.numbers.norm, 0.0
+        max_abs = delta.max_abs if delta.differs else 0.0
         if (found := delta.distances) is not None:
             distance = math.nan if found.nans else math.inf if found.infinities else found.norm
-    return TensorChange(pair.name, pair.rank, pair.a.meta, norm, distance, max_abs)
+    return TensorChange(pair.name, pair.rank, pair.a.meta, norm, distance, max_abs, delta.nans)

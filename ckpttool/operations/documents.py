@@ -67,7 +67,7 @@ def inspect(found: Inspected) -> Json:
 
 def steps(found: Steps, diagnostics: Diagnostics) -> Json:
     """Return the document of inspect --steps."""
-    keys = "name step complete reason ranks missing_ranks files nbytes"
+    keys = "name step complete reason ranks missing_ranks damaged_ranks files nbytes"
     listed = [{**_take(one, keys), "default": one.is_chosen} for one in found.steps]
     return _document({"path": found.path, "steps": listed}, _diagnostics(diagnostics))
 
@@ -575,6 +575,7 @@ def _change(one: TensorChange) -> Json:
         **_take(one, "name rank"),
         **_meta(one.meta),
         **{key: _number(getattr(one, key)) for key in numbers},
+        "nan_on_one_side": one.nans,
     }
 
 

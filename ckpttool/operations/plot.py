@@ -140,10 +140,10 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
     notes = [("error", one) for one in join_alike((*failed, *found.found.errors))]
     for severity in ("warning", "note"):
         notes += [(severity, one) for one in join_alike(found.found.of(severity))]
-    of_tensors: dict[str, list[str]] = {}
+    of_tensors: dict[str, list[list[str]]] = {}
     for one in found.found:
         if one.tensor is not None and severity_of[one.code] != "note":
-            of_tensors.setdefault(printable(one.tensor), []).append(printable(one.text))
+            of_tensors.setdefault(printable(one.tensor), []).append([*map(printable, one.lines)])
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
         "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],

@@ -127,6 +127,9 @@ def test_damaged_and_empty_files_are_not_complete(tmp_path):
     damaged, empty = (one.reason for one in steps_of(tmp_path).steps[1:])
     assert damaged == "rank 1: a number is not valid"
     assert empty == "rank 0: a file without a tensor"
+    of_replicas = steps_of(tmp_path, replicated).steps
+    assert [one.damaged_ranks for one in of_replicas] == [(), (1,), ()]
+    assert [one.is_by_replicas for one in of_replicas] == [False, True, False]
 
 
 def test_two_folders_of_one_number_have_the_names_of_the_folders(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -361,6 +362,36 @@ def test_what_is_missing_is_shown_as_missing(page, tmp_path):
     assert [row.split("\t")[-1] for row in page.texts("#rank tbody tr")] == [
         *("nobody has it", "no file; rank 0 has it", "no file; rank 0 has it")
     ]
+
+
+@pytest.mark.browser
+def test_a_lost_slice_says_who_has_the_others_and_who_should(page, tmp_path):
+    for rank in (0, 4):
+        copytree(CASE / "src" / f"rank_{rank}", tmp_path / "src" / f"rank_{rank}")
+    path = tmp_path / "layout.html"
+    assert run("inspect", tmp_path / "src", *SOURCE[1:], "--plot", path).exit_code == 5
+    page.open(path)
+    page.click(tensor(page, "lm_head.weight"))
+    assert page.texts("#tensor .map .piece") == [
+        "[0:16, :]\nranks 0, 4; missing on ranks 2, 6",
+        "[16:32, :]\nnobody; missing on ranks 1, 3, 5, 7",
+    ]
+    first, second, *_ = page.text("#tensor p.wrong").split("\n")
+    assert first == "lm_head.weight: some slices are on no rank"
+    assert second.startswith("ranks 1, 3, 5, 7: no checkpoint file")
+
+
+@pytest.mark.browser
+def test_a_single_rank_is_never_left_out(page, tmp_path):
+    sharded = Layout((4, 2), ((0,), ()))
+    show(page, tmp_path, strategy_of({"w": sharded}), {"w": (4, 2)})
+    assert [text.split("\n")[1] for text in page.texts("#tensor .map .piece")] == [
+        *("ranks 0, 2, 4, 6", "ranks 1, 3, 5, 7")
+    ]
+    sharded = Layout((5, 2), ((0,), ()))
+    show(page, tmp_path, strategy_of({"w": sharded}), {"w": (4, 2)}, lost=(4,))
+    first, _ = (text.split("\n")[1] for text in page.texts("#tensor .map .piece"))
+    assert first == "ranks 0, 2, 6, 8; missing on rank 4"
 
 
 @pytest.mark.browser

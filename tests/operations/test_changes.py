@@ -89,8 +89,10 @@ def test_nan_and_infinity_on_one_side_are_the_largest_changes(tmp_path):
     words = ["diff", tmp_path / "a" / "m.ckpt", tmp_path / "b" / "m.ckpt", "--stats"]
     listed = json.loads(run(*words, "--json").stdout)["changes"]
     assert [one["relative"] for one in listed] == ["NaN", "Infinity", 1.0, None]
+    counts = [(one["max_abs"], one["nan_on_one_side"]) for one in listed]
+    assert counts == [(None, 1), ("Infinity", 0), (1.0, 0), (None, 0)]
     shown = run(*words).stdout
-    assert re.search(r"(?m)^  nan +2 +nan", shown)
+    assert re.search(r"(?m)^  nan +2 +nan \(1 NaN on one side\) +1$", shown)
     assert re.search(r"differences\n\n.*\n.*\n  bytes ", shown)
 
 
