@@ -631,7 +631,8 @@ def _distribute_target(
     """Return what the ranks of a target would hold, and read; equal distributions are one object.
 
     Of the tensors that are distributed alike in the source and in the target, the outputs of the
-    first are computed.
+    first are computed.  If the plan has outputs of one rank only, there are only its slices, each
+    with all ranks that hold it.
     """
     (catalog,) = plan.inputs
     alike: dict[Hashable, list[str]] = {}
@@ -643,27 +644,36 @@ def _distribute_target(
         alike.setdefault(key, []).append(name)
     found: dict[str, Distribution] = {}
     firsts = tuple(chain(*(transfers[names[0]] for names in alike.values())))
-    slices: dict[str, dict[tuple[Region, Layout], tuple[tuple[Taken, ...], list[int]]]] = {}
+    slices: dict[str, dict[tuple[Layout, Region], tuple[Taken, ...]]] = {}
     layouts_of = {id(one.terms): one.layouts for one in firsts}
     for output in replace(plan, transfers=firsts):
         for tensor in output.tensors:
-            rank, region = output.rank, tensor.region
-            layout = next(one for one in layouts_of[id(tensor.terms)] if rank in one.ranks)
+            region = tensor.region
+            layout = next(one for one in layouts_of[id(tensor.terms)] if output.rank in one.ranks)
             equal = slices.setdefault(tensor.meta.name, {})
-            if (region, layout) not in equal:
+            if (layout, region) not in equal:
                 pieces = tensor.pieces(Region.whole(region.shape))
                 taken = (Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces)
-                equal[region, layout] = tuple(taken), []
-            equal[region, layout][1].append(rank)
+                equal[layout, region] = tuple(taken)
+    holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
     for names in alike.values():
-        parts = (
-            Slice((region,), tuple(ranks), (), layout, taken)
-            for (region, layout), (taken, ranks) in slices[names[0]].items()
-        )
-        shape = transfers[names[0]][0].meta.shape
+        shape, parts = transfers[names[0]][0].meta.shape, list[Slice]()
+        for (layout, region), taken_of in slices.get(names[0], {}).items():
+            if (layout, shape) not in holders:
+                holders[layout, shape] = _ranks_of_regions(layout, shape)
+            ranks = holders[layout, shape][region]
+            parts.append(Slice((region,), ranks, (), layout, taken_of))
         one = Distribution(shape, "listed", tuple(parts))
         found.update(dict.fromkeys(names, one))
     return {name: found[name] for name in transfers}
+
+
+def _ranks_of_regions(layout: Layout, shape: tuple[int, ...]) -> dict[Region, Ranks]:
+    """Return for each region the ranks that hold it, ascending; empty slices are equal."""
+    found: dict[Region, list[int]] = {}
+    for rank in layout.ranks:
+        found.setdefault(layout.region(rank, shape), []).append(rank)
+    return {region: tuple(ranks) for region, ranks in found.items()}
 
 
 def _find_obstacles(

@@ -133,6 +133,23 @@ def test_checkpoint_2_is_explained_by_what_it_describes(tmp_path, remove_redunda
     assert row.prefixes == ("", "adam_m.")
 
 
+@pytest.mark.parametrize("shape", [(8, 6), (0, 6)])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_who_holds_the_same_in_a_target_is_the_same_for_one_rank_and_for_all(
+    checkpoint, rank, shape
+):
+    catalog, strategy = checkpoint(WIDE, shape)
+    target = target_of(Layout((4, 2), ((0,), ())))
+    whole = explain(catalog, strategy, target)
+    alone = explain(catalog, strategy, target, rank=rank)
+    ranks = {8: (rank % 2, rank % 2 + 2, rank % 2 + 4, rank % 2 + 6), 0: (*range(8),)}[shape[0]]
+    (group,) = alone.groups
+    assert group.ranks == ranks
+    assert group in whole.groups
+    (part,) = alone.tensors["w"].slices
+    assert part in whole.tensors["w"].slices
+
+
 @pytest.mark.parametrize("has_target", [False, True])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_alone_has_its_part_of_the_answer_for_all(rank, has_target):
