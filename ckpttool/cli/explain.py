@@ -146,10 +146,9 @@ def _title(found: Explanation) -> str:
 
 def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
-    nbytes = sum(found.metas[name].nbytes for name in found.tensors)
     ranks = "file" if found.catalog.is_merged and found.target is None else "rank"
     what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
-    yield "contents", [f"{what}, {format_bytes(nbytes)}"]
+    yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
     if found.stages:
         yield "device matrix", _stages_text(found.stages)
     elif found.catalog.description is not None and found.target is None:
@@ -179,7 +178,7 @@ def _axes_text(matrix: Sequence[int]) -> str:
 
 def _incomplete(found: Explanation) -> Iterator[str]:
     """Yield which ranks have no file, and which tensors lack slices."""
-    gone = _without_file(found) if found.rank is None else ()
+    gone = found.lost if found.rank is None else ()
     if gone:
         has = "has" if len(gone) == 1 else "have"
         yield f"{format_ranks(gone, most=MAX_RANGES)} {has} no file that can be read"
@@ -193,12 +192,6 @@ def _incomplete(found: Explanation) -> Iterator[str]:
 def _absent(found: Explanation) -> Iterator[str]:
     if found.absent:
         yield f"{count(len(found.absent), 'listed tensor')} ({shorten(found.absent, 3)})"
-
-
-def _without_file(found: Explanation) -> list[int]:
-    if found.target is not None or found.catalog.is_merged:
-        return []
-    return [rank for rank in found.ranks if rank not in found.catalog.files]
 
 
 def _is_complete(one: Distribution) -> bool:
@@ -220,7 +213,8 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
         (f"{_axes_text(one)}: at {_at_text(at)}" for one, at in found.matrices.items()),
     )
     named = "" if found.pattern is None else f" named like {found.pattern}"
-    yield "holds", [f"{count(group.tensors, 'tensor')}{named}, {format_bytes(group.nbytes)}"]
+    verb = "should hold" if rank in group.lost else "holds"
+    yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]
     shards = {
         one.layouts[0].optimizer_shard: _listed_text(one)
         for one in found.tensors.values()
@@ -228,18 +222,29 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     }
     texts = [f"{shard}{text}" for shard, text in sorted(shards.items())]
     yield "optimizer shard", [" or ".join(texts)] if texts else []
-    others = [one for one in group.ranks if one != rank]
-    who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
-    of_which = "all" if found.pattern is None else "these"
-    if group.tensors:
-        yield (
-            "same slices",
-            [f"{who} {'hold' if others[1:] else 'holds'} the same of {of_which} tensors"],
-        )
+    if found.tensors:
+        yield "same slices", [_same_ranks_text(group, rank, found.pattern)]
     if found.target is not None:
         yield "reads from", [f"source {format_ranks(group.sources, most=MAX_RANGES)}"]
     yield "incomplete", _incomplete(found)
     yield "in no file", _absent(found)
+
+
+def _same_ranks_text(group: RankGroup, rank: int, pattern: str | None) -> str:
+    """Return the other ranks that hold the same, and those that should but have no file."""
+    lost = [one for one in group.lost if one != rank]
+    others = [one for one in group.ranks if one != rank and one not in group.lost]
+    same = f"the same of {'all' if pattern is None else 'these'} tensors"
+    texts = []
+    if others or not lost:
+        who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
+        texts.append(f"{who} {'hold' if others[1:] else 'holds'} {same}")
+    if lost:
+        should = "should" if others else f"should hold {same}"
+        has = "have" if lost[1:] else "has"
+        who = format_ranks(lost, most=MAX_RANGES)
+        texts.append(f"{who} {should}, but {has} no file that can be read")
+    return "; ".join(texts)
 
 
 def _at_text(at: Sequence[int]) -> str:
@@ -267,10 +272,11 @@ def _print_groups(found: Explanation) -> None:
             str(one.tensors),
             format_bytes(one.nbytes),
             format_numbers(one.sources, most=MAX_RANGES) if has_sources else "",
+            format_numbers(one.lost, most=MAX_RANGES),
         )
         for one in found.groups[:MAX_GROUPS]
     )
-    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from")
+    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
     tables.print_table("ranks that hold the same", columns, rows)
     _print_more(len(found.groups) - MAX_GROUPS, "group")
 
@@ -471,7 +477,7 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
 
     def columns(joined: int) -> int:
         cell = digits + 2 if step * joined == 1 else 2 * digits + 3
-        return len(corner) + 4 + width // joined * (cell + 3)
+        return len(corner) + 4 + width // joined * (cell + 3) + 2  # of [(5)]
 
     joined = next((one for one in divisors(width) if columns(one) <= room), width)
     parts = [range(x, x + joined) for x in range(0, width, joined)]
@@ -487,10 +493,10 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
 
 
 def _marks(found: Explanation) -> Mapping[int, str]:
-    """Return the marks of ranks: of the explained one, and of those without a file."""
-    marks = dict.fromkeys(_without_file(found), "({})")
+    """Return the marks of ranks: ``(`` has no file, ``[`` is explained, ``([`` is both."""
+    marks = dict.fromkeys(found.lost, "(")
     if found.rank is not None:
-        marks[found.rank] = "[{}]"
+        marks[found.rank] = f"{marks.get(found.rank, '')}["
     return marks
 
 
@@ -500,10 +506,10 @@ def _groups_of(found: Explanation) -> Mapping[int, int]:
 
 
 def _cell(ranks: range, marks: Mapping[int, str]) -> str:
-    if len(ranks) == 1:
-        return marks.get(ranks[0], "{}").format(ranks[0])
-    inside = [one for one in ranks if one in marks]
-    return marks[inside[0]].format(format_numbers(ranks)) if inside else format_numbers(ranks)
+    text, inside = format_numbers(ranks), {*"".join(marks.get(one, "") for one in ranks)}
+    if "(" in inside:
+        text = f"({text})"
+    return f"[{text}]" if "[" in inside else text
 
 
 def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
@@ -523,7 +529,7 @@ def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -
 
 
 def _print_legend(marks: Mapping[int, str]) -> None:
-    if "({})" in marks.values():
+    if any("(" in mark for mark in marks.values()):
         tables.echo("  (R): has no file that can be read")
     tables.echo("")
 
@@ -550,7 +556,7 @@ def _draw_grid(
                 number = groups.get(cell[0])
                 style = "" if number is None else COLOURS[number % len(COLOURS)]
                 mark = marks.get(cell[0], "") if len(cell) == 1 else ""
-                if mark == "[{}]":
+                if "[" in mark:
                     style = f"bold reverse {style}"
                 elif mark:
                     style = "dim"

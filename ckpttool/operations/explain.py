@@ -7,7 +7,7 @@ Equal distributions are one object: thousands of tensors have few.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -138,18 +138,20 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold the same slices of all tensors.
+    """Ranks that hold, or should hold, the same slices of all tensors.
 
     Attributes
     ----------
     ranks
         The ranks, ascending, in one stage.
+    lost
+        Those of them that have no file that can be read.
     stage
         The number of their stage; None without stages.
     coordinate
         Position along each device axis, outermost first; None where the ranks differ.
     tensors, nbytes
-        What each of them holds.
+        What each of them with a file holds; if none has, what each should hold.
     sources
         In a target: the source ranks that each of them reads.
     """
@@ -160,6 +162,7 @@ class RankGroup:
     tensors: int
     nbytes: int
     sources: Ranks = ()
+    lost: Ranks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,22 @@ class Explanation:
     absent: tuple[str, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
     inspection: Inspection | None = None
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that have no file that can be read."""
+        return _without_file(self.catalog, self.target, self.ranks)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors; with a rank, of its slices."""
+        if self.rank is None:
+            return sum(self.metas[name].nbytes for name in self.tensors)
+        return sum(
+            _nbytes(part, one, self.metas[name])
+            for name, one in self.tensors.items()
+            for part in one.slices
+        )
 
     @property
     def is_deduplicated(self) -> bool:
@@ -349,7 +368,8 @@ class _Side:
         names = match_names(pattern, (*tensors, *absent), self.catalog.root)
         tensors = {name: tensors[name] for name in tensors if name in names}
         absent = {name: absent[name] for name in absent if name in names}
-        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages))
+        lost = frozenset(_without_file(self.catalog, self.target, self.ranks))
+        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages, lost))
         matrices: dict[tuple[int, ...], tuple[int, ...]] = {}
         if rank is not None:
             groups = tuple(one for one in groups if rank in one.ranks)
@@ -506,15 +526,30 @@ def _find_stages(layouts: Iterable[Layout]) -> Iterator[Stage]:
         yield Stage(ranks, tuple(sorted(matrices, key=matrices.__getitem__, reverse=True)))
 
 
+def _without_file(catalog: Catalog, target: Strategy | None, ranks: Iterable[int]) -> list[int]:
+    """Return the ranks of a source that have no file that can be read; none of a target."""
+    if target is not None or catalog.is_merged:
+        return []
+    return [rank for rank in ranks if rank not in catalog.files]
+
+
+def _nbytes(part: Slice, one: Distribution, meta: TensorMeta) -> int:
+    """Return the size of a slice; what cannot be divided is whole."""
+    elements = math.prod(one.shape)
+    return meta.nbytes * part.size // elements if elements else meta.nbytes
+
+
 def _group(
     tensors: Mapping[str, Distribution],
     metas: Mapping[str, TensorMeta],
     ranks: Sequence[int],
     stages: Sequence[Stage],
+    lost: Collection[int],
 ) -> Iterator[RankGroup]:
-    """Yield the ranks that hold the same slices of all tensors that are known to be slices.
+    """Yield the ranks that should hold the same slices of all tensors that are known to be slices.
 
-    What a rank has for itself, such as a random state, distinguishes no groups.
+    What a rank has for itself, such as a random state, distinguishes no groups.  Of a ``lost`` rank
+    it is not known: it is in the first group with the same slices.
     """
     names: dict[Distribution, list[str]] = {}
     for name, one in tensors.items():
@@ -523,10 +558,8 @@ def _group(
     amounts = dict.fromkeys(ranks, (0, 0))
     sources: dict[int, set[int]] = {rank: set() for rank in ranks}
     for number, (one, having) in enumerate(names.items()):
-        elements = math.prod(one.shape)
         for at, part in enumerate(one.slices):
-            share = (part.size, elements) if elements else (1, 1)
-            nbytes = sum(metas[name].nbytes * share[0] // share[1] for name in having)
+            nbytes = sum(_nbytes(part, one, metas[name]) for name in having)
             for rank in part.ranks:
                 before = amounts[rank]
                 amounts[rank] = before[0] + len(having), before[1] + nbytes
@@ -535,11 +568,19 @@ def _group(
                     held[rank].append((number, at))
     stage_of = {rank: stage for stage in stages for rank in stage.ranks}
     groups: dict[Hashable, list[int]] = {}
-    for rank in ranks:
+    first: dict[Hashable, list[int]] = {}
+    for rank in sorted(ranks, key=lost.__contains__):  # those without a file come last
         stage = stage_of.get(rank)
-        key = tuple(held[rank]), amounts[rank], stage and stage.ranks, frozenset(sources[rank])
-        groups.setdefault(key, []).append(rank)
-    for members in groups.values():
+        slices = tuple(held[rank]), stage and stage.ranks, frozenset(sources[rank])
+        if rank in lost and slices in first:
+            first[slices].append(rank)
+            continue
+        members = groups.setdefault((slices, amounts[rank]), [])
+        members.append(rank)
+        first.setdefault(slices, members)
+    for members in sorted(groups.values(), key=min):
+        amount = amounts[members[0]]  # of a rank with a file, if one has
+        members.sort()
         stage, coordinate = stage_of.get(members[0]), tuple[int | None, ...]()
         if stage is not None:
             layout = Layout(stage.device_matrices[0], (), first_rank=stage.ranks[0])
@@ -549,8 +590,9 @@ def _group(
             tuple(members),
             None if stage is None else stage.ranks[0] // len(stage.ranks),
             coordinate,
-            *amounts[members[0]],
+            *amount,
             tuple(sorted(sources[members[0]])),
+            tuple(filter(lost.__contains__, members)),
         )
 
 

@@ -195,6 +195,23 @@ def test_a_missing_rank_is_explained_by_its_layout(checkpoint):
     assert found.matrices == {(2, 4): (0, 2)}
 
 
+@pytest.mark.parametrize(("lost", "tensors"), [([6], 2), ([2], 2), ([2, 6], 1)])
+def test_a_lost_rank_is_with_those_that_should_hold_the_same(tmp_path, lost, tensors):
+    strategy = target_of(WIDE)
+    ranks = cut({"w": noise("w", "Float32", (8, 6))}, strategy)
+    state = noise("rng", "Float32", (4,))  # nothing lists it: what a lost rank had is not known
+    held = {rank: {**one, "rng": state} for rank, one in ranks.items() if rank not in lost}
+    write_ranks(tmp_path / "src", held, "ckpt")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    found = explain(catalog, strategy)
+    assert [one.ranks for one in found.groups] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [one.lost for one in found.groups] == [(), (), tuple(lost), ()]
+    assert [one.tensors for one in found.groups] == [2, 2, tensors, 2]
+    alone = explain(catalog, strategy, rank=lost[0])
+    assert alone.groups == (found.groups[2],)
+    assert (alone.tensors.keys(), alone.nbytes) == ({"w"}, 2 * 6 * 4)
+
+
 def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
     found = explain(*checkpoint(lost=[2, 6]))
     assert found.metas["w"].shape == (8, 6)
