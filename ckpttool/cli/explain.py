@@ -115,7 +115,7 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
-    if found.obstacles:
+    if not found.has_plan:
         _print_obstacles(found)
         return
     if found.rank is None:
@@ -580,6 +580,11 @@ def _draw_grid(
 
 def _print_obstacles(found: Explanation) -> None:
     """Print the axes of tensors that a target does not divide, and what would."""
+    if not found.obstacles:
+        tables.print_text(
+            f"{_title(found)} cannot be: other tensors than {found.pattern} do not divide"
+        )
+        return
     rows = [(shorten(one.tensors, 2), *_obstacle_cells(one)) for one in found.obstacles[:MAX_ROWS]]
     columns = ("tensors", "axis", "slices", "by", "nearest slices")
     title = f"{_title(found)} cannot be: these axes do not divide"

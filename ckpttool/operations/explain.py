@@ -219,8 +219,10 @@ class Explanation:
         The ranks that hold the same; only that of the explained rank.
     absent
         Tensors that the strategy lists for these ranks, and that no file holds.
+    has_plan
+        Whether the target can be.
     obstacles
-        Why the target cannot be: the axes that do not divide.
+        Why it cannot be: the axes that do not divide, of the tensors with such names.
     inspection
         What inspect answers; None with a target.
     """
@@ -238,6 +240,7 @@ class Explanation:
     matrices: Mapping[tuple[int, ...], tuple[int, ...]]
     groups: tuple[RankGroup, ...]
     absent: tuple[str, ...] = ()
+    has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
     inspection: Inspection | None = None
 
@@ -652,9 +655,18 @@ def _explain_target(
         obstacles = tuple(_find_obstacles(layouts))
         if not obstacles:
             found.raise_if_errors()
-        match_names(pattern, (one.name for one, _ in layouts), catalog.root)
+        names = match_names(pattern, (one.name for one, _ in layouts), catalog.root)
+        chosen = ((one, tuple(filter(names.__contains__, one.tensors))) for one in obstacles)
+        obstacles = tuple(replace(one, tensors=tensors) for one, tensors in chosen if tensors)
         nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
-        return replace(nothing.explain(None, None), rank=rank, groups=(), obstacles=obstacles)
+        return replace(
+            nothing.explain(None, None),
+            rank=rank,
+            pattern=pattern,
+            groups=(),
+            has_plan=False,
+            obstacles=obstacles,
+        )
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)

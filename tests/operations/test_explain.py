@@ -257,6 +257,23 @@ def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
     assert [one.code for one in found.found.errors] == ["target"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "tensors"), [(None, ["v", "w"]), ("w", ["w"]), ("[vx]", ["v"]), ("x", [])]
+)
+def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, pattern, tensors):
+    full = {name: noise(name, "Float32", (8, 6)) for name in "vwx"}
+    strategy = replace(strategy_of(dict.fromkeys(full, WIDE)), files=())
+    write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+    three = Layout((3,), ((0,), ()))
+    target = strategy_of({"v": three, "w": three, "x": Layout((3,), ((), ()))})
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    found = explain(catalog, strategy, replace(target, files=()), pattern=pattern)
+    assert [name for one in found.obstacles for name in one.tensors] == tensors
+    assert all(one.matrices == ((2,), (4,)) for one in found.obstacles)
+    assert not found.has_plan
+    assert {one.tensor for one in found.found.errors} == {"v", "w"}
+
+
 @pytest.mark.parametrize("target", [None, target_of(Layout((4,), ((0,), ())))])
 @pytest.mark.parametrize(
     ("words", "fact"),
