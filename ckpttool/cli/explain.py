@@ -6,7 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import click
@@ -44,6 +44,7 @@ MAX_ROWS = 40  # of a table on the screen; --json has all
 MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
 PIPE_COLUMNS = 78  # of a grid that is not on a terminal
 MAX_STAGES = 4  # whose grids are drawn
+MAX_MATRICES = 3  # device matrices of a stage that are told
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
 MAX_RANGES = 6  # of ranks, in one line
@@ -150,22 +151,52 @@ def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
     yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
     if found.stages:
-        yield "device matrix", _stages_text(found.stages)
+        yield "device matrix", _stages_text(found)
     elif found.catalog.description is not None and found.target is None:
         yield "device matrix", ["none: the checkpoint describes the slices"]
     yield "incomplete", _incomplete(found)
     yield "in no file", _absent(found)
 
 
-def _stages_text(stages: Sequence[Stage]) -> Iterator[str]:
-    """Yield the device matrices, those of equal stages together."""
-    alike: dict[tuple[tuple[int, ...], ...], list[Stage]] = {}
-    for stage in stages:
-        alike.setdefault(stage.device_matrices, []).append(stage)
-    for matrices, equal in alike.items():
-        numbers = [one.ranks[0] // len(one.ranks) for one in equal]
-        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(stages) > 1 else ""
-        yield of_stages + shorten((_axes_text(one) for one in matrices), 3)
+def _stages_text(found: Explanation) -> Iterator[str]:
+    """Yield the device matrices of the chosen tensors, those of equal stages together."""
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for stage in found.stages:
+        number = stage.ranks[0] // len(stage.ranks)
+        matrices = tuple(
+            one
+            for one in stage.device_matrices
+            if found.pattern is None or (number, one) in found.names_of
+        )
+        alike.setdefault(matrices, []).append(number)
+    for matrices, numbers in alike.items():
+        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(found.stages) > 1 else ""
+        most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
+        for place, one in enumerate(matrices[:most]):
+            names = dict.fromkeys(chain(*(found.names_of.get((at, one), ()) for at in numbers)))
+            is_drawn = place == 0 if found.pattern is None else None  # without a grid
+            which = _which_text([*names], is_drawn) if matrices[1:] else ""
+            yield f"{of_stages}{_axes_text(one)}{which}"
+        if matrices[most:]:
+            yield f"{of_stages}and {len(matrices) - most} more, not drawn"
+
+
+def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
+    """Return which tensors have a device matrix, and whether it is the one that is drawn."""
+    which = f", of {count(len(names), 'tensor')} such as {names[0]}" if names[1:] else ""
+    which = f", of {names[0]}" if len(names) == 1 else which
+    return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
+
+
+def _matrices_of_rank(found: Explanation, rank: int) -> Iterator[str]:
+    """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
+    drawn = {one.device_matrices[0] for one in found.stages if rank in one.ranks}
+    for matrix, at in found.matrices.items():
+        text = f"{_axes_text(matrix)}: at {_at_text(at)}"
+        if matrix not in drawn or len(found.matrices) > 1:
+            having = (names for (_, one), names in found.names_of.items() if one == matrix)
+            text += _which_text([*dict.fromkeys(chain(*having))], matrix in drawn)
+        yield text
 
 
 def _axes_text(matrix: Sequence[int]) -> str:
@@ -208,10 +239,7 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
         file = found.catalog.files.get(rank)
         lost = "no file that can be read: this is what it should hold"
         yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
-    yield (
-        "device matrix",
-        (f"{_axes_text(one)}: at {_at_text(at)}" for one, at in found.matrices.items()),
-    )
+    yield "device matrix", _matrices_of_rank(found, rank)
     named = "" if found.pattern is None else f" named like {found.pattern}"
     verb = "should hold" if rank in group.lost else "holds"
     yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]

@@ -215,6 +215,8 @@ class Explanation:
         What the names of these tensors are like; None for all tensors.
     rank, matrices
         The explained rank, and its coordinate in each device matrix; None and none for all ranks.
+    names_of
+        Number of a stage and device matrix to the tensors that have it, also those that are absent.
     groups
         The ranks that hold the same; only that of the explained rank.
     absent
@@ -238,6 +240,7 @@ class Explanation:
     pattern: str | None
     rank: int | None
     matrices: Mapping[tuple[int, ...], tuple[int, ...]]
+    names_of: Mapping[tuple[int, Matrix], tuple[str, ...]]
     groups: tuple[RankGroup, ...]
     absent: tuple[str, ...] = ()
     has_plan: bool = True
@@ -384,6 +387,11 @@ class _Side:
             absent = {
                 name: one for name, one in absent.items() if not of_rank.keys().isdisjoint(one)
             }
+        names_of: dict[tuple[int, Matrix], dict[str, None]] = {}
+        layouts_of = ((name, one.layouts) for name, one in tensors.items())
+        for name, having in chain(layouts_of, absent.items()):
+            for layout in (one for one in having if rank is None or rank in one.ranks):
+                names_of.setdefault((layout.stage, layout.device_matrix), {})[name] = None
         return Explanation(
             self.catalog,
             self.target,
@@ -400,6 +408,7 @@ class _Side:
             pattern,
             rank,
             matrices,
+            {key: tuple(having) for key, having in names_of.items()},
             groups,
             tuple(absent),
         )

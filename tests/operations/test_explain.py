@@ -257,6 +257,27 @@ def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
     assert [one.code for one in found.found.errors] == ["target"]
 
 
+@pytest.mark.parametrize("rank", [None, 5])
+def test_each_device_matrix_has_the_names_of_its_tensors(rank):
+    found = explained("tutorial_8_to_8_retrain", rank=rank)
+    wanted: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for name, one in found.tensors.items():
+        for layout in one.layouts:
+            wanted.setdefault((0, layout.device_matrix), []).append(name)
+    assert {key: [*names] for key, names in found.names_of.items()} == wanted
+    assert {matrix for _, matrix in wanted} == {(2, 2, 2), (8,)}
+    assert {*found.matrices} == ({(2, 2, 2), (8,)} if rank else set())
+
+
+@pytest.mark.parametrize("rank", [2, 6])
+def test_a_stage_names_only_its_own_tensors(rank):
+    found = explained("pipeline_2x4_to_8", rank=rank)
+    assert {stage for stage, _ in found.names_of} == {rank // 4}
+    whole = explained("pipeline_2x4_to_8")
+    for key, names in found.names_of.items():
+        assert {*names} == {*whole.names_of[key]}
+
+
 @pytest.mark.parametrize(
     ("pattern", "tensors"), [(None, ["v", "w"]), ("w", ["w"]), ("[vx]", ["v"]), ("x", [])]
 )
