@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import click
@@ -47,6 +48,7 @@ MAX_STAGES = 4  # whose grids are drawn
 MAX_MATRICES = 3  # device matrices of a stage that are told
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
+MAX_FILES = 2  # of a merged checkpoint, in one line
 MAX_RANGES = 6  # of ranks, in one line
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that hold the same
 
@@ -253,7 +255,8 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     if found.tensors:
         yield "same slices", [_same_ranks_text(group, rank, found.pattern)]
     if found.target is not None:
-        yield "reads from", [f"source {format_ranks(group.sources, most=MAX_RANGES)}"]
+        noun = "" if found.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
+        yield "reads from", [f"{noun}{_sources_text(group.sources, found, ', ')}"]
     yield "incomplete", _incomplete(found)
     yield "in no file", _absent(found)
 
@@ -299,7 +302,7 @@ def _print_groups(found: Explanation) -> None:
             _coordinate_text(one),
             str(one.tensors),
             format_bytes(one.nbytes),
-            format_numbers(one.sources, most=MAX_RANGES) if has_sources else "",
+            _sources_text(one.sources, found) if has_sources else "",
             format_numbers(one.lost, most=MAX_RANGES),
         )
         for one in found.groups[:MAX_GROUPS]
@@ -351,7 +354,7 @@ def _print_rank(found: Explanation) -> None:
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
         for part in one.slices:
-            last = _same_text(part, found) if found.target is None else _taken_text(part)
+            last = _same_text(part, found) if found.target is None else _taken_text(part, found)
             rows.append(
                 (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
             )
@@ -367,7 +370,7 @@ def _print_slices(row: Row, found: Explanation) -> None:
     one = found.tensors[row.first.name]
     rows = []
     for part in one.slices[:MAX_ROWS]:
-        last = _stored_text(part, found) if found.target is None else _taken_text(part)
+        last = _stored_text(part, found) if found.target is None else _taken_text(part, found)
         numbers = format_numbers(part.ranks, most=MAX_RANGES)
         rows.append((_regions_text(part.regions), numbers, last))
     sharded = _sharded_text(one, found.stages)
@@ -419,14 +422,20 @@ def _stored_text(part: Slice, found: Explanation) -> str:
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
-def _taken_text(part: Slice) -> str:
+def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
+    """Return source ranks, or of a merged checkpoint the names of its files."""
+    if not found.catalog.is_merged:
+        return format_numbers(numbers, separator, most=MAX_RANGES)
+    names = [PurePath(found.catalog.files[one].path).name for one in numbers]
+    return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
+
+
+def _taken_text(part: Slice, found: Explanation) -> str:
     """Return the source ranks, with the elements that each gives if there are several."""
     ranks = list(dict.fromkeys(one.rank for one in part.taken))
-    if len(ranks) == 1:
-        return str(ranks[0])
-    if len(part.taken) > MAX_PIECES:
-        return format_numbers(ranks, most=MAX_RANGES)
-    return "; ".join(f"{one.rank} {one.region}" for one in part.taken)
+    if len(ranks) == 1 or len(part.taken) > MAX_PIECES:
+        return _sources_text(ranks, found)
+    return "; ".join(f"{_sources_text([one.rank], found)} {one.region}" for one in part.taken)
 
 
 def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
