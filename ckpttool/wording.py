@@ -22,12 +22,16 @@ def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = No
 def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | None = None) -> str:
     """Format distinct numbers with ranges: the first ``most``, and the number of other numbers.
 
+    A single other number is written, too.
+
     Examples
     --------
     >>> format_numbers([0, 1, 2, 5, 7, 8])
     '0-2,5,7,8'
     >>> format_numbers([0, 3, 4, 5, 7, 8], ", ", most=2)
     '0, 3-5 and 2 more'
+    >>> format_numbers([0, 3, 4, 5, 7], ", ", most=2)
+    '0, 3-5, 7'
     """
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -35,12 +39,12 @@ def format_numbers(numbers: Iterable[int], separator: str = ",", most: int | Non
             ranges[-1].append(number)
         else:
             ranges.append([number])
-    shown = ranges[:most]
+    more = 0 if most is None else sum(map(len, ranges[most:]))
+    shown = ranges[:most] if more > 1 else ranges
     texts = (
         f"{run[0]}-{run[-1]}" if len(run) > 2 else separator.join(map(str, run)) for run in shown
     )
-    more = sum(map(len, ranges[len(shown) :]))
-    return separator.join(texts) + (f" and {more} more" if more else "")
+    return separator.join(texts) + (f" and {more} more" if more > 1 else "")
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import click
@@ -44,8 +45,10 @@ MAX_ROWS = 40  # of a table on the screen; --json has all
 MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
 PIPE_COLUMNS = 78  # of a grid that is not on a terminal
 MAX_STAGES = 4  # whose grids are drawn
+MAX_MATRICES = 3  # device matrices of a stage that are told
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
+MAX_FILES = 2  # of a merged checkpoint, in one line
 MAX_RANGES = 6  # of ranks, in one line
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that hold the same
 
@@ -115,7 +118,7 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """Print the facts, the device grid, and tables of ranks and tensors."""
-    if found.obstacles:
+    if not found.has_plan:
         _print_obstacles(found)
         return
     if found.rank is None:
@@ -146,27 +149,56 @@ def _title(found: Explanation) -> str:
 
 def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
-    nbytes = sum(found.metas[name].nbytes for name in found.tensors)
     ranks = "file" if found.catalog.is_merged and found.target is None else "rank"
     what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
-    yield "contents", [f"{what}, {format_bytes(nbytes)}"]
+    yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
     if found.stages:
-        yield "device matrix", _stages_text(found.stages)
+        yield "device matrix", _stages_text(found)
     elif found.catalog.description is not None and found.target is None:
         yield "device matrix", ["none: the checkpoint describes the slices"]
     yield "incomplete", _incomplete(found)
     yield "in no file", _absent(found)
 
 
-def _stages_text(stages: Sequence[Stage]) -> Iterator[str]:
-    """Yield the device matrices, those of equal stages together."""
-    alike: dict[tuple[tuple[int, ...], ...], list[Stage]] = {}
-    for stage in stages:
-        alike.setdefault(stage.device_matrices, []).append(stage)
-    for matrices, equal in alike.items():
-        numbers = [one.ranks[0] // len(one.ranks) for one in equal]
-        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(stages) > 1 else ""
-        yield of_stages + shorten((_axes_text(one) for one in matrices), 3)
+def _stages_text(found: Explanation) -> Iterator[str]:
+    """Yield the device matrices of the chosen tensors, those of equal stages together."""
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for stage in found.stages:
+        number = stage.ranks[0] // len(stage.ranks)
+        matrices = tuple(
+            one
+            for one in stage.device_matrices
+            if found.pattern is None or (number, one) in found.names_of
+        )
+        alike.setdefault(matrices, []).append(number)
+    for matrices, numbers in alike.items():
+        of_stages = f"{format_ranks(numbers, 'stage')}: " if len(found.stages) > 1 else ""
+        most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
+        for place, one in enumerate(matrices[:most]):
+            names = dict.fromkeys(chain(*(found.names_of.get((at, one), ()) for at in numbers)))
+            is_drawn = place == 0 if found.pattern is None else None  # without a grid
+            which = _which_text([*names], is_drawn) if matrices[1:] else ""
+            yield f"{of_stages}{_axes_text(one)}{which}"
+        if matrices[most:]:
+            yield f"{of_stages}and {len(matrices) - most} more, not drawn"
+
+
+def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
+    """Return which tensors have a device matrix, and whether it is the one that is drawn."""
+    which = f", of {count(len(names), 'tensor')} such as {names[0]}" if names[1:] else ""
+    which = f", of {names[0]}" if len(names) == 1 else which
+    return which if is_drawn is None else f"{which}, {'' if is_drawn else 'not '}drawn"
+
+
+def _matrices_of_rank(found: Explanation, rank: int) -> Iterator[str]:
+    """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
+    drawn = {one.device_matrices[0] for one in found.stages if rank in one.ranks}
+    for matrix, at in found.matrices.items():
+        text = f"{_axes_text(matrix)}: at {_at_text(at)}"
+        if matrix not in drawn or len(found.matrices) > 1:
+            having = (names for (_, one), names in found.names_of.items() if one == matrix)
+            text += _which_text([*dict.fromkeys(chain(*having))], matrix in drawn)
+        yield text
 
 
 def _axes_text(matrix: Sequence[int]) -> str:
@@ -179,7 +211,7 @@ def _axes_text(matrix: Sequence[int]) -> str:
 
 def _incomplete(found: Explanation) -> Iterator[str]:
     """Yield which ranks have no file, and which tensors lack slices."""
-    gone = _without_file(found) if found.rank is None else ()
+    gone = found.lost if found.rank is None else ()
     if gone:
         has = "has" if len(gone) == 1 else "have"
         yield f"{format_ranks(gone, most=MAX_RANGES)} {has} no file that can be read"
@@ -193,12 +225,6 @@ def _incomplete(found: Explanation) -> Iterator[str]:
 def _absent(found: Explanation) -> Iterator[str]:
     if found.absent:
         yield f"{count(len(found.absent), 'listed tensor')} ({shorten(found.absent, 3)})"
-
-
-def _without_file(found: Explanation) -> list[int]:
-    if found.target is not None or found.catalog.is_merged:
-        return []
-    return [rank for rank in found.ranks if rank not in found.catalog.files]
 
 
 def _is_complete(one: Distribution) -> bool:
@@ -215,12 +241,10 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
         file = found.catalog.files.get(rank)
         lost = "no file that can be read: this is what it should hold"
         yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
-    yield (
-        "device matrix",
-        (f"{_axes_text(one)}: at {_at_text(at)}" for one, at in found.matrices.items()),
-    )
+    yield "device matrix", _matrices_of_rank(found, rank)
     named = "" if found.pattern is None else f" named like {found.pattern}"
-    yield "holds", [f"{count(group.tensors, 'tensor')}{named}, {format_bytes(group.nbytes)}"]
+    verb = "should hold" if rank in group.lost else "holds"
+    yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]
     shards = {
         one.layouts[0].optimizer_shard: _listed_text(one)
         for one in found.tensors.values()
@@ -228,18 +252,30 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     }
     texts = [f"{shard}{text}" for shard, text in sorted(shards.items())]
     yield "optimizer shard", [" or ".join(texts)] if texts else []
-    others = [one for one in group.ranks if one != rank]
-    who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
-    of_which = "all" if found.pattern is None else "these"
-    if group.tensors:
-        yield (
-            "same slices",
-            [f"{who} {'hold' if others[1:] else 'holds'} the same of {of_which} tensors"],
-        )
+    if found.tensors:
+        yield "same slices", [_same_ranks_text(group, rank, found.pattern)]
     if found.target is not None:
-        yield "reads from", [f"source {format_ranks(group.sources, most=MAX_RANGES)}"]
+        noun = "" if found.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
+        yield "reads from", [f"{noun}{_sources_text(group.sources, found, ', ')}"]
     yield "incomplete", _incomplete(found)
     yield "in no file", _absent(found)
+
+
+def _same_ranks_text(group: RankGroup, rank: int, pattern: str | None) -> str:
+    """Return the other ranks that hold the same, and those that should but have no file."""
+    lost = [one for one in group.lost if one != rank]
+    others = [one for one in group.ranks if one != rank and one not in group.lost]
+    same = f"the same of {'all' if pattern is None else 'these'} tensors"
+    texts = []
+    if others or not lost:
+        who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
+        texts.append(f"{who} {'hold' if others[1:] else 'holds'} {same}")
+    if lost:
+        should = "should" if others else f"should hold {same}"
+        has = "have" if lost[1:] else "has"
+        who = format_ranks(lost, most=MAX_RANGES)
+        texts.append(f"{who} {should}, but {has} no file that can be read")
+    return "; ".join(texts)
 
 
 def _at_text(at: Sequence[int]) -> str:
@@ -266,11 +302,12 @@ def _print_groups(found: Explanation) -> None:
             _coordinate_text(one),
             str(one.tensors),
             format_bytes(one.nbytes),
-            format_numbers(one.sources, most=MAX_RANGES) if has_sources else "",
+            _sources_text(one.sources, found) if has_sources else "",
+            format_numbers(one.lost, most=MAX_RANGES),
         )
         for one in found.groups[:MAX_GROUPS]
     )
-    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from")
+    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
     tables.print_table("ranks that hold the same", columns, rows)
     _print_more(len(found.groups) - MAX_GROUPS, "group")
 
@@ -317,7 +354,7 @@ def _print_rank(found: Explanation) -> None:
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
         for part in one.slices:
-            last = _same_text(part, found) if found.target is None else _taken_text(part)
+            last = _same_text(part, found) if found.target is None else _taken_text(part, found)
             rows.append(
                 (_name(row), _slice_text(part, one.shape), _sharded_text(one, found.stages), last)
             )
@@ -333,7 +370,7 @@ def _print_slices(row: Row, found: Explanation) -> None:
     one = found.tensors[row.first.name]
     rows = []
     for part in one.slices[:MAX_ROWS]:
-        last = _stored_text(part, found) if found.target is None else _taken_text(part)
+        last = _stored_text(part, found) if found.target is None else _taken_text(part, found)
         numbers = format_numbers(part.ranks, most=MAX_RANGES)
         rows.append((_regions_text(part.regions), numbers, last))
     sharded = _sharded_text(one, found.stages)
@@ -385,14 +422,20 @@ def _stored_text(part: Slice, found: Explanation) -> str:
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
 
 
-def _taken_text(part: Slice) -> str:
+def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
+    """Return source ranks, or of a merged checkpoint the names of its files."""
+    if not found.catalog.is_merged:
+        return format_numbers(numbers, separator, most=MAX_RANGES)
+    names = [PurePath(found.catalog.files[one].path).name for one in numbers]
+    return shorten(names, len(names) if len(names) <= MAX_FILES + 1 else MAX_FILES)
+
+
+def _taken_text(part: Slice, found: Explanation) -> str:
     """Return the source ranks, with the elements that each gives if there are several."""
     ranks = list(dict.fromkeys(one.rank for one in part.taken))
-    if len(ranks) == 1:
-        return str(ranks[0])
-    if len(part.taken) > MAX_PIECES:
-        return format_numbers(ranks, most=MAX_RANGES)
-    return "; ".join(f"{one.rank} {one.region}" for one in part.taken)
+    if len(ranks) == 1 or len(part.taken) > MAX_PIECES:
+        return _sources_text(ranks, found)
+    return "; ".join(f"{_sources_text([one.rank], found)} {one.region}" for one in part.taken)
 
 
 def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
@@ -471,7 +514,7 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
 
     def columns(joined: int) -> int:
         cell = digits + 2 if step * joined == 1 else 2 * digits + 3
-        return len(corner) + 4 + width // joined * (cell + 3)
+        return len(corner) + 4 + width // joined * (cell + 3) + 2  # of [(5)]
 
     joined = next((one for one in divisors(width) if columns(one) <= room), width)
     parts = [range(x, x + joined) for x in range(0, width, joined)]
@@ -487,10 +530,10 @@ def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
 
 
 def _marks(found: Explanation) -> Mapping[int, str]:
-    """Return the marks of ranks: of the explained one, and of those without a file."""
-    marks = dict.fromkeys(_without_file(found), "({})")
+    """Return the marks of ranks: ``(`` has no file, ``[`` is explained, ``([`` is both."""
+    marks = dict.fromkeys(found.lost, "(")
     if found.rank is not None:
-        marks[found.rank] = "[{}]"
+        marks[found.rank] = f"{marks.get(found.rank, '')}["
     return marks
 
 
@@ -500,10 +543,10 @@ def _groups_of(found: Explanation) -> Mapping[int, int]:
 
 
 def _cell(ranks: range, marks: Mapping[int, str]) -> str:
-    if len(ranks) == 1:
-        return marks.get(ranks[0], "{}").format(ranks[0])
-    inside = [one for one in ranks if one in marks]
-    return marks[inside[0]].format(format_numbers(ranks)) if inside else format_numbers(ranks)
+    text, inside = format_numbers(ranks), {*"".join(marks.get(one, "") for one in ranks)}
+    if "(" in inside:
+        text = f"({text})"
+    return f"[{text}]" if "[" in inside else text
 
 
 def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
@@ -523,7 +566,7 @@ def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -
 
 
 def _print_legend(marks: Mapping[int, str]) -> None:
-    if "({})" in marks.values():
+    if any("(" in mark for mark in marks.values()):
         tables.echo("  (R): has no file that can be read")
     tables.echo("")
 
@@ -550,7 +593,7 @@ def _draw_grid(
                 number = groups.get(cell[0])
                 style = "" if number is None else COLOURS[number % len(COLOURS)]
                 mark = marks.get(cell[0], "") if len(cell) == 1 else ""
-                if mark == "[{}]":
+                if "[" in mark:
                     style = f"bold reverse {style}"
                 elif mark:
                     style = "dim"
@@ -574,6 +617,11 @@ def _draw_grid(
 
 def _print_obstacles(found: Explanation) -> None:
     """Print the axes of tensors that a target does not divide, and what would."""
+    if not found.obstacles:
+        tables.print_text(
+            f"{_title(found)} cannot be: other tensors than {found.pattern} do not divide"
+        )
+        return
     rows = [(shorten(one.tensors, 2), *_obstacle_cells(one)) for one in found.obstacles[:MAX_ROWS]]
     columns = ("tensors", "axis", "slices", "by", "nearest slices")
     title = f"{_title(found)} cannot be: these axes do not divide"

@@ -104,7 +104,7 @@ def explain(found: Explanation) -> Json:
         ranks=found.ranks,
         stages=_each(found.stages, "ranks device_matrices"),
         rank=rank,
-        groups=_each(found.groups, "ranks stage coordinate tensors nbytes sources"),
+        groups=_each(found.groups, "ranks stage coordinate tensors nbytes sources lost"),
         tensors=[
             {
                 **_take(found.metas[name], "name dtype nbytes"),

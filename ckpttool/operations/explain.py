@@ -7,7 +7,7 @@ Equal distributions are one object: thousands of tensors have few.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -138,18 +138,20 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold the same slices of all tensors.
+    """Ranks that hold, or should hold, the same slices of all tensors.
 
     Attributes
     ----------
     ranks
         The ranks, ascending, in one stage.
+    lost
+        Those of them that have no file that can be read.
     stage
         The number of their stage; None without stages.
     coordinate
         Position along each device axis, outermost first; None where the ranks differ.
     tensors, nbytes
-        What each of them holds.
+        What each of them with a file holds; if none has, what each should hold.
     sources
         In a target: the source ranks that each of them reads.
     """
@@ -160,6 +162,7 @@ class RankGroup:
     tensors: int
     nbytes: int
     sources: Ranks = ()
+    lost: Ranks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +215,16 @@ class Explanation:
         What the names of these tensors are like; None for all tensors.
     rank, matrices
         The explained rank, and its coordinate in each device matrix; None and none for all ranks.
+    names_of
+        Number of a stage and device matrix to the tensors that have it, also those that are absent.
     groups
         The ranks that hold the same; only that of the explained rank.
     absent
         Tensors that the strategy lists for these ranks, and that no file holds.
+    has_plan
+        Whether the target can be.
     obstacles
-        Why the target cannot be: the axes that do not divide.
+        Why it cannot be: the axes that do not divide, of the tensors with such names.
     inspection
         What inspect answers; None with a target.
     """
@@ -233,10 +240,28 @@ class Explanation:
     pattern: str | None
     rank: int | None
     matrices: Mapping[tuple[int, ...], tuple[int, ...]]
+    names_of: Mapping[tuple[int, Matrix], tuple[str, ...]]
     groups: tuple[RankGroup, ...]
     absent: tuple[str, ...] = ()
+    has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
     inspection: Inspection | None = None
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that have no file that can be read."""
+        return _without_file(self.catalog, self.target, self.ranks)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors; with a rank, of its slices."""
+        if self.rank is None:
+            return sum(self.metas[name].nbytes for name in self.tensors)
+        return sum(
+            _nbytes(part, one, self.metas[name])
+            for name, one in self.tensors.items()
+            for part in one.slices
+        )
 
     @property
     def is_deduplicated(self) -> bool:
@@ -349,7 +374,8 @@ class _Side:
         names = match_names(pattern, (*tensors, *absent), self.catalog.root)
         tensors = {name: tensors[name] for name in tensors if name in names}
         absent = {name: absent[name] for name in absent if name in names}
-        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages))
+        lost = frozenset(_without_file(self.catalog, self.target, self.ranks))
+        groups = tuple(_group(tensors, self.metas, self.ranks, self.stages, lost))
         matrices: dict[tuple[int, ...], tuple[int, ...]] = {}
         if rank is not None:
             groups = tuple(one for one in groups if rank in one.ranks)
@@ -361,6 +387,11 @@ class _Side:
             absent = {
                 name: one for name, one in absent.items() if not of_rank.keys().isdisjoint(one)
             }
+        names_of: dict[tuple[int, Matrix], dict[str, None]] = {}
+        layouts_of = ((name, one.layouts) for name, one in tensors.items())
+        for name, having in chain(layouts_of, absent.items()):
+            for layout in (one for one in having if rank is None or rank in one.ranks):
+                names_of.setdefault((layout.stage, layout.device_matrix), {})[name] = None
         return Explanation(
             self.catalog,
             self.target,
@@ -377,6 +408,7 @@ class _Side:
             pattern,
             rank,
             matrices,
+            {key: tuple(having) for key, having in names_of.items()},
             groups,
             tuple(absent),
         )
@@ -506,15 +538,30 @@ def _find_stages(layouts: Iterable[Layout]) -> Iterator[Stage]:
         yield Stage(ranks, tuple(sorted(matrices, key=matrices.__getitem__, reverse=True)))
 
 
+def _without_file(catalog: Catalog, target: Strategy | None, ranks: Iterable[int]) -> list[int]:
+    """Return the ranks of a source that have no file that can be read; none of a target."""
+    if target is not None or catalog.is_merged:
+        return []
+    return [rank for rank in ranks if rank not in catalog.files]
+
+
+def _nbytes(part: Slice, one: Distribution, meta: TensorMeta) -> int:
+    """Return the size of a slice; what cannot be divided is whole."""
+    elements = math.prod(one.shape)
+    return meta.nbytes * part.size // elements if elements else meta.nbytes
+
+
 def _group(
     tensors: Mapping[str, Distribution],
     metas: Mapping[str, TensorMeta],
     ranks: Sequence[int],
     stages: Sequence[Stage],
+    lost: Collection[int],
 ) -> Iterator[RankGroup]:
-    """Yield the ranks that hold the same slices of all tensors that are known to be slices.
+    """Yield the ranks that should hold the same slices of all tensors that are known to be slices.
 
-    What a rank has for itself, such as a random state, distinguishes no groups.
+    What a rank has for itself, such as a random state, distinguishes no groups.  Of a ``lost`` rank
+    it is not known: it is in the first group with the same slices.
     """
     names: dict[Distribution, list[str]] = {}
     for name, one in tensors.items():
@@ -523,10 +570,8 @@ def _group(
     amounts = dict.fromkeys(ranks, (0, 0))
     sources: dict[int, set[int]] = {rank: set() for rank in ranks}
     for number, (one, having) in enumerate(names.items()):
-        elements = math.prod(one.shape)
         for at, part in enumerate(one.slices):
-            share = (part.size, elements) if elements else (1, 1)
-            nbytes = sum(metas[name].nbytes * share[0] // share[1] for name in having)
+            nbytes = sum(_nbytes(part, one, metas[name]) for name in having)
             for rank in part.ranks:
                 before = amounts[rank]
                 amounts[rank] = before[0] + len(having), before[1] + nbytes
@@ -535,11 +580,19 @@ def _group(
                     held[rank].append((number, at))
     stage_of = {rank: stage for stage in stages for rank in stage.ranks}
     groups: dict[Hashable, list[int]] = {}
-    for rank in ranks:
+    first: dict[Hashable, list[int]] = {}
+    for rank in sorted(ranks, key=lost.__contains__):  # those without a file come last
         stage = stage_of.get(rank)
-        key = tuple(held[rank]), amounts[rank], stage and stage.ranks, frozenset(sources[rank])
-        groups.setdefault(key, []).append(rank)
-    for members in groups.values():
+        slices = tuple(held[rank]), stage and stage.ranks, frozenset(sources[rank])
+        if rank in lost and slices in first:
+            first[slices].append(rank)
+            continue
+        members = groups.setdefault((slices, amounts[rank]), [])
+        members.append(rank)
+        first.setdefault(slices, members)
+    for members in sorted(groups.values(), key=min):
+        amount = amounts[members[0]]  # of a rank with a file, if one has
+        members.sort()
         stage, coordinate = stage_of.get(members[0]), tuple[int | None, ...]()
         if stage is not None:
             layout = Layout(stage.device_matrices[0], (), first_rank=stage.ranks[0])
@@ -549,8 +602,9 @@ def _group(
             tuple(members),
             None if stage is None else stage.ranks[0] // len(stage.ranks),
             coordinate,
-            *amounts[members[0]],
+            *amount,
             tuple(sorted(sources[members[0]])),
+            tuple(filter(lost.__contains__, members)),
         )
 
 
@@ -610,9 +664,18 @@ def _explain_target(
         obstacles = tuple(_find_obstacles(layouts))
         if not obstacles:
             found.raise_if_errors()
-        match_names(pattern, (one.name for one, _ in layouts), catalog.root)
+        names = match_names(pattern, (one.name for one, _ in layouts), catalog.root)
+        chosen = ((one, tuple(filter(names.__contains__, one.tensors))) for one in obstacles)
+        obstacles = tuple(replace(one, tensors=tensors) for one, tensors in chosen if tensors)
         nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
-        return replace(nothing.explain(None, None), rank=rank, groups=(), obstacles=obstacles)
+        return replace(
+            nothing.explain(None, None),
+            rank=rank,
+            pattern=pattern,
+            groups=(),
+            has_plan=False,
+            obstacles=obstacles,
+        )
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
@@ -631,7 +694,8 @@ def _distribute_target(
     """Return what the ranks of a target would hold, and read; equal distributions are one object.
 
     Of the tensors that are distributed alike in the source and in the target, the outputs of the
-    first are computed.
+    first are computed.  If the plan has outputs of one rank only, there are only its slices, each
+    with all ranks that hold it.
     """
     (catalog,) = plan.inputs
     alike: dict[Hashable, list[str]] = {}
@@ -643,27 +707,36 @@ def _distribute_target(
         alike.setdefault(key, []).append(name)
     found: dict[str, Distribution] = {}
     firsts = tuple(chain(*(transfers[names[0]] for names in alike.values())))
-    slices: dict[str, dict[tuple[Region, Layout], tuple[tuple[Taken, ...], list[int]]]] = {}
+    slices: dict[str, dict[tuple[Layout, Region], tuple[Taken, ...]]] = {}
     layouts_of = {id(one.terms): one.layouts for one in firsts}
     for output in replace(plan, transfers=firsts):
         for tensor in output.tensors:
-            rank, region = output.rank, tensor.region
-            layout = next(one for one in layouts_of[id(tensor.terms)] if rank in one.ranks)
+            region = tensor.region
+            layout = next(one for one in layouts_of[id(tensor.terms)] if output.rank in one.ranks)
             equal = slices.setdefault(tensor.meta.name, {})
-            if (region, layout) not in equal:
+            if (layout, region) not in equal:
                 pieces = tensor.pieces(Region.whole(region.shape))
                 taken = (Taken(one.rank, one.dst.moved_by(region.start), one.src) for one in pieces)
-                equal[region, layout] = tuple(taken), []
-            equal[region, layout][1].append(rank)
+                equal[layout, region] = tuple(taken)
+    holders: dict[tuple[Layout, tuple[int, ...]], dict[Region, Ranks]] = {}
     for names in alike.values():
-        parts = (
-            Slice((region,), tuple(ranks), (), layout, taken)
-            for (region, layout), (taken, ranks) in slices[names[0]].items()
-        )
-        shape = transfers[names[0]][0].meta.shape
+        shape, parts = transfers[names[0]][0].meta.shape, list[Slice]()
+        for (layout, region), taken_of in slices.get(names[0], {}).items():
+            if (layout, shape) not in holders:
+                holders[layout, shape] = _ranks_of_regions(layout, shape)
+            ranks = holders[layout, shape][region]
+            parts.append(Slice((region,), ranks, (), layout, taken_of))
         one = Distribution(shape, "listed", tuple(parts))
         found.update(dict.fromkeys(names, one))
     return {name: found[name] for name in transfers}
+
+
+def _ranks_of_regions(layout: Layout, shape: tuple[int, ...]) -> dict[Region, Ranks]:
+    """Return for each region the ranks that hold it, ascending; empty slices are equal."""
+    found: dict[Region, list[int]] = {}
+    for rank in layout.ranks:
+        found.setdefault(layout.region(rank, shape), []).append(rank)
+    return {region: tuple(ranks) for region, ranks in found.items()}
 
 
 def _find_obstacles(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ckpttool.cli.explain import MAX_CELLS, _blocks
+from ckpttool.cli.explain import MAX_CELLS, _blocks, _cell
 from ckpttool.wording import format_numbers
 from tests.support.corpus import GOLDEN
 from tests.support.terminals import on_terminal
@@ -54,3 +54,18 @@ def test_a_terminal_without_utf8_gets_ascii():
     shown, _ = on_terminal(*WORDS, LC_ALL="C", PYTHONIOENCODING="ascii")
     assert shown.isascii()
     assert "| axis 1 \\ axis 0 | 0 | 1 |" in shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shown"),
+    [
+        (range(3, 4), "3"),
+        (range(5, 6), "[(5)]"),
+        (range(6, 7), "(6)"),
+        (range(4), "0-3"),
+        (range(4, 8), "[(4-7)]"),
+        (range(6, 10), "(6-9)"),
+    ],
+)
+def test_a_cell_is_marked_for_the_explained_rank_and_for_ranks_without_a_file(ranks, shown):
+    assert _cell(ranks, {5: "([", 6: "("}) == shown

@@ -415,6 +415,22 @@ def test_thousands_of_ranks_become_blocks_in_which_each_rank_is_found(page, tmp_
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize(
+    ("matrix", "shown"),
+    [
+        ((4, 2), "ranks 0, 2, 4, 6"),
+        ((5, 2), "ranks 0, 2, ... 8"),
+        ((4, 2, 2), "ranks 0, 1, 4 and 5 more"),
+    ],
+)
+def test_what_a_text_leaves_out_is_more_than_one_rank(page, tmp_path, matrix, shown):
+    layout = Layout(matrix, ((len(matrix) - 2,), ()))
+    show(page, tmp_path, strategy_of({"w": layout}), {"w": (8, 6)})
+    page.click(tensor(page, "w"))
+    assert page.texts("#tensor .map .piece")[0].split("\n")[1] == shown
+
+
+@pytest.mark.browser
 def test_stages_have_grids_of_their_own(page, tmp_path):
     stages = ({"a": ROWS}, {"b": Layout((2, 2), ((1,), ()), first_rank=4)})
     show(page, tmp_path, strategy_of(*stages), {"a": (4, 2), "b": (4, 2)})

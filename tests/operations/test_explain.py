@@ -133,6 +133,23 @@ def test_checkpoint_2_is_explained_by_what_it_describes(tmp_path, remove_redunda
     assert row.prefixes == ("", "adam_m.")
 
 
+@pytest.mark.parametrize("shape", [(8, 6), (0, 6)])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_who_holds_the_same_in_a_target_is_the_same_for_one_rank_and_for_all(
+    checkpoint, rank, shape
+):
+    catalog, strategy = checkpoint(WIDE, shape)
+    target = target_of(Layout((4, 2), ((0,), ())))
+    whole = explain(catalog, strategy, target)
+    alone = explain(catalog, strategy, target, rank=rank)
+    ranks = {8: (rank % 2, rank % 2 + 2, rank % 2 + 4, rank % 2 + 6), 0: (*range(8),)}[shape[0]]
+    (group,) = alone.groups
+    assert group.ranks == ranks
+    assert group in whole.groups
+    (part,) = alone.tensors["w"].slices
+    assert part in whole.tensors["w"].slices
+
+
 @pytest.mark.parametrize("has_target", [False, True])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_alone_has_its_part_of_the_answer_for_all(rank, has_target):
@@ -178,6 +195,23 @@ def test_a_missing_rank_is_explained_by_its_layout(checkpoint):
     assert found.matrices == {(2, 4): (0, 2)}
 
 
+@pytest.mark.parametrize(("lost", "tensors"), [([6], 2), ([2], 2), ([2, 6], 1)])
+def test_a_lost_rank_is_with_those_that_should_hold_the_same(tmp_path, lost, tensors):
+    strategy = target_of(WIDE)
+    ranks = cut({"w": noise("w", "Float32", (8, 6))}, strategy)
+    state = noise("rng", "Float32", (4,))  # nothing lists it: what a lost rank had is not known
+    held = {rank: {**one, "rng": state} for rank, one in ranks.items() if rank not in lost}
+    write_ranks(tmp_path / "src", held, "ckpt")
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    found = explain(catalog, strategy)
+    assert [one.ranks for one in found.groups] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [one.lost for one in found.groups] == [(), (), tuple(lost), ()]
+    assert [one.tensors for one in found.groups] == [2, 2, tensors, 2]
+    alone = explain(catalog, strategy, rank=lost[0])
+    assert alone.groups == (found.groups[2],)
+    assert (alone.tensors.keys(), alone.nbytes) == ({"w"}, 2 * 6 * 4)
+
+
 def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
     found = explain(*checkpoint(lost=[2, 6]))
     assert found.metas["w"].shape == (8, 6)
@@ -221,6 +255,44 @@ def test_why_a_target_cannot_be_is_each_axis_and_the_nearest_matrices(
     for matrix in matrices:
         assert replace(target, device_matrix=matrix).why_not(shape) is None
     assert [one.code for one in found.found.errors] == ["target"]
+
+
+@pytest.mark.parametrize("rank", [None, 5])
+def test_each_device_matrix_has_the_names_of_its_tensors(rank):
+    found = explained("tutorial_8_to_8_retrain", rank=rank)
+    wanted: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for name, one in found.tensors.items():
+        for layout in one.layouts:
+            wanted.setdefault((0, layout.device_matrix), []).append(name)
+    assert {key: [*names] for key, names in found.names_of.items()} == wanted
+    assert {matrix for _, matrix in wanted} == {(2, 2, 2), (8,)}
+    assert {*found.matrices} == ({(2, 2, 2), (8,)} if rank else set())
+
+
+@pytest.mark.parametrize("rank", [2, 6])
+def test_a_stage_names_only_its_own_tensors(rank):
+    found = explained("pipeline_2x4_to_8", rank=rank)
+    assert {stage for stage, _ in found.names_of} == {rank // 4}
+    whole = explained("pipeline_2x4_to_8")
+    for key, names in found.names_of.items():
+        assert {*names} == {*whole.names_of[key]}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tensors"), [(None, ["v", "w"]), ("w", ["w"]), ("[vx]", ["v"]), ("x", [])]
+)
+def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, pattern, tensors):
+    full = {name: noise(name, "Float32", (8, 6)) for name in "vwx"}
+    strategy = replace(strategy_of(dict.fromkeys(full, WIDE)), files=())
+    write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
+    three = Layout((3,), ((0,), ()))
+    target = strategy_of({"v": three, "w": three, "x": Layout((3,), ((), ()))})
+    catalog = ckpttool.scan(str(tmp_path / "src"))
+    found = explain(catalog, strategy, replace(target, files=()), pattern=pattern)
+    assert [name for one in found.obstacles for name in one.tensors] == tensors
+    assert all(one.matrices == ((2,), (4,)) for one in found.obstacles)
+    assert not found.has_plan
+    assert {one.tensor for one in found.found.errors} == {"v", "w"}
 
 
 @pytest.mark.parametrize("target", [None, target_of(Layout((4,), ((0,), ())))])
