@@ -26,7 +26,7 @@ def test_the_group_alone_prints_its_help(words):
         (["sho"], "ckpttool strategy has no command 'sho' Try: ckpttool strategy show ..."),
         (["show"], "strategy show needs STRATEGY STRATEGY is a strategy file."),
         (["show", MERGED, "--al"], "strategy show has no --al Try: --all"),
-        (["show", MERGED, "--step", "1"], "It is an option of inspect, merge, split, reshard,"),
+        (["show", MERGED, "--step", "1"], "It is an option of inspect, explain, merge, split,"),
         (["show", "-s", MERGED], "Try: ckpttool strategy show STRATEGY"),
         (["show", f"{MERGED}x"], f"does not exist Try: ckpttool strategy show {MERGED} ..."),
     ],
