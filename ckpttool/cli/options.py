@@ -224,9 +224,14 @@ class GroupedCommand(click.Command):
         except click.BadOptionUsage as error:
             flag = error.option_name
             found = next(one for one in self.get_params(ctx) if flag in one.opts)
-            if not getattr(found, "is_flag", False):
-                raise click.MissingParameter(ctx=ctx, param=found) from error
-            raise UsageProblem(f"{flag} takes no value", ctx=ctx) from error
+            if getattr(found, "is_flag", False):
+                raise UsageProblem(f"{flag} takes no value", ctx=ctx) from error
+            metavar = getattr(found, "metavar", None) or found.type.name.upper()
+            hint = self.example
+            if not {*found.opts} & {*hint.split()}:
+                hint = f"{hint} {flag} {getattr(found.type, 'example', metavar)}".lstrip()
+            facts = getattr(found, "help", None) or ""
+            raise UsageProblem(f"{flag} needs a value: {metavar}", hint, facts, ctx=ctx) from error
         if extra and not ctx.resilient_parsing:
             wanted = [one for one in self.params if isinstance(one, click.Argument)]
             paths = [*(str(ctx.params[str(one.name)]) for one in wanted), *extra]

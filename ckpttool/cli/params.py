@@ -146,6 +146,19 @@ class OutputPath(PathName):
             raise UsageProblem("outputs do not go to standard output", instead=self.example)
 
 
+class PagePath(OutputPath):
+    """A page to write, whose name says that it is one."""
+
+    def check(self, name: str) -> None:
+        """Refuse names of other files, such as pictures."""
+        super().check(name)
+        path = Path(name)
+        if path.suffix.lower() not in ("", ".html", ".htm") and not name.endswith("/"):
+            facts = "The page is HTML, which a browser opens."
+            instead = str(path.with_suffix(".html"))
+            raise UsageProblem(f"{name!r} does not end in .html", facts=facts, instead=instead)
+
+
 class Existing(PathName):
     """A path to a file or folder that exists, on the command line.
 

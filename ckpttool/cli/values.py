@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.tables import echo, print_text, terminal_columns
-from ckpttool.wording import format_bytes, format_sizes, printable
+from ckpttool.wording import count, format_bytes, format_sizes, printable
 
 if TYPE_CHECKING:
     from ckpttool.operations.values import TensorValues, Values
@@ -20,10 +20,15 @@ def print_values(found: Values) -> None:
     for i, one in enumerate(found.tensors):
         if i:
             echo("")
-        rows = "" if one.rows is None else f", rows {_spell_slice(one.rows)}"
+        rows = ""
+        if one.rows is not None:
+            rows = f", rows {_spell_slice(one.rows)}" if one.rows else ", no rows"
         size = f"{format_sizes(one.shape)}, {format_bytes(one.nbytes)}"
         what = one.dtype if one.text is not None else f"{one.dtype} {size}{rows}"
         print_text(what, printable(one.name))
+        if one.rows is not None and not one.rows:
+            print_text(f"--rows selects none: the tensor has {count(one.shape[0], 'row')}")
+            continue
         echo(_as_numpy_prints(one))
         if one.statistics is not None:
             print_text(_statistics_text(one.statistics))

@@ -69,11 +69,23 @@ def test_a_page_that_exists_is_replaced_only_if_that_is_wanted(tmp_path):
 def test_a_checkpoint_is_not_replaced_by_its_picture(tmp_path):
     held = {rank: {"w": noise("w", "Float32", (4,))} for rank in (0, 1)}
     folder = write_ranks(tmp_path / "src", held, "ckpt")
-    path = folder / "rank_0" / "net.ckpt"
-    before = path.read_bytes()
+    read = folder / "rank_0" / "net.ckpt"
+    path = tmp_path / "layout.html"
+    path.hardlink_to(read)
+    before = read.read_bytes()
     refused = run("inspect", folder, "-q", "--plot", path, "--overwrite")
     assert f"{path} is an input of this run" in message(refused)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["layout.png", "layout.svg", "net.ckpt"])
+def test_a_page_has_the_name_of_a_page(tmp_path, name):
+    refused = run("inspect", *SOURCE, "-q", "--plot", tmp_path / name)
+    assert refused.exit_code == 2
+    assert "does not end in .html" in message(refused)
+    assert f"Try: --plot {(tmp_path / name).with_suffix('.html')}" in message(refused)
+    assert not [*tmp_path.iterdir()]
+    run_well("inspect", *SOURCE, "-q", "--plot", tmp_path / "layout.HTM")
 
 
 @pytest.mark.parametrize("place", ["folder", "folder/", "file/layout.html"])
