@@ -4,13 +4,13 @@ The files are scanned once, and resolved with each strategy.  Samples are shared
 reads only what the first one left open.
 
 A strategy *does not fit* if names, shapes or contents contradict it.  It *fits* if nothing does,
-and something could have: ranks that should hold the same were compared, or it lists full shapes.
-Else *it cannot be known*: there are no replicas, slices are missing, parameters that differ between
-ranks are not in it, or two strategies shard a tensor differently and nothing contradicts either.
+nothing is found, and for every tensor something could have contradicted it (`_unproven`).  Else *it
+cannot be known*.  What verify warns of is found, too: a strategy may be right, and its files not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -25,25 +25,24 @@ from ckpttool.checkpoint.resolve import Purpose, resolving
 from ckpttool.checkpoint.samples import SampledTensor
 from ckpttool.checks import is_refused, run_checks
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.layout import divisors
 from ckpttool.model.slicing import FullTensor, LayoutSlicing
 from ckpttool.model.strategy import Strategy, shard_equally
 from ckpttool.operations.describe import summarize
 from ckpttool.operations.summary import names_to_sample
-from ckpttool.problems import CkptToolError, Diagnostic
+from ckpttool.problems import CkptToolError, Diagnostic, raise_all, severities
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.wording import format_difference
 
 Verdict = Literal["fits", "unknown", "misfit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "unknown", "misfit")  # the best first
 
+_GRAVE = ("error", "warning")
 _AGAINST = frozenset(
     {"strategy", "invalid_strategy", "contradicted", "replica", "shape", "options"}
 )
-# What leaves a strategy in doubt: it is not contradicted, and a conversion could not use it.
-_IN_DOUBT = frozenset(
-    {"undecided_shard", "missing", "unlisted", "renamed", "unsaved", "nothing", "no_elements"}
-    | {"equal_slices", "damaged", "not_compared"}
-)
+
+Aspect = Literal["axis", "order", "owners"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,14 @@ class Candidate:
         are equal.
     shaped
         Number of sharded tensors of which it lists the full shape that the slices form.
+    unproven
+        What nothing could have contradicted, to the names of these tensors: on which axis they are
+        sharded, in which order ranks hold their slices, or which ranks hold equal slices.
     rivals
         Paths of other strategies that shard tensors differently, and that nothing contradicts
         either, to the names of these tensors.
     findings
-        What contradicts it, or leaves it in doubt; what contents correct.
+        Errors and warnings; those that contradict it come first.
     checkpoint
         The full tensors; None if it cannot be read.
     """
@@ -82,15 +84,15 @@ class Candidate:
     sampled: int
     agreeing: int
     shaped: int
+    unproven: tuple[tuple[Aspect, tuple[str, ...]], ...]
     rivals: tuple[tuple[str, tuple[str, ...]], ...]
     findings: tuple[Diagnostic, ...]
     checkpoint: Checkpoint | None
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing contradicts it or leaves it in doubt, but perhaps a rival."""
-        codes = {one.code for one in self.findings}
-        return self.checkpoint is not None and not codes & (_AGAINST | _IN_DOUBT)
+        """Whether nothing was found against it."""
+        return self.checkpoint is not None and not self.findings
 
 
 def check_strategies(
@@ -106,15 +108,22 @@ def check_strategies(
         Each is a strategy, its file, or the folder with the files of its stages.
     executor
         Reads samples.
+
+    Raises
+    ------
+    CkptToolError
+        No file of the checkpoint can be read.
     """
+    if not catalog.holders:
+        raise_all(catalog.damaged.values())
     evidence = Evidence()
     found = [_try(catalog, one, executor, evidence) for one in strategies]
     return tuple(sorted(_compare(found), key=_order))
 
 
-def _order(one: Candidate) -> tuple[int, int, int, int]:
-    evidence = one.agreeing + one.shaped
-    return VERDICTS.index(one.verdict), len(one.findings), -evidence, -one.listed
+def _order(one: Candidate) -> tuple[int, int, int, int, int]:
+    evidence, unproven = one.agreeing + one.shaped, sum(len(names) for _, names in one.unproven)
+    return VERDICTS.index(one.verdict), len(one.findings), -evidence, unproven, -one.listed
 
 
 def _try(
@@ -122,7 +131,7 @@ def _try(
 ) -> Candidate:
     """Return what the checkpoint shows of one strategy, by itself."""
     path, tensors = given if isinstance(given, str) else given.origin, len(catalog.holders)
-    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), None)
+    nothing = Candidate(path, "unknown", None, 0, tensors, 0, 0, 0, (), (), (), None)
     try:
         strategy = read_strategy([given]) if isinstance(given, str) else given
     except CkptToolError as error:
@@ -151,13 +160,11 @@ def _try(
     except CkptToolError as error:
         problems += error.diagnostics
     problems += () if checkpoint.unread is None else checkpoint.unread.diagnostics
-    against = [one for one in problems if one.code in _AGAINST]
-    in_doubt = [one for one in problems if one.code in _IN_DOUBT]
-    corrected = [one for one in problems if one.code == "inferred"]
-    agreeing = sum(map(_agrees, checkpoint.sampled))
-    shaped = sum(map(_has_listed_shape, checkpoint.tensors))
-    verdict = "unknown" if in_doubt or not (agreeing or shaped) else "fits"
-    verdict = "misfit" if against else verdict
+    found = [one for one in problems if _is_grave(one)]
+    found.sort(key=lambda one: one.code not in _AGAINST)
+    is_wrong = any(one.code in _AGAINST for one in found)
+    unproven = () if is_wrong else tuple(_unproven(checkpoint))
+    verdict = "misfit" if is_wrong else "unknown" if found or unproven else "fits"
     return Candidate(
         path,
         verdict,
@@ -165,12 +172,53 @@ def _try(
         len(checkpoint.strategy.layouts.keys() & catalog.holders.keys()),
         tensors,
         len(checkpoint.sampled),
-        agreeing,
-        shaped,
+        sum(map(_agrees, checkpoint.sampled)),
+        sum(map(_has_listed_shape, checkpoint.tensors)),
+        unproven,
         (),
-        (*against, *in_doubt, *corrected),
+        tuple(found),
         checkpoint,
     )
+
+
+def _is_grave(one: Diagnostic) -> bool:
+    """Return whether verify would warn of a problem, or a conversion would refuse it."""
+    return severities("verify")[one.code] in _GRAVE or severities("convert")[one.code] == "error"
+
+
+def _unproven(checkpoint: Checkpoint) -> Iterator[tuple[Aspect, tuple[str, ...]]]:
+    """Yield what nothing could have contradicted, and the tensors.
+
+    Slices alone do not show their axis: a full shape does, or that there is only one axis.  Nor do
+    they show their order if there are several ways to arrange them by device axes, which there are
+    unless their number is prime.  Contents show which ranks hold equal slices.
+    """
+    sampled = {one.tensor.name: one for one in checkpoint.sampled}
+    indexes = [one for one in checkpoint.indexes.values() if not isinstance(one, Exception)]
+    found: dict[Aspect, list[str]] = {"axis": [], "order": [], "owners": []}
+    for one in checkpoint.tensors:
+        if not isinstance(one.slicing, LayoutSlicing) or not one.has_layout:
+            continue
+        layout, slices = one.layout, math.prod(one.layout.slice_counts)
+        in_index = any(one.name in index for index in indexes)
+        has_shape = in_index or layout.full_shape == one.meta.shape
+        is_one_way = has_shape and slices in (1, len(layout.ranks))
+        if slices > 1 and not has_shape and len(one.meta.shape) > 1:
+            found["axis"].append(one.name)
+        if len(divisors(slices)) > 2 or layout.fields > 1:
+            found["order"].append(one.name)
+        if not (len(layout.ranks) == 1 or is_one_way or _shows_owners(sampled.get(one.name))):
+            found["owners"].append(one.name)
+    yield from ((aspect, tuple(names)) for aspect, names in found.items() if names)
+
+
+def _shows_owners(one: SampledTensor | None) -> bool:
+    """Return whether samples show which ranks hold equal slices of a tensor."""
+    if one is None or one.is_constant:
+        return False
+    if one.tensor.layout.replicas == 1:
+        return not one.is_spot_check
+    return _agrees(one)
 
 
 def _differing_unlisted(

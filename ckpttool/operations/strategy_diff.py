@@ -1,27 +1,27 @@
 """Compare two strategies, parameter by parameter.
 
 Two layouts are equal if every rank holds the same slice, whatever their device matrices are.  A
-hand-written strategy with patterns is compared by the names of the other one.  If both have
-patterns, these are compared as names.
+hand-written strategy is compared by the names of the other one: the first rule that matches a name
+decides, then ``otherwise``.  If both are hand-written, the ordered patterns and ``otherwise``
+count, too.  The names of a checkpoint could show that other patterns mean the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from ckpttool.model.layout import Layout
 from ckpttool.model.names import match_states
-from ckpttool.model.strategy import Strategy, fold_like, shard_equally
-from ckpttool.model.tensors import TensorMeta
-from ckpttool.operations.summary import fold_names, layouts_of_rules
+from ckpttool.model.strategy import Rule, Rules, Strategy, fold_like, shard_equally
+from ckpttool.operations.summary import fold_names
 
-Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape"]
+Kind = Literal["only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"]
 KINDS: tuple[Kind, ...] = (
-    *("only in A", "only in B", "stages", "slices", "optimizer shard", "shape"),
+    *("only in A", "only in B", "stages", "slices", "optimizer shard", "shape", "order"),
 )
 Layouts = tuple[Layout, ...]
 
@@ -62,6 +62,8 @@ class StrategyComparison:
         Number of names in either.
     differences
         Name to what differs, sorted by kind and name.
+    by_patterns
+        Whether both are hand-written, so that patterns were compared.
     respelled
         Names with other device matrices or tensor maps, and the same slices on every rank.
     """
@@ -70,6 +72,7 @@ class StrategyComparison:
     b: Strategy
     tensors: int
     differences: Mapping[str, LayoutDifference]
+    by_patterns: bool
     respelled: tuple[str, ...]
 
     @property
@@ -102,40 +105,96 @@ class StrategyComparison:
 
 def diff_strategies(a: Strategy, b: Strategy) -> StrategyComparison:
     """Compare two strategies."""
-    ours, theirs = _layouts_beside(a, b), _layouts_beside(b, a)
     found: dict[str, LayoutDifference] = {}
     respelled = []
-    names = sorted(ours.keys() | theirs.keys())
+    names = sorted({*_listed_names(a), *_listed_names(b)})
     for name in names:
-        pair = ours.get(name, ()), theirs.get(name, ())
+        pair = _layouts_of_name(name, a, b)
         kind = _kind_of(*pair)
         if kind is not None:
             found[name] = LayoutDifference(kind, *pair)
         elif pair[0] != pair[1]:
             respelled.append(name)
+    patterns: Mapping[str, tuple[Layouts, Layouts]] = {}
+    if a.rules is not None and b.rules is not None:
+        patterns = _patterns(a, b, a.rules, b.rules)
+        found |= _compare_patterns(patterns, a.rules, b.rules)
     ordered = sorted(found.items(), key=lambda item: KINDS.index(item[1].kind))
-    return StrategyComparison(a, b, len(names), dict(ordered), tuple(respelled))
+    tensors = len(names) + len(patterns)
+    return StrategyComparison(a, b, tensors, dict(ordered), bool(patterns), tuple(respelled))
 
 
-def _layouts_beside(one: Strategy, other: Strategy) -> Mapping[str, Layouts]:
-    """Return the layouts of a strategy; patterns take the names of another strategy."""
-    spelled, _ = one.spell_out()
-    if spelled.rules is None:
-        return spelled.layouts
-    beside, _ = other.spell_out()
-    if beside.rules is not None:
-        return {**spelled.layouts, **layouts_of_rules(spelled)}
-    axes = {name: len(of_name[0].tensor_map) for name, of_name in beside.layouts.items()}
-    metas = {name: TensorMeta(name, "Float32", (1,) * ndim) for name, ndim in axes.items()}
-    resolved, _ = spelled.resolve(metas, is_rest_decided=True)
-    layouts = dict(resolved.layouts)
-    if resolved.replicates_rest:
-        for name in axes.keys() - layouts.keys():
-            layouts[name] = tuple(
-                Layout.unsharded(axes[name], one.stage_ranks, one.ranks_of(stage)[0])
-                for stage in range(one.stages)
-            )
-    return layouts
+def _listed_names(one: Strategy) -> Iterator[str]:
+    """Yield the names that a strategy lists: not those that only patterns match."""
+    yield from one.layouts
+    rules = one.rules.rules if one.rules else ()
+    yield from (rule.only_name for rule in rules if rule.only_name is not None)
+
+
+def _layouts_of_name(name: str, a: Strategy, b: Strategy) -> tuple[Layouts, Layouts]:
+    """Return the layouts of a name in two strategies; () where one has none."""
+    rules = [one.rules.find(name) if one.rules else None for one in (a, b)]
+    written = [rule.layout for rule in rules if rule is not None]
+    known = [*a.layouts.get(name, ()), *b.layouts.get(name, ()), *written]
+    ndim = max(len(one.tensor_map) for one in known)
+
+    def layouts(one: Strategy, rule: Rule | None) -> Layouts:
+        if rule is None or name in one.layouts:
+            return one.layouts.get(name) or _rest(one, ndim)
+        return rule.layouts(ndim)
+
+    return layouts(a, rules[0]), layouts(b, rules[1])
+
+
+def _rest(one: Strategy, ndim: int) -> Layouts:
+    """Return the layouts that ``otherwise`` gives; () without it."""
+    if one.rules is None or not one.rules.replicates_rest:
+        return ()
+    return tuple(
+        Layout.unsharded(ndim, one.stage_ranks, one.ranks_of(stage)[0])
+        for stage in range(one.stages)
+    )
+
+
+def _patterns(
+    a: Strategy, b: Strategy, ours: Rules, theirs: Rules
+) -> dict[str, tuple[Layouts, Layouts]]:
+    """Return each pattern of several names, and ``otherwise``, with its layouts on both sides."""
+    sides = [
+        {rule.pattern: rule for rule in reversed(one.rules) if rule.only_name is None}
+        for one in (ours, theirs)
+    ]
+    found = {}
+    for pattern in (*sides[0], *sides[1].keys() - sides[0].keys()):
+        both = [side.get(pattern) for side in sides]
+        ndim = max(len(rule.layout.tensor_map) for rule in both if rule is not None)
+        first, second = (() if rule is None else rule.layouts(ndim) for rule in both)
+        found[pattern] = (first, second)
+    if ours.replicates_rest or theirs.replicates_rest:
+        found["otherwise"] = (_rest(a, 0), _rest(b, 0))
+    return found
+
+
+def _compare_patterns(
+    patterns: Mapping[str, tuple[Layouts, Layouts]], ours: Rules, theirs: Rules
+) -> dict[str, LayoutDifference]:
+    """Return the patterns that differ, or that follow others than on the other side."""
+    found = {}
+    for pattern, pair in patterns.items():
+        if (kind := _kind_of(*pair)) is not None:
+            found[pattern] = LayoutDifference(kind, *pair)
+    orders = [
+        [
+            one
+            for one in dict.fromkeys(rule.pattern for rule in rules)
+            if all(patterns.get(one, ((),)))
+        ]
+        for rules in (ours.rules, theirs.rules)
+    ]
+    for one, other in zip(*orders, strict=True):
+        if one != other and one not in found:
+            found[one] = LayoutDifference("order", *patterns[one])
+    return found
 
 
 def _kind_of(a: Layouts, b: Layouts) -> Kind | None:

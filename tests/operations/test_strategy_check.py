@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpttool
@@ -16,6 +17,7 @@ from ckpttool.storage import sampling
 from ckpttool.strategy_files.reader import read_strategy
 from tests.support.checkpoints import noise, strategy_of, write_ranks
 from tests.support.corpus import GOLDEN
+from tests.support.readers import entry_of
 
 
 def sources():
@@ -43,13 +45,16 @@ def halves(tmp_path):
 
 
 def write(path, names, layout):
+    """Write a strategy of the checkpoint ``halves``; JSON lists its full shapes."""
+    if layout.full_shape is None:
+        layout = replace(layout, full_shape=(64, 64))
     ckpttool.write_strategy(strategy_of(dict.fromkeys(names, layout)), str(path))
     return path
 
 
 def test_samples_are_read_once_for_all_strategies(halves, tmp_path, monkeypatch):
     folder, names = halves
-    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
+    right = write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ())))
     read = []
     take = sampling.take_samples
     monkeypatch.setattr(sampling, "take_samples", lambda found: read.extend(found) or take(found))
@@ -57,7 +62,7 @@ def test_samples_are_read_once_for_all_strategies(halves, tmp_path, monkeypatch)
     alone = len(read)
     assert alone > TENSORS_PER_LAYOUT * 4
     read.clear()
-    others = [write(tmp_path / f"{i}.ckpt", names, Layout((2, 2), ((1,), ()))) for i in range(3)]
+    others = [write(tmp_path / f"{i}.json", names, Layout((2, 2), ((1,), ()))) for i in range(3)]
     found = checked(folder, right, *others)
     assert len(read) == alone
     assert [one.verdict for one in found] == ["fits"] * 4
@@ -74,9 +79,9 @@ def test_a_strategy_that_covers_all_names_does_not_fit_if_contents_contradict(ha
         "shard": Layout((2, 2), ((1,), ()), optimizer_shard=2),
     }
     paths = [write(tmp_path / f"{name}.ckpt", names, one) for name, one in wrong.items()]
-    right = write(tmp_path / "right.ckpt", names, Layout((2, 2), ((1,), ())))
+    right = write(tmp_path / "right.json", names, Layout((2, 2), ((1,), ())))
     found = checked(folder, *paths, right)
-    assert [Path(found[0].path).name, found[0].verdict] == ["right.ckpt", "fits"]
+    assert [Path(found[0].path).name, found[0].verdict] == ["right.json", "fits"]
     assert {one.verdict for one in found[1:]} == {"misfit"}
     assert all(one.findings for one in found[1:])
     assert {one.listed for one in found} == {20}
@@ -85,9 +90,9 @@ def test_a_strategy_that_covers_all_names_does_not_fit_if_contents_contradict(ha
 def test_equal_layouts_of_other_device_matrices_are_no_rivals(halves, tmp_path):
     folder, names = halves
     paths = [
-        write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ()))),
-        write(tmp_path / "b.ckpt", names, Layout((2, 1, 2), ((2,), ()))),
-        write(tmp_path / "c.ckpt", names[:4], Layout((2, 2), ((1,), ()))),
+        write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ()))),
+        write(tmp_path / "b.json", names, Layout((2, 1, 2), ((2,), ()))),
+        write(tmp_path / "c.json", names[:4], Layout((2, 2), ((1,), ()))),
     ]
     found = checked(folder, *paths)
     assert [one.verdict for one in found[:2]] == ["fits", "fits"]
@@ -114,17 +119,65 @@ def test_full_shapes_that_a_strategy_lists_are_evidence(tmp_path):
     assert found["rows.json"].shaped == 1
 
 
-def test_a_missing_rank_leaves_a_strategy_in_doubt_only_if_slices_are_gone(halves, tmp_path):
+def test_missing_files_leave_a_strategy_in_doubt(halves, tmp_path):
     folder, names = halves
-    right = write(tmp_path / "a.ckpt", names, Layout((2, 2), ((1,), ())))
-    (path,) = (folder / "rank_3").iterdir()
-    path.unlink()
-    assert checked(folder, right)[0].verdict == "fits"
-    (path,) = (folder / "rank_2").iterdir()
-    path.unlink()
-    (found,) = checked(folder, right)
-    assert found.verdict == "unknown"
-    assert {one.code for one in found.findings} == {"missing"}
+    right = write(tmp_path / "a.json", names, Layout((2, 2), ((1,), ())))
+    for rank, code in ((3, "missing_replica"), (2, "missing")):
+        (path,) = (folder / f"rank_{rank}").iterdir()
+        path.unlink()
+        (found,) = checked(folder, right)
+        assert (found.verdict, found.is_open) == ("unknown", False)
+        assert code in {one.code for one in found.findings}
+
+
+def test_a_strategy_fits_only_if_something_could_have_contradicted_each_tensor(tmp_path):
+    """No axis without a full shape, no order of 2 x 2 slices, no owners of equal elements."""
+    norm = noise("n", "Float32", (4,))
+    ranks = {r: {"w": noise(f"w{r}", "Float32", (4, 4)), "n": norm} for r in range(4)}
+    write_ranks(tmp_path / "grid", ranks, "ckpt")
+    n = Layout((2, 2), ((),), full_shape=(4,))
+    for tensor_map in (((0,), (1,)), ((1,), (0,))):  # the first swaps ranks 1 and 2
+        for form in ("json", "ckpt"):
+            path = tmp_path / f"s.{form}"
+            w = Layout((2, 2), tensor_map, full_shape=(8, 8))
+            ckpttool.write_strategy(strategy_of({"w": w, "n": n}), str(path), overwrite=True)
+            (found,) = checked(tmp_path / "grid", path)
+            assert (found.verdict, found.is_open) == ("unknown", True)
+            assert dict(found.unproven) == {
+                **({"axis": ("w",)} if form == "ckpt" else {}),
+                "order": ("w",),
+            }
+
+
+def test_equal_elements_show_nothing(tmp_path):
+    full = noise("w", "Float32", (8, 4))
+    bias = entry_of(np.ones(4, np.float32))
+    ranks = {r: {"w": full.excerpt(slice(4 * r, 4 * r + 4)), "b": bias} for r in (0, 1)}
+    write_ranks(tmp_path / "run", ranks, "ckpt")
+    w = Layout((2,), ((0,), ()), full_shape=(8, 4))
+    path = tmp_path / "s.json"
+    for shape, unproven in ((None, {"owners": ("b",)}), ((4,), {})):
+        b = Layout((2,), ((),), full_shape=shape)
+        ckpttool.write_strategy(strategy_of({"w": w, "b": b}), str(path), overwrite=True)
+        (found,) = checked(tmp_path / "run", path)
+        assert dict(found.unproven) == unproven
+        assert found.verdict == ("unknown" if unproven else "fits")
+
+
+def test_what_verify_warns_of_is_found():
+    folder = GOLDEN / "pipeline_2x4_to_8"
+    right, wrong = checked(
+        folder / "src", folder / "dst_strategy.ckpt", folder / "src_strategy.ckpt"
+    )
+    assert (Path(right.path).name, right.is_open) == ("src_strategy.ckpt", True)
+    assert (wrong.verdict, wrong.is_open) == ("unknown", False)
+    assert {one.code for one in wrong.findings} == {"lacking"}
+
+
+def test_files_that_nobody_can_read_are_an_error_of_the_source():
+    folder = GOLDEN / "encrypted_cbc"
+    with pytest.raises(ckpttool.CkptToolError, match="there is no key"):
+        checked(folder / "src", folder / "src_strategy.ckpt")
 
 
 @pytest.mark.parametrize(("folder", "path"), [*sources()])
@@ -171,14 +224,15 @@ def test_of_full_tensors_every_axis_counts_but_those_of_vectors(tmp_path):
 
 
 def test_every_other_strategy_of_the_corpus_is_judged():
-    """Those of the same network on as many ranks may fit; no other is taken for right."""
+    """Those of the same network on as many ranks may fit, and come first; no other is right."""
     folder = GOLDEN / "reshard_8_to_4" / "src"
     own = read_strategy(str(GOLDEN / "reshard_8_to_4" / "src_strategy.ckpt"))
     paths = sorted(GOLDEN.glob("*/*_strategy.*"))
     found = checked(folder, *paths)
-    for one in found:
-        if one.verdict == "fits":
-            common = one.strategy.layouts.keys() & own.layouts.keys()
-            assert common
-            assert all(one.strategy.layouts[name] == own.layouts[name] for name in common), one.path
-    assert sum(one.verdict == "fits" for one in found) >= 3
+    possible = [one for one in found if one.is_open]
+    assert found[: len(possible)] == (*possible,)
+    for one in possible:
+        common = one.strategy.layouts.keys() & own.layouts.keys()
+        assert common
+        assert all(one.strategy.layouts[name] == own.layouts[name] for name in common), one.path
+    assert len(possible) >= 3

@@ -102,13 +102,17 @@ def test_patterns_take_the_names_of_the_other_strategy(tmp_path):
     assert kinds(hand, listed) == {"b.w": "slices"}
     assert kinds(listed, hand) == {"b.w": "slices"}
     assert kinds(hand, strategy_of({"a.w": ROWS, "bias": Layout((4,), ((),))})) == {
-        "bias": "only in B"
+        "bias": "only in B",
+        "v": "only in A",
     }
     rest = (tmp_path / "hand.yaml").read_text() + "otherwise: replicated\n"
     (tmp_path / "rest.yaml").write_text(rest)
     assert kinds(read_strategy(str(tmp_path / "rest.yaml")), listed) == {"b.w": "slices"}
     bias = strategy_of({"bias": Layout((4,), ((),)), "odd": Layout((4,), ((0,),))})
-    assert kinds(read_strategy(str(tmp_path / "rest.yaml")), bias) == {"odd": "slices"}
+    assert kinds(read_strategy(str(tmp_path / "rest.yaml")), bias) == {
+        "odd": "slices",
+        "v": "only in A",
+    }
     assert kinds(hand, hand) == {}
 
 
@@ -118,3 +122,36 @@ def test_the_forms_of_one_strategy_are_equal():
         if twin.exists() and "pp2" not in str(path):
             found = diff_strategies(read_strategy(str(path)), read_strategy(str(twin)))
             assert found.is_equal, path
+
+
+ROW = "{axis: 0}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differences"),
+    [
+        ("{'l.0.*': replicated, 'l.*': R}", "{'l.*': R, 'l.0.*': replicated}", {"l.*": "order"}),
+        ("{'l.*': R}\notherwise: replicated", "{'l.*': R}", {"otherwise": "only in A"}),
+        ("{w: [4, 1]}\notherwise: replicated", "{w: [4, 1]}", {"otherwise": "only in A"}),
+        ("{w: [4, 1], v: R}", "{v: R, w: [4, 1]}", {}),
+        ("{w: [4, 1], 'l.*': R}", "{'l.*': R, w: [4, 1]}", {}),
+        ("{l.w: replicated, 'l.*': R}", "{'l.*': R}", {"l.w": "slices"}),
+        ("{l.w: R, 'l.*': R}", "{'l.*': R}", {}),
+        ("{'l.*': R, l.w: replicated}", "{'l.*': R}", {}),
+        ("{w: R}\notherwise: replicated", "{}\notherwise: replicated", {"w": "slices"}),
+        ("{w: replicated}\notherwise: replicated", "{v: replicated}\notherwise: replicated", {}),
+        ("{'*.w': R}", "{'*.v': R}", {"*.w": "only in A", "*.v": "only in B"}),
+    ],
+)
+def test_the_first_rule_decides_and_otherwise_the_rest(tmp_path, a, b, differences):
+    def read(text):
+        path = tmp_path / "hand.yaml"
+        text = text.replace("R}", ROW + "}").replace("R,", ROW + ",")
+        path.write_text(f"ckpttool_strategy: 1\nranks: 4\nparameters: {text}\n")
+        return read_strategy(str(path))
+
+    found = kinds(read(a), read(b))
+    assert differences.items() <= found.items()
+    assert bool(found) == bool(differences)
+    mirrored = kinds(read(b), read(a))
+    assert found.keys() == mirrored.keys()

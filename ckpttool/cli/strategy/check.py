@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ckpttool.operations.strategy_check import Candidate, DeviceFit
 
 MAX_FINDINGS = 3  # of a strategy on the screen
+_UNPROVEN = {
+    "axis": "nothing shows on which axis {} sharded",
+    "order": "nothing shows in which order ranks hold the slices of {}",
+    "owners": "nothing shows which ranks hold the same of {}",
+}
 _VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not fit"}
 
 
@@ -34,7 +39,7 @@ _VERDICTS = {"fits": "fits", "unknown": "cannot be known", "misfit": "does not f
 
     Say of each strategy whether it fits a checkpoint: it fits, does not, or cannot be known; with
     evidence, the best first.  Samples of the contents are compared.  STRATEGY is a file, or the
-    folder with those of all stages.  Exit code 0: one fits; 1: none does.
+    folder with those of all stages.  Exit code 0: nothing is found against one; 1: against each.
     """,
 )
 @options.source_options("src", "step", "pattern", "key")
@@ -83,7 +88,7 @@ def check(
             _print_candidate(one, report)
         if fits and not report.quiet:
             _print_devices(fits)
-    if candidates and candidates[0].verdict != "fits":
+    if candidates and not any(one.is_open for one in candidates):
         click.get_current_context().exit(1)
 
 
@@ -108,7 +113,7 @@ def _exchange_paths(src: str, strategies: Sequence[str]) -> UsageProblem:
 
 def _print_candidate(one: Candidate, report: ReportOptions) -> None:
     """Print the verdict and the evidence."""
-    if report.quiet and one.verdict == "fits":
+    if report.quiet and one.is_open:
         return
     tables.print_text(f"{one.path} ({'; '.join(_evidence(one))})", _VERDICTS[one.verdict])
     findings = [*join_alike(one.findings)]
@@ -118,6 +123,12 @@ def _print_candidate(one: Candidate, report: ReportOptions) -> None:
             tables.print_text(f"    {finding.facts}", indent=6)
     if (more := len(findings) - MAX_FINDINGS) > 0:
         tables.print_text(f"  and {more} more (--json all)", indent=4)
+    for aspect, names in one.unproven:
+        tensors = count(len(names), "tensor")
+        if aspect == "axis":
+            tensors += " is" if len(names) == 1 else " are"
+        text = _UNPROVEN[aspect].format(tensors)
+        tables.print_text(f"  {text}: {shorten(names, 3)}", indent=4)
     for path, names in one.rivals:
         text = f"  {path} shards {count(len(names), 'tensor')} differently, and nothing contradicts"
         tables.print_text(f"{text} either: {shorten(names, 3)}", indent=4)
@@ -133,8 +144,6 @@ def _evidence(one: Candidate) -> Iterator[str]:
         yield f"replicas of {one.agreeing} of {one.sampled} sampled tensors are equal"
     if one.shaped:
         yield f"full shapes of {count(one.shaped, 'sharded tensor')} are as listed"
-    if one.is_open and not (one.agreeing or one.shaped):
-        yield "no replicas to compare, so contents cannot contradict it"
 
 
 def _print_devices(fits: Sequence[DeviceFit]) -> None:

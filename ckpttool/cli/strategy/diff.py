@@ -25,6 +25,7 @@ _WORDS = {  # by kind of difference
     "slices": "in other slices",
     "optimizer shard": "with another optimizer shard",
     "shape": "of another full shape",
+    "order": "after other patterns",
 }
 
 
@@ -73,6 +74,9 @@ def _print(sides: str, found: StrategyComparison, report: ReportOptions) -> None
     if found.respelled and not report.quiet:
         text = f"{count(len(found.respelled), 'tensor')} with other device matrices or maps, and "
         tables.print_text(f"{text}the same slices on every rank: {shorten(found.respelled, 3)}")
+    if found.by_patterns and not report.quiet:
+        text = "Patterns were compared, and their order; only names show whether others are equal."
+        tables.print_text(text)
     notes = (*found.a.notes, *found.b.notes)
     tables.print_notes(notes, severities("diff"), report.quiet)
 
