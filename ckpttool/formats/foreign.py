@@ -74,6 +74,7 @@ from ckpttool.model.tensors import StoredFile
 from ckpttool.problems import COPY_AGAIN, ForeignError, FormatError
 
 _HEAD_BYTES = 64 << 10  # the key of a hand-written strategy is found in these
+_MAGIC_BYTES = 4096  # enough for all kinds but text
 _MIN_TEXT_BYTES = 8
 _MAX_JSON_BYTES = 16 << 20  # a larger document is not identified; a device takes a hundred bytes
 _MAX_VERSION_BYTES = 40
@@ -174,7 +175,9 @@ FOREIGN_KINDS = {
 def identify_foreign(path: str) -> ForeignKind | None:
     """Return the kind of a file that is not a readable checkpoint; None if not identified."""
     with open_file(path) as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(_MAGIC_BYTES)
+        if b"\0" not in head:  # perhaps text
+            head += file.read(_HEAD_BYTES - len(head))
         is_json = head.lstrip()[:1] == b"{"
         rest = file.read(_MAX_JSON_BYTES) if is_json else b""
     kind = _kind_of_bytes(head) or (_json_kind(head + rest) if is_json else "")
