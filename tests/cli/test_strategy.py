@@ -48,3 +48,18 @@ def test_show_takes_the_files_of_all_stages_together():
     named = run_well("strategy", "show", *sorted(folder.iterdir()), "--json").stdout
     assert json.loads(named)["stages"] == 2
     assert run_well("strategy", "show", folder, "--json").stdout == named
+
+
+HAND = "ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: [4, 1]\n"
+
+
+def test_otherwise_is_refused_where_a_form_lists_each_name(tmp_path):
+    path = tmp_path / "hand.yaml"
+    path.write_text(f"{HAND}otherwise: replicated\n")
+    for form in ("ckpt", "json"):
+        result = run("strategy", "convert", path, "-o", tmp_path / f"out.{form}")
+        assert result.exit_code == 4
+        assert "hand.yaml: otherwise: 1 line for all other parameters" in message(result)
+        assert not (tmp_path / f"out.{form}").exists()
+    run_well("strategy", "convert", path, "-o", tmp_path / "out.yaml")
+    assert "otherwise: replicated" in (tmp_path / "out.yaml").read_text()
