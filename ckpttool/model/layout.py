@@ -614,6 +614,21 @@ def fold_layout(
     return tuple(ways.values())
 
 
+def may_be_expanded(layout: Layout) -> bool:
+    """Return whether two sharded axes may be one of the stored tensor, which slices alone decide.
+
+    Examples
+    --------
+    >>> may_be_expanded(Layout((2, 2), ((1,), (0,), ()), full_shape=(2, 4, 8)))
+    True
+    >>> may_be_expanded(Layout((2, 2), ((1,), (0,)), full_shape=(8, 8)))
+    False
+    """
+    shape = layout.full_shape
+    is_known = shape is not None and len(shape) == len(layout.tensor_map)
+    return is_known and bool(_seams(layout, shape or (), _DEVICE_AXES))
+
+
 def ambiguity(layout: Layout, ways: tuple[Layout, ...]) -> str:
     """Return the ways to fold an expanded layout, for messages."""
     shown = " or ".join(

@@ -183,9 +183,11 @@ class Strategy(Brief):
         """Return the strategy with layouts in place of its rules, and the problems.
 
         It is unchanged if only a checkpoint gives the layouts: a pattern may match several names,
-        or a rule holds for any number of axes.
+        a rule holds for any number of axes, or ``otherwise`` for all other names.
         """
         rules = self.rules.rules if self.rules else ()
+        if self.rules is not None and self.rules.replicates_rest:
+            return self, ()
         if any(rule.only_name is None or rule.allows_more_axes for rule in rules):
             return self, ()
         names = {str(rule.only_name): len(rule.layout.tensor_map) for rule in rules}

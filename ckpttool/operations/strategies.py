@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ckpttool.model.layout import may_be_expanded
 from ckpttool.model.strategy import Strategy
 from ckpttool.planning.needs import Needs
-from ckpttool.problems import Diagnostic, PlanError
-from ckpttool.storage.files import is_there, write_document
+from ckpttool.planning.preflight import document_problem
+from ckpttool.problems import Diagnostic, PlanError, StrategyError, raise_all
+from ckpttool.storage.files import write_document
 from ckpttool.strategy_files.reader import read_strategy
 from ckpttool.strategy_files.stages import merge_stages
 from ckpttool.strategy_files.writer import encode_strategy, form_of
@@ -52,6 +54,7 @@ def convert_strategy(
         A file cannot be read or written.
     """
     strategy = read_strategy(paths)
+    raise_all(_refuse_expanded(strategy, path))
     return _write(strategy, encode_strategy(strategy, path), path, overwrite, _lost(strategy, path))
 
 
@@ -97,12 +100,22 @@ def files_to_fetch(needs: Needs, pattern: str, folder: str | None = None) -> tup
 def _write(
     strategy: Strategy, data: bytes, path: str, overwrite: bool, notes: tuple[Diagnostic, ...]
 ) -> WrittenStrategy:
-    if is_there(path) and not overwrite:
-        hint = "--overwrite, or -o with another path"
-        raise PlanError([Diagnostic("destination", f"{path} exists already", hint=hint)])
+    problem = document_problem(path, "-o", strategy.files, overwrite)
+    if problem is not None:
+        raise PlanError([problem])
     write_document(path, data)
     spelled, _ = strategy.spell_out()
     return WrittenStrategy(path, form_of(path).word, len(data), spelled, (*strategy.notes, *notes))
+
+
+def _refuse_expanded(strategy: Strategy, path: str) -> Iterator[StrategyError]:
+    """Yield an error of layouts that nobody could read without the full shapes beside them."""
+    expanded = [name for name, of in strategy.layouts.items() if any(map(may_be_expanded, of))]
+    if expanded and not form_of(path).has_shapes:
+        text = f"{count(len(expanded), 'parameter')} may have more axes in JSON than in files, and "
+        text += "only JSON has the full shapes (tensor_shape) that tell"
+        hint = "-o with a name that ends in .json, or split or reshard with --write-strategy"
+        yield StrategyError(shorten(map(repr, expanded), 3), text, hint)
 
 
 def _lost(strategy: Strategy, path: str) -> tuple[Diagnostic, ...]:

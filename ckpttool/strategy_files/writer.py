@@ -148,7 +148,8 @@ def _says_the_same(one: Strategy, other: Strategy) -> bool:
     def said(strategy: Strategy) -> tuple[object, ...]:
         rules = strategy.rules.rules if strategy.rules else ()
         of_rules = [replace(rule, place="") for rule in rules]
-        return strategy.layouts, of_rules, strategy.stages, strategy.stage_ranks
+        of_rest = strategy.rules is not None and strategy.rules.replicates_rest
+        return strategy.layouts, of_rules, of_rest, strategy.stages, strategy.stage_ranks
 
     return said(one) == said(other)
 

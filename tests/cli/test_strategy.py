@@ -109,3 +109,46 @@ def test_a_broken_checkpoint_with_a_strategy_in_it_is_called_so(tmp_path):
     result = run("strategy", "check", folder, MERGED)
     assert result.exit_code != 0
     assert "is a strategy" not in message(result)
+
+
+HAND = "ckpttool_strategy: 1\nranks: 4\nparameters:\n  w: [4, 1]\n"
+
+
+def test_otherwise_is_refused_where_a_form_lists_each_name(tmp_path):
+    path = tmp_path / "hand.yaml"
+    path.write_text(f"{HAND}otherwise: replicated\n")
+    for form in ("ckpt", "json"):
+        result = run("strategy", "convert", path, "-o", tmp_path / f"out.{form}")
+        assert result.exit_code == 4
+        assert "hand.yaml: otherwise: 1 line for all other parameters" in message(result)
+        assert not (tmp_path / f"out.{form}").exists()
+    run_well("strategy", "convert", path, "-o", tmp_path / "out.yaml")
+    assert "otherwise: replicated" in (tmp_path / "out.yaml").read_text()
+
+
+@pytest.mark.parametrize("form", ["ckpt", "yaml"])
+def test_axes_that_json_expands_are_refused_without_their_full_shapes(tmp_path, form):
+    path = GOLDEN / "json_multi_axis" / "src_strategy.json"
+    result = run("strategy", "convert", path, "-o", tmp_path / f"out.{form}")
+    assert result.exit_code == 4
+    assert "6 parameters may have more axes in JSON than in files" in message(result)
+    assert not [*tmp_path.iterdir()]
+    run_well("strategy", "convert", path, "-o", tmp_path / "out.json")
+    assert run("strategy", "diff", path, tmp_path / "out.json").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["convert", "merge"])
+def test_an_output_is_no_input_and_no_folder(tmp_path, command):
+    paths = []
+    for one in sorted((CASE / "src_stage_strategies").iterdir()):
+        paths.append(tmp_path / one.name)
+        paths[-1].write_bytes(one.read_bytes())
+    link = tmp_path / "link.ckpt"
+    link.symlink_to(paths[0])
+    before = paths[0].read_bytes()
+    inputs = "is an input of this run"
+    for output, said in {paths[0]: inputs, link: inputs, tmp_path: "is a folder"}.items():
+        result = run("strategy", command, *paths, "-o", output, "--overwrite")
+        assert result.exit_code == 5
+        assert said in message(result)
+        assert paths[0].read_bytes() == before

@@ -74,7 +74,7 @@ def _print(sides: str, found: StrategyComparison, report: ReportOptions) -> None
     if found.respelled and not report.quiet:
         text = f"{count(len(found.respelled), 'tensor')} with other device matrices or maps, and "
         tables.print_text(f"{text}the same slices on every rank: {shorten(found.respelled, 3)}")
-    if found.by_patterns and not report.quiet:
+    if found.by_patterns and not (found.is_equal or report.quiet):
         text = "Patterns were compared, and their order; only names show whether others are equal."
         tables.print_text(text)
     notes = (*found.a.notes, *found.b.notes)
