@@ -392,3 +392,4 @@ def test_nothing_hides_that_one_rank_may_hold_a_hidden_shard(how, tmp_path):
         ckpttool.open(source, said, target=said, rank=0, **options)
     assert any("may hide an optimizer shard; one more rank would show it: 1" in str(one.message)
                for one in caught)  # fmt: skip
+    assert "hidden_shard" in {one.code for one in ckpttool.verify(source, said).findings}
