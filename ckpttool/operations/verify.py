@@ -197,7 +197,8 @@ def verify(
     # Without every byte, samples tell only what a conversion refuses, and what it reads otherwise
     # than the strategy says.
     harmless = {code for code, grave in severities("convert").items() if grave != "error"}
-    found.add(*run_checks(checkpoint, "verify", set() if deep else harmless - {"inferred", "hidden_shard"}))
+    unsaid = set() if deep else harmless - {"inferred", "hidden_shard"}
+    found.add(*run_checks(checkpoint, "verify", unsaid))
     catalog, are_joined = checkpoint.catalog, checkpoint.are_joined
     is_whole = are_joined or (catalog.is_merged and not catalog.one_of_several)
     is_sampled = are_joined and any(one.has_layout for one in checkpoint.tensors)
