@@ -107,7 +107,7 @@ def resolving(
     by_file: bool,
     purpose: Purpose,
 ) -> Asking[Checkpoint]:
-    """Resolve a checkpoint; `answer` reads what is asked, with what was read of the files before.
+    """Resolve a checkpoint; `answer` answers its questions, with what was read of the files before.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ MAX_ROWS = 40  # of a table on the screen; --json has all
 MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
 PIPE_COLUMNS = 78  # of a grid that is not on a terminal
 MAX_STAGES = 4  # whose grids are drawn
-MAX_MATRICES = 3  # device matrices of a stage that are told
+MAX_MATRICES = 3  # device matrices of a stage that are shown
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
 MAX_FILES = 2  # of a merged checkpoint, in one line
@@ -441,7 +441,7 @@ def _taken_text(part: Slice, found: Explanation) -> str:
 def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
     """Return which device axes shard which axes of a tensor, and the optimizer shard.
 
-    The device matrix is told if it is not the one that is drawn.
+    The device matrix is named if it is not the one that is drawn.
     """
     if one.known_by == "unlisted":
         return "not listed"

@@ -33,7 +33,7 @@ class _RanksCommand(options.GroupedCommand):
             return super().parse_args(ctx, args)
         except (click.MissingParameter, UsageProblem) as error:
             if error.__cause__ is not None:
-                raise  # the options cannot be told from the paths
+                raise  # the options do not follow from the paths
             given, paths, _ = self.make_parser(ctx).parse_args(words)
             if not paths:
                 raise
