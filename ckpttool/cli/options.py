@@ -491,14 +491,17 @@ class _InputStrategies(click.Argument):
             raise UsageProblem(problem.message, f"-o {quote(last)}", facts) from problem
 
 
-input_strategies = click.argument(
-    "strategies",
-    cls=_InputStrategies,
-    nargs=-1,
-    required=True,
-    type=StrategyFile(),
-    metavar="STRATEGY...",
-)
+def input_strategies(command: Callable[..., object]) -> Callable[..., object]:
+    """Add the strategy files of which a file is made; see `_InputStrategies`."""
+    # click 8.1 forgets cls once a decorator has been used, so each command gets its own.
+    return click.argument(
+        "strategies",
+        cls=_InputStrategies,
+        nargs=-1,
+        required=True,
+        type=StrategyFile(),
+        metavar="STRATEGY...",
+    )(command)
 
 source_options = OptionGroup(
     SOURCE,
