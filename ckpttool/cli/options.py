@@ -503,6 +503,7 @@ def input_strategies(command: Callable[..., object]) -> Callable[..., object]:
         metavar="STRATEGY...",
     )(command)
 
+
 source_options = OptionGroup(
     SOURCE,
     "source",
