@@ -16,7 +16,6 @@ import ckpttool
 from ckpttool.cli import options, tables
 from ckpttool.cli.params import whole_number
 from ckpttool.model.layout import divisors
-from ckpttool.problems import PlanError
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -92,10 +91,7 @@ def explain(
     catalog, strategy, target = workflow.load(
         *(source, report, dst_strategy),
         find_strategy=not resolve.replicated,
-        command="convert" if dst_strategy else "inspect",
     )
-    if catalog.names_of:
-        raise PlanError(catalog.errors())
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         found = answer(
             *(catalog, strategy, target),

@@ -19,6 +19,7 @@ from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.checkpoint.resolve import Contents
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
@@ -159,7 +160,8 @@ def inspect(
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
     inspected = _inspect(
-        source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"
+        *(source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"),
+        contents="samples" if page.path is None else "all",
     )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
@@ -250,6 +252,7 @@ def _inspect(
     crc: bool,
     every_tensor: bool,
     ignore_manifest: bool,
+    contents: Contents,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
@@ -278,4 +281,5 @@ def _inspect(
         crc=crc,
         every_tensor=every_tensor,
         ignore_manifest=ignore_manifest,
+        contents=contents,
     )

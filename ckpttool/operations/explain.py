@@ -15,7 +15,7 @@ from itertools import chain, product
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout, UnevenAxis, divisors
 from ckpttool.model.names import drop_unlike_shapes, match_states
@@ -31,8 +31,8 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
 )
-from ckpttool.operations.inspect import examine
-from ckpttool.operations.plans import try_reading
+from ckpttool.operations.describe import refuses_layouts
+from ckpttool.operations.plans import Reading, try_reading
 from ckpttool.operations.summary import Entry, Placement, Row, Stage, Summary, fold_rows
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
 from ckpttool.wording import count, format_ranks, nearest
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan, Transfer
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import TensorMeta
-    from ckpttool.operations.describe import Inspection
 
 Ranks = tuple[int, ...]
 Matrix = tuple[int, ...]  # a device matrix
@@ -225,8 +224,8 @@ class Explanation:
         Whether the target can be.
     obstacles
         Why it cannot be: the axes that do not divide, of the tensors with such names.
-    inspection
-        What inspect answers; None with a target.
+    is_deduplicated
+        Whether each slice is on one of its ranks, as the checkpoint was saved.
     """
 
     catalog: Catalog
@@ -245,7 +244,7 @@ class Explanation:
     absent: tuple[str, ...] = ()
     has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
-    inspection: Inspection | None = None
+    is_deduplicated: bool = False
 
     @property
     def lost(self) -> list[int]:
@@ -262,11 +261,6 @@ class Explanation:
             for name, one in self.tensors.items()
             for part in one.slices
         )
-
-    @property
-    def is_deduplicated(self) -> bool:
-        """Whether each slice is on one of its ranks, as the checkpoint was saved."""
-        return self.inspection is not None and self.inspection.checkpoint.is_deduplicated
 
 
 def explain(
@@ -302,32 +296,18 @@ def explain(
     FormatError, StrategyError, PlanError
         The source cannot be explained, there is no such rank, or no tensor has such a name.
     """
-    executor = executor or InlineExecutor()
-    if target is not None:
-        return _explain_target(catalog, strategy, target, rank, pattern, options, executor)
-    if strategy is None and catalog.needs_strategy and not options.replicated:
-        raise no_strategy_error(
-            catalog, "-s STRATEGY, or --replicated if every rank holds the whole model"
-        )
-    found = Diagnostics("inspect")
-    inspection = examine(
-        *(catalog, strategy),
-        every_tensor=True,
-        ignore_manifest=options.manifest == "ignore",
-        options=options,
-        executor=executor,
-        diagnostics=found,
-    )
-    checkpoint = inspection.checkpoint
-    if not inspection.has_full_tensors:
+    read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
+    found, checkpoint = read.found, read.checkpoint
+    if checkpoint is None or checkpoint.unread or refuses_layouts(found):
         found.raise_if_errors()
+    assert checkpoint is not None, "else there is an error"
+    if target is not None:
+        return _explain_target(catalog, target, rank, pattern, read)
     layouts = checkpoint.strategy.layouts
-    equal_ranks = {name: one.ranks for name, one in inspection.summary.equal_ranks.items()}
-    tensors = distribute(checkpoint, strategy, equal_ranks)
+    tensors = distribute(checkpoint, strategy)
     holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
-    ranks = {*inspection.expected_ranks, *chain(*holders)}
-    if layouts:
-        ranks |= {*checkpoint.strategy.ranks}
+    ranks = {*catalog.files, *catalog.damaged, *chain(*holders)}
+    ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     side = _Side(
         catalog,
         None,
@@ -339,7 +319,7 @@ def explain(
         {name: layouts[name] for name in layouts if name not in tensors},
         checkpoint.is_deduplicated,
     )
-    return replace(side.explain(rank, pattern), inspection=inspection)
+    return side.explain(rank, pattern)
 
 
 def _full_meta(one: Tensor) -> TensorMeta:
@@ -411,6 +391,7 @@ class _Side:
             {key: tuple(having) for key, having in names_of.items()},
             groups,
             tuple(absent),
+            is_deduplicated=self.is_deduplicated,
         )
 
 
@@ -645,18 +626,11 @@ def _fold(
 
 
 def _explain_target(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Strategy,
-    rank: int | None,
-    pattern: str | None,
-    options: ResolveOptions,
-    executor: Executor,
+    catalog: Catalog, target: Strategy, rank: int | None, pattern: str | None, read: Reading
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
     _check_rank(rank, target.ranks, target.origin)
-    plan, placed, found = try_reading(catalog, strategy, target, None, options, executor)
-    layouts = [*placed]
+    plan, found, layouts = read.plan, read.found, [*read.placed]
     placed_layouts = chain(*(of_tensor for _, of_tensor in layouts))
     in_stages = (one for one in placed_layouts if len(one.ranks) == target.stage_ranks)
     stages = tuple(_find_stages(in_stages))

@@ -40,7 +40,8 @@ from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.resolve import Contents
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -72,6 +73,7 @@ def inspect_catalog(
     crc: bool = False,
     every_tensor: bool = False,
     ignore_manifest: bool = False,
+    contents: Contents = "samples",
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -87,6 +89,7 @@ def inspect_catalog(
             crc=crc,
             every_tensor=every_tensor,
             ignore_manifest=ignore_manifest,
+            contents=contents,
             executor=executor,
             diagnostics=found,
         )
@@ -99,7 +102,7 @@ def examine(
     crc: bool = False,
     every_tensor: bool = False,
     ignore_manifest: bool = False,
-    options: ResolveOptions | None = None,
+    contents: Contents = "samples",
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -109,7 +112,7 @@ def examine(
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
     all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
     limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
-    between ranks.  Of ``options`` those act that say how slices fit together.
+    between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -130,7 +133,7 @@ def examine(
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, options, executor, found)
+    checkpoint = _resolve(catalog, strategy, contents, executor, found)
     summary = summarize(checkpoint)
     equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
     summary = replace(summary, equal_ranks=equal_ranks)
@@ -141,7 +144,7 @@ def examine(
 def _resolve(
     catalog: Catalog,
     strategy: Strategy | None,
-    options: ResolveOptions | None,
+    contents: Contents,
     executor: Executor,
     found: Diagnostics,
 ) -> Checkpoint:
@@ -150,14 +153,13 @@ def _resolve(
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    options = replace(options or ResolveOptions(), unlisted="first")
-    by_file = strategy is None and catalog.description is None and not options.replicated
+    by_file = strategy is None and catalog.description is None
     resolve_with = partial(
         resolve,
         catalog,
-        options=options,
+        options=ResolveOptions(unlisted="first"),
         executor=executor,
-        contents="samples",
+        contents=contents,
         is_refused=partial(is_refused, command="inspect"),
         by_file=by_file,
     )

@@ -227,7 +227,7 @@ def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
 
 def test_a_hidden_optimizer_shard_is_explained_with_what_the_strategy_lists(checkpoint):
     catalog, _ = checkpoint(Layout((8,), ((), ()), 4))
-    hiding = strategy_of({"w": Layout((8,), ((), ()))})
+    hiding = target_of(Layout((8,), ((), ())))
     found = explain(catalog, hiding, rank=5, options=ResolveOptions(optimizer_shard=4))
     one = found.tensors["w"]
     assert (one.listed_shard, one.layouts[0].optimizer_shard) == (1, 4)
