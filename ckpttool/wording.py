@@ -254,7 +254,7 @@ _KEYWORDS = {  # of options with a value
         f"--{name.replace('_', '-')}": name
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
-            *("format", "prefix", "not_in_target", "part"),
+            *("format", "prefix", "not_in_target", "part", "include", "exclude"),
         )
     },
 }
@@ -265,7 +265,7 @@ _FLAGS = {  # options without a value
         f"--{name.replace('_', '-')}": f"{name}=True"
         for name in (
             *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc"),
-            *("overwrite", "resume", "no_locks"),
+            *("overwrite", "resume", "no_locks", "weights_only"),
         )
     },
 }
