@@ -12,7 +12,7 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import ROWS, Existing, PagePath, UsageProblem
+from ckpttool.cli.params import NAME_PATTERN, ROWS, Existing, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
@@ -66,6 +66,7 @@ look = options.OptionGroup(
         "show_ranks": options.flag("List every file.", "--ranks"),
         "values": options.option(
             "Print the tensors whose names match PATTERN, and their statistics.",
+            type=NAME_PATTERN,
             multiple=True,
             metavar="PATTERN",
         ),

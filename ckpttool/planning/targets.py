@@ -131,8 +131,8 @@ def _resolve_names(
     """Resolve the rules of a target strategy with the names of the checkpoint; see `Strategy`."""
     if target.strategy is None:
         return target, ()
-    full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
-    names = {**checkpoint.catalog.metas, **full}
+    full = {tensor.name: tensor.meta for tensor in checkpoint.whole.tensors}
+    names = {**checkpoint.whole.catalog.metas, **full}
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
@@ -159,7 +159,7 @@ def _find_transfers(
             unwritten.add(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
-            _compare_names(tensors, target.strategy, diagnostics)
+            _compare_names(checkpoint.whole.tensors, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
@@ -182,8 +182,9 @@ class _LayoutChooser:
         self.target = target
         self.options = options
         self.src_strategy = checkpoint.strategy
-        self.metas = {one.name: one.meta for one in checkpoint.tensors}
-        self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
+        whole = checkpoint.whole.tensors  # a state follows its parameter, wanted or not
+        self.metas = {one.name: one.meta for one in whole}
+        self.sharded = {one.name for one in whole if one.is_sharded}
         self.owners: ParameterOfState = {}
         listed: Collection[str] = ()
         if target.strategy is not None:
