@@ -405,7 +405,8 @@ def inspect(
     """
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
-    resolving = ResolveOptions(tensors=given.take(TensorOptions))
+    comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
+    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -421,7 +422,6 @@ def inspect(
             found,
             crc=crc,
             every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
             options=resolving,
         )
     _warn(found, found.severity_of)
