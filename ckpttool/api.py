@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
@@ -82,7 +82,7 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class ReadKeywords(SourceKeywords, total=False):
-    """The fields of `SourceOptions` and of `ResolveOptions`."""
+    """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
     unlisted: UnlistedChoice | None
@@ -91,6 +91,9 @@ class ReadKeywords(SourceKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
+    include: str | Collection[str]
+    exclude: str | Collection[str]
+    weights_only: bool
 
 
 class _WriteKeywords(ReadKeywords, total=False):
@@ -146,7 +149,7 @@ def open(
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
         types of the package ``"ml_dtypes"``.
     options
-        Fields of `SourceOptions` and `ResolveOptions`.
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
 
     Warns
     -----
@@ -236,7 +239,8 @@ def merge(
         True for a bar, False for none, or a function that takes the name of a phase, what is done
         and the total.  By default there is a bar in a terminal and, with tqdm, in a notebook.
     options
-        Fields of `SourceOptions`, `ResolveOptions`, `OutputOptions` and `RunOptions`.
+        Fields of `SourceOptions`, `ResolveOptions`, `TensorOptions`, `OutputOptions` and
+        `RunOptions`.
 
     Warns
     -----
@@ -450,7 +454,7 @@ def verify(
     progress
         As for `merge`.
     options
-        Fields of `SourceOptions` and `ResolveOptions`.
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
 
     Raises
     ------
@@ -609,10 +613,16 @@ class _Keywords:
         self._names: set[str] = set()
 
     def take(self, options: Callable[..., T]) -> T:
-        """Return an object of options with the keywords that are fields of it."""
-        names = {one.name for one in fields(options)}  # type: ignore[arg-type]
-        self._names |= names
-        return options(**{name: self._left.pop(name) for name in names & self._left.keys()})
+        """Return an object of options with the keywords that are fields of it or of its parts."""
+        taken: dict[str, object] = {}
+        for one in fields(options):  # type: ignore[arg-type]
+            if is_dataclass(one.default):
+                taken[one.name] = self.take(type(one.default))
+            elif one.init:
+                self._names.add(one.name)
+                if one.name in self._left:
+                    taken[one.name] = self._left.pop(one.name)
+        return options(**taken)
 
     def source(self, src: Checkpoint, strategy: Layouts | None, engine: str = "threads") -> Source:
         """Return a checkpoint and how it is scanned; a catalog was scanned before."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import (
+    EachFile,
     Tensor,
     find_rank_slices,
     full_tensor,
@@ -27,7 +28,8 @@ from ckpttool.checkpoint.presence import (
     ranks_without_file,
 )
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.names import ParameterOfState, parse_name
+from ckpttool.model.choices import TensorOptions
+from ckpttool.model.names import ParameterOfState, find_training_state, parse_name
 from ckpttool.model.slicing import (
     BrokenTensor,
     FullTensor,
@@ -37,6 +39,7 @@ from ckpttool.model.slicing import (
     Whole,
 )
 from ckpttool.model.strategy import Strategy
+from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import CkptToolError, Diagnostic, FormatError
 from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
@@ -92,6 +95,8 @@ class ResolveOptions:
     manifest
         How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
         some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
+    tensors
+        Which tensors are wanted.
 
     Examples
     --------
@@ -106,6 +111,7 @@ class ResolveOptions:
     check_replicas: bool = False
     strict: bool = False
     manifest: ManifestChoice = "samples"
+    tensors: TensorOptions = TensorOptions()
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -162,6 +168,8 @@ class Checkpoint(Brief):
         The error that ended the reading of contents, if one did.
     evidence
         What was read.
+    chosen_from
+        The checkpoint with all tensors; None for itself.
     """
 
     catalog: Catalog
@@ -184,6 +192,7 @@ class Checkpoint(Brief):
     read: Mapping[Reading, Sequence[Diagnostic]] = field(default_factory=dict)
     unread: CkptToolError | None = None
     evidence: Evidence = field(default_factory=Evidence, compare=False)
+    chosen_from: Checkpoint | None = None
 
     def _texts(self) -> Iterator[str]:
         ranks = count(len(self.catalog.files), "file" if self.catalog.is_merged else "rank")
@@ -213,6 +222,59 @@ class Checkpoint(Brief):
             is_deduplicated=is_deduplicated(self.catalog, strategy),
         )
         return found._limited()
+
+    @property
+    def chosen(self) -> Checkpoint:
+        """The checkpoint as it would be if the files held only the tensors that the user wants.
+
+        What contents show of the others stays: states prove hidden optimizer shards.
+        """
+        if self.options.tensors.are_all_wanted or self.misfits:
+            return self
+        wanted, correction = self.wanted, self.correction
+        catalog = self.catalog.with_only(wanted)
+        records = (one for one in self.records if one.name in wanted)
+        if correction is not None and wanted.isdisjoint(correction.undecided):
+            correction = replace(correction, problems=())
+        stages = self.differing_stages
+        return replace(
+            self,
+            catalog=catalog,
+            records=tuple(records) if self.are_joined else EachFile(catalog),
+            correction=correction,
+            sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
+            differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),
+            chosen_from=self,
+        )
+
+    @property
+    def whole(self) -> Checkpoint:
+        """The checkpoint with all tensors, also those that the user does not want."""
+        return self.chosen_from or self
+
+    @cached_property
+    def wanted(self) -> frozenset[str]:
+        """The names that the user wants, of those in files and of those that are listed."""
+        options, whole = self.options.tensors, self.whole
+        training = whole.training_state if options.weights_only else ()
+        return options.choose({**whole.metas, **dict.fromkeys(whole.listed)}, training)
+
+    @cached_property
+    def training_state(self) -> frozenset[str]:
+        """The names that are no weights: optimizer state, gradients, master copies, counters."""
+        return find_training_state(self.listed, self.metas)
+
+    @cached_property
+    def metas(self) -> Mapping[str, TensorMeta]:
+        """Name to full tensor, or to a slice of one that is incomplete."""
+        joined = self.records if self.are_joined else ()
+        return {**self.catalog.metas, **{one.name: one.meta for one in joined}}
+
+    @property
+    def left_out(self) -> Mapping[str, TensorMeta]:
+        """The tensors that the user does not want, by name."""
+        all_metas = {} if self.chosen_from is None else self.chosen_from.metas
+        return {name: meta for name, meta in all_metas.items() if name not in self.wanted}
 
     def _limited(self) -> Checkpoint:
         """Return the checkpoint with full tensors where all slices that are needed are there."""
@@ -286,15 +348,17 @@ class Checkpoint(Brief):
     @cached_property
     def partly_held(self) -> tuple[PartlyHeld, ...]:
         """Tensors without a layout that only some ranks of a stage hold."""
+        if self.chosen_from is not None:
+            found = ((one, self.wanted.intersection(one.names)) for one in self.whole.partly_held)
+            return tuple(replace(one, names=tuple(sorted(names))) for one, names in found if names)
         joined = self.records if self.are_joined else ()
         return find_partly_held(self.catalog, self.strategy, joined, self.is_deduplicated)
 
     @cached_property
     def presence(self) -> Presence:
         """What is missing, and which ranks replace it."""
-        return find_missing(
-            self.catalog, self.strategy, self.records, self.is_deduplicated, self.needed
-        )
+        found = self.catalog, self.strategy, self.records, self.is_deduplicated
+        return find_missing(*found, self.needed, self.wanted if self.chosen_from else None)
 
     @cached_property
     def states(self) -> ParameterOfState:

@@ -180,10 +180,12 @@ def find_missing(
     tensors: Iterable[Tensor],
     deduplicated: bool,
     needed: Mapping[str, Collection[tuple[int, ...]]] | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Presence:
     """Find the slices that no file holds, and the damaged files that replicas replace.
 
-    ``needed`` has the owners of the slices that are needed, by name; None if all are.
+    ``needed`` has the owners of the slices that are needed, by name; None if all are.  ``wanted``
+    are the names that count; None if all do.
     """
     if catalog.description is not None:
         is_replaced = not catalog.description.broken and not any(
@@ -191,7 +193,8 @@ def find_missing(
         )
         return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
     missing: MissingNames = defaultdict(list)
-    unsaved = _find_absent(catalog, strategy, deduplicated, missing, needed)
+    listed = strategy if wanted is None else strategy.with_only(wanted)
+    unsaved = _find_absent(catalog, listed, deduplicated, missing, needed)
     for tensor in tensors:
         for owners in tensor.gaps if isinstance(tensor, BrokenTensor) else ():
             expected = tuple(filter(catalog.is_expected, owners))

@@ -138,7 +138,8 @@ def resolving(
     if options.replicated:
         catalog = replace(catalog, one_of_several="")
     if by_file or (strategy is None and catalog.is_merged):
-        return (yield from _resolve_files(catalog, options, contents == "samples", is_refused))
+        found = yield from _resolve_files(catalog, options, contents == "samples", is_refused)
+        return found.chosen
     from ckpttool.checkpoint.fit import fit_to_slices  # late, since full tensors need none
 
     strategy = choose_strategy(catalog, strategy, options.replicated, purpose.option)
@@ -147,7 +148,8 @@ def resolving(
         return Checkpoint(
             catalog=catalog, strategy=strategy, options=options, misfits=tuple(misfits)
         )
-    return (yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose))
+    found = yield from _resolve_ranks(catalog, strategy, options, contents, is_refused, purpose)
+    return found.chosen
 
 
 def _resolve_files(
@@ -167,7 +169,7 @@ def _resolve_files(
     )
     try:
         found = found.knowing(copies=(yield from compare_copies(catalog, by_samples)))
-        return found.knowing(is_refused=is_refused(found))
+        return found.knowing(is_refused=is_refused(found.chosen))
     except CkptToolError as error:
         return found.knowing(unread=error)
 
@@ -194,14 +196,18 @@ def _resolve_ranks(
         find_needed=purpose.find_needed,
         is_recorded=is_recorded(catalog, strategy),
     ).with_strategy(strategy, EqualContents())
-    names = decided_by_contents(catalog, found.records)
+    names = {
+        name: parameter
+        for name, parameter in decided_by_contents(catalog, found.records).items()
+        if parameter is not None or name in found.wanted
+    }
     try:
         if contents == "all":
             equal = yield from compare_contents(catalog, strategy, names)
         else:
             equal = yield from sample_states(catalog, names)
         found = found.with_strategy(strategy, equal)
-        found = found.knowing(is_refused=is_refused(found))
+        found = found.knowing(is_refused=is_refused(found.chosen))
         if found.is_refused or options.trust_strategy:
             return found
         return (yield from _check_layouts(found, listed, contents == "samples"))

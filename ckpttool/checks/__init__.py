@@ -77,6 +77,13 @@ CHECKS = (
         _FILES,
     ),
     Check(layouts.check_options, "an option that cannot apply changes all that follows", of=_BOTH),
+    Check(
+        presence.check_choice,
+        "a pattern is an option, too",
+        ("verify", "inspect", "convert"),
+        _BOTH,
+    ),
+    Check(presence.check_left_out, "what is not wanted is not judged", of=_BOTH),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
     Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),

@@ -18,7 +18,7 @@ from ckpttool.checkpoint.presence import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.slicing import FullTensor
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
-from ckpttool.wording import count, format_ranks, shorten
+from ckpttool.wording import count, format_bytes, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
 
@@ -61,11 +61,12 @@ def _check_names(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     found = sorted({*catalog.files, *catalog.damaged})
     if extra := tuple(rank for rank in found if rank not in strategy.ranks):
         yield _extra_ranks_problem(checkpoint, found, extra)
-    if catalog.holders and not any(name in strategy.layouts for name in catalog.holders):
+    holders = checkpoint.whole.catalog.holders
+    if holders and not any(name in strategy.layouts for name in holders):
         text = f"no parameter in common with {catalog.root}"
         hint = OF_THE_RUN
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; "
-        facts += f"the files hold {shorten(catalog.holders, 2)}"
+        facts += f"the files hold {shorten(holders, 2)}"
         yield Diagnostic("strategy", text, hint=hint, facts=facts, where=strategy.origin)
 
 
@@ -423,13 +424,13 @@ def partly_held_problems(
 def check_redundancy(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on a checkpoint without redundancy, or on ranks that hold nothing."""
     if checkpoint.catalog.description is None:
-        yield from _redundancy_notes(checkpoint.catalog, checkpoint.is_deduplicated)
+        yield from _redundancy_notes(checkpoint.whole.catalog, checkpoint.is_deduplicated)
 
 
 def check_empty(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on files of ranks that hold nothing, if nothing says what they should hold."""
     if not checkpoint.catalog.is_merged:
-        yield from _redundancy_notes(checkpoint.catalog, None)
+        yield from _redundancy_notes(checkpoint.whole.catalog, None)
 
 
 def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterator[Diagnostic]:
@@ -458,9 +459,34 @@ def _redundancy_notes(catalog: Catalog, is_deduplicated: bool | None) -> Iterato
     yield Diagnostic("emptied", nothing, hint=hint, facts=facts, ranks=ranks)
 
 
+def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problems of patterns of names that match nothing, and of a choice of no tensor."""
+    whole = checkpoint.chosen_from
+    if whole is None:
+        return
+    names = {**whole.metas, **dict.fromkeys(whole.listed)}
+    unmatched = [*checkpoint.options.tensors.unmatched(names, whole.catalog.root)]
+    yield from unmatched
+    if whole.metas and not checkpoint.catalog.metas and not unmatched:
+        facts = f"{count(len(whole.metas), 'tensor')} left out: {shorten(whole.metas, 3)}"
+        hint = "other patterns; `ckpttool inspect --all` lists the names"
+        where = whole.catalog.root
+        yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
+
+
+def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on the tensors that are not wanted."""
+    left_out = checkpoint.left_out
+    if left_out and checkpoint.catalog.metas:
+        size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
+        text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
+        yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")
+
+
 def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of a checkpoint in which there is nothing to examine."""
-    return find_nothing(checkpoint.catalog)
+    if checkpoint.catalog.metas or not checkpoint.left_out:
+        yield from find_nothing(checkpoint.catalog)
 
 
 def find_nothing(catalog: Catalog) -> Iterator[Diagnostic]:

@@ -23,6 +23,7 @@ from click.core import ParameterSource
 from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
     ENGINE,
+    NAME_PATTERN,
     PART,
     PATTERN,
     RANKS,
@@ -76,8 +77,9 @@ Parameter = Callable[[str, str], Decorator]  # adds a parameter, by its name and
 # Headings of --help, in its order.  EVERYDAY has the options that most people need, at most ten of
 # each command.
 SOURCE, OUTPUT, STRATEGY = "Source options", "Output options", "Strategy options"
+TENSORS = "Tensor options"
 SPEED, SAFETY, DISPLAY = "Speed options", "Safety options", "Display options"
-HEADINGS = ("Everyday options", SOURCE, OUTPUT, STRATEGY, SPEED, SAFETY, DISPLAY)
+HEADINGS = ("Everyday options", SOURCE, TENSORS, OUTPUT, STRATEGY, SPEED, SAFETY, DISPLAY)
 EVERYDAY = (
     *("-s", "-d", "-o", "--format", "--step", "--replicated", "--deep"),
     *("--overwrite", "--resume", "-j", "--json", "-h"),
@@ -393,8 +395,11 @@ def make_side(src: str, strategy_files: tuple[str, ...] = (), **options: Any) ->
 
 def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.model.choices import TensorOptions
 
-    return ResolveOptions(**{name: one for name, one in values.items() if one is not None})
+    given = {name: one for name, one in values.items() if one is not None}
+    of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
 def _build_output(**values: Any) -> OutputOptions:
@@ -495,6 +500,8 @@ ignore_manifest = option(
 )
 
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
+NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
+OF_TENSORS = ("include", "exclude", "weights_only")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -516,6 +523,14 @@ resolve_options = OptionGroup(
             "Compare all replicas byte for byte before anything is written.", heading=SAFETY
         ),
         "manifest": ignore_manifest,
+        "include": option(
+            "Only tensors whose names match PATTERN, a glob or re:REGEX; repeat it for more.",
+            **NAMES,
+        ),
+        "exclude": option("No tensors whose names match PATTERN; repeat it for more.", **NAMES),
+        "weights_only": flag(
+            "No optimizer state, gradients, master copies or counters.", heading=TENSORS
+        ),
     },
 )
 

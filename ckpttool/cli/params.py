@@ -270,6 +270,16 @@ def parse_pattern(text: str) -> str:
     return text
 
 
+def parse_name_pattern(text: str) -> str:
+    """Return a pattern of names of tensors; refuse a malformed regular expression."""
+    from ckpttool.model.choices import Pattern
+
+    try:
+        return Pattern(text).text
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="re:layers[.][0-3][.]") from error
+
+
 def parse_rank_files(text: str) -> str:
     """Return the path of each rank's file, perhaps a URL; refuse one without ``{rank}``."""
     if "{rank}" not in text:
@@ -331,6 +341,7 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
 
 RANK_FILES = Parsed("pattern", parse_rank_files)
 PATTERN = Parsed("pattern", parse_pattern)
+NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)
 NUMBER = Parsed("x", parse_number)

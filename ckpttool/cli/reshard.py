@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @options.resolve_options(
     *("unlisted", "trust_strategy", "optimizer_shard"),
     *("strict", "check_replicas", "manifest"),
+    *options.OF_TENSORS,
 )
 @options.rank_outputs
 @options.run_options()

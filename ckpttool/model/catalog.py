@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
+from typing import TypeVar
 
 from ckpttool.model.names import ParameterOfState, match_states
 from ckpttool.model.slicing import Description
-from ckpttool.model.tensors import FileIndex, FileStamp, Reads, StoredFile, StoredTensor, TensorMeta
+from ckpttool.model.tensors import (
+    FileIndex,
+    FileStamp,
+    Reads,
+    SharedHeader,
+    StoredFile,
+    StoredTensor,
+    TensorMeta,
+)
 from ckpttool.problems import Command, Diagnostic, FormatError, severities
 from ckpttool.wording import Brief, count, format_bytes
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,6 +220,37 @@ class Catalog(Brief):
         if len(groups) == 1:
             return groups[0]
         return dict(sorted(chain(*(group.items() for group in groups)), key=itemgetter(0)))
+
+    def with_only(self, names: Collection[str]) -> Catalog:
+        """Return the catalog as it would be if the files held only the tensors of these names."""
+
+        def chosen(tensors: Mapping[str, _T]) -> dict[str, _T]:
+            return {name: one for name, one in tensors.items() if name in names}
+
+        headers = {id(header): chosen(header) for header in self.headers.values()}
+        files = {}
+        for rank, file in self.files.items():
+            tensors: Mapping[str, StoredTensor] = headers[id(file.header)]
+            if isinstance(file.tensors, SharedHeader):
+                tensors = SharedHeader(tensors, file.tensors.file)
+            files[rank] = replace(file, tensors=tensors)
+        description = self.description
+        if description is not None:
+            description = replace(
+                description,
+                tensors=chosen(description.tensors),
+                broken=description.broken & {*names},
+                problems=tuple(
+                    one for one in description.problems if one.tensor is None or one.tensor in names
+                ),
+            )
+        return replace(
+            self,
+            files=files,
+            description=description,
+            common_tensors=chosen(self.common_tensors),
+            copies=chosen(self.copies),
+        )
 
     @property
     def needs_strategy(self) -> bool:

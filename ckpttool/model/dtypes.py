@@ -89,6 +89,8 @@ SAFETENSORS_DTYPES: dict[str, DType] = {
 
 ALL_DTYPES = DTYPES | SAFETENSORS_DTYPES
 
+FLOATS = frozenset(name for name in DTYPES if "Float" in name)  # real floating-point numbers
+
 # MindSpore 1.0 spelled one type in two ways: it wrote UInt8 and could only read Uint8.
 ALIASES = {"Uint8": "UInt8"}
 

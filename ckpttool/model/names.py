@@ -19,10 +19,12 @@ networks; MindFormers ``core/optim/came.py``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ckpttool.model.dtypes import FLOATS
 from ckpttool.model.tensors import TensorMeta
 
 ParameterOfState = Mapping[str, str]  # name of a state to name of its parameter
@@ -70,6 +72,19 @@ _REDUCED_AXES = {
 }
 _SECOND_MOMENTS = (*_REDUCED_AXES, "exp_avg_sq_")  # all prefixes without a dot; longer ones first
 _DOTTED_PREFIXES = frozenset(STATE_PREFIXES).difference(_SECOND_MOMENTS)
+
+# State that is no copy of a parameter: counters, rates and scales of optimizers, loss scaling,
+# fault tolerance and callbacks, and what THOR and ASGD compute.
+# Source: Parameter(..., name) in nn/optim, nn/wrap/loss_scale.py, amp.py, mint/optim,
+# experimental/optim; train/callback/_train_fault_tolerance.py; FTRL's and Rprop's states have
+# prefixes that `match_states` finds.
+_TRAINING_VALUE = re.compile(
+    r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
+    r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
+    r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
+    r"|matrix_(a_inv_|g_inv_|max)\d+"
+)
+_TRAINING_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
 
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
 
@@ -236,3 +251,43 @@ def drop_unlike_shapes(
         or parameter not in metas
         or metas[name].shape == metas[parameter].shape
     }
+
+
+def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
+    """Return the names that are no weights: optimizer state, gradients, master copies, counters.
+
+    A prefix of MindSpore's optimizers is that of a module if none of its names has its parameter,
+    although there are weights.  A single value without a layer that is no floating-point number
+    counts something.
+
+    Parameters
+    ----------
+    listed, metas
+        As for `match_states`.
+
+    Examples
+    --------
+    >>> w, step = TensorMeta("w", "Float32", (4, 3)), TensorMeta("global_step", "Int32", (1,))
+    >>> sorted(find_training_state([], {"w": w, "adam_m.w": w, "global_step": step}))
+    ['adam_m.w', 'global_step']
+    """
+    states = match_states(listed, metas)
+    proven = {parse_name(name).prefix for name in states}
+    has_weights = any(
+        parse_name(name).parameter is None and name not in states and not meta.is_single
+        for name, meta in metas.items()
+    )
+
+    def is_training(name: str, meta: TensorMeta) -> bool:
+        parsed = parse_name(name)
+        if parsed.parameter is not None:
+            return parsed.prefix in proven or parsed.is_gradient or not has_weights
+        if _TRAINING_VALUE.fullmatch(name):
+            return True
+        if not meta.is_single:
+            return False
+        prefix = next((one for one in _TRAINING_PREFIXES if name.startswith(one)), "")
+        is_of_parameter = bool(prefix) and name.removeprefix(prefix) in metas
+        return is_of_parameter or ("." not in name and meta.dtype not in FLOATS)
+
+    return frozenset(states) | {name for name, meta in metas.items() if is_training(name, meta)}

@@ -120,6 +120,11 @@ class Strategy(Brief):
         stages = range(self.stages) if stage is None else [stage]
         return all(is_covered(self.ranks_of(one)) for one in stages)
 
+    def with_only(self, names: Collection[str]) -> Strategy:
+        """Return the strategy with only the layouts of these names."""
+        layouts = {name: one for name, one in self.layouts.items() if name in names}
+        return replace(self, layouts=layouts)
+
     def for_ranks(self, ranks: Iterable[int]) -> Strategy:
         """Return the strategy with as many groups as ``ranks`` need; unchanged if it has no group.
 

@@ -7,7 +7,7 @@ document has ``"schema"``; see `ckpttool._version.SCHEMA`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool._version import SCHEMA
@@ -205,6 +205,7 @@ def convert(done: Conversion) -> Json:
         seconds=round(done.seconds, 6),
         **_given(
             largest_sharded=sharded or None,
+            left_out=_sizes(done.plan.left_out.values()),
             not_in_target=None if target.is_merged else not_listed,
         ),
         notes=describe_diagnostics(done.notes, severities("convert")),
@@ -215,6 +216,12 @@ def convert(done: Conversion) -> Json:
             manifest=done.manifest,
         ),
     )
+
+
+def _sizes(metas: Collection[TensorMeta]) -> Json | None:
+    """Describe a number of tensors and their bytes; None for no tensor."""
+    nbytes = sum(meta.nbytes for meta in metas)
+    return {"tensors": len(metas), "nbytes": nbytes} if metas else None
 
 
 def estimate(found: Estimate) -> Json:

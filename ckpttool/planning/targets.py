@@ -27,7 +27,7 @@ from ckpttool.checkpoint.optimizer_state import (
     state_layouts,
     target_layouts,
 )
-from ckpttool.checks.presence import find_nothing
+from ckpttool.checks.presence import check_nothing
 from ckpttool.formats import format_of_suffix, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.formats.weight_index import (
@@ -72,15 +72,22 @@ def plan(
     """
     catalog = checkpoint.catalog
     target, transfers, not_listed = find_transfers(checkpoint, target, options, diagnostics)
-    diagnostics.add(*find_nothing(catalog))
+    diagnostics.add(*check_nothing(checkpoint))
     is_incomplete = checkpoint.is_incomplete or bool(checkpoint.presence.missing)
-    if not transfers and not is_incomplete and not diagnostics.has_errors:
+    if not transfers and not (is_incomplete or diagnostics.has_errors or checkpoint.left_out):
         diagnostics.add(Diagnostic("nothing", "no tensor to write", where=catalog.root))
     if is_incomplete or diagnostics.has_errors:
         return None
     strategies = (checkpoint.strategy, *filter(None, [target.strategy]))
     files = tuple(name for one in strategies for name in one.files)
-    return Plan((catalog,), target, tuple(transfers), (), not_listed, strategies=files)
+    return Plan(
+        (catalog,),
+        target,
+        tuple(transfers),
+        not_listed=not_listed,
+        left_out=checkpoint.left_out,
+        strategies=files,
+    )
 
 
 def find_transfers(

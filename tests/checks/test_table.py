@@ -12,6 +12,7 @@ import pytest
 import ckpttool
 from ckpttool.checkpoint.contents import ComparedCopies
 from ckpttool.checks import CHECKS, run_checks
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import Diagnostic, FormatError
@@ -46,6 +47,12 @@ def resolved(catalog, strategy=ONE_STAGE, contents=None, **options):
     """
     letters = {"w": "aabbaabb"} | (contents or {})
     return resolve_in_memory(catalog, strategy, letters, **options)
+
+
+def choosing(**choice):
+    """A checkpoint of `w` and its state, of which only some tensors are wanted."""
+    catalog = with_names({"w": SLICE, "adam_m.w": SLICE})
+    return resolved(catalog, STATES, tensors=TensorOptions(**choice))
 
 
 def ranks(strategy=ONE_STAGE, **held):
@@ -106,6 +113,8 @@ CASES = {
         resolved(with_names({"w": SLICE}), BARE, optimizer_shard=1),
         resolved(with_names({"w": SLICE}), optimizer_shard=1),
     ),
+    "check_choice": ("options", choosing(include=["v"]), choosing(include=["w"])),
+    "check_left_out": ("dropped", choosing(weights_only=True), choosing(include=["*w"])),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
         "shape",
