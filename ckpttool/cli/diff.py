@@ -66,7 +66,7 @@ sides = options.OptionGroup(
 )
 @sides()
 @options.resolve_options(
-    *("trust_strategy", "optimizer_shard", "manifest"),
+    *("trust_strategy", "optimizer_shard", "manifest", "dtype"),
     *options.OF_TENSORS,
     replicated=options.flag(
         "Every rank of a side without a strategy of its own holds all tensors in full."

@@ -22,6 +22,7 @@ from click.core import ParameterSource
 
 from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
+    CAST,
     ENGINE,
     NAME_PATTERN,
     PART,
@@ -398,7 +399,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.model.choices import TensorOptions
 
     given = {name: one for name, one in values.items() if one is not None}
-    of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    names = (*OF_TENSORS, *OF_CASTS)
+    of_tensors = {name: given.pop(name) for name in names if name in given}
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
@@ -502,6 +504,7 @@ ignore_manifest = option(
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
 OF_TENSORS = ("include", "exclude", "weights_only")
+OF_CASTS = ("dtype", "on_overflow")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -530,6 +533,20 @@ resolve_options = OptionGroup(
         "exclude": option("No tensors whose names match PATTERN; repeat it for more.", **NAMES),
         "weights_only": flag(
             "No optimizer state, gradients, master copies or counters.", heading=TENSORS
+        ),
+        "dtype": option(
+            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
+            type=CAST,
+            multiple=True,
+            metavar="TYPE",
+            heading=TENSORS,
+        ),
+        "on_overflow": option(
+            "What becomes of numbers too large for their new type: error or inf.",
+            type=Choice(["error", "inf"]),
+            metavar="HOW",
+            default="error",
+            heading=TENSORS,
         ),
     },
 )

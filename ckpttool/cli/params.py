@@ -340,7 +340,20 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
 
 
 RANK_FILES = Parsed("pattern", parse_rank_files)
+
+
+def parse_cast(text: str) -> str:
+    """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
+    from ckpttool.model.choices import Cast
+
+    try:
+        return Cast(text).text
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="bf16") from error
+
+
 PATTERN = Parsed("pattern", parse_pattern)
+CAST = Parsed("type", parse_cast)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)

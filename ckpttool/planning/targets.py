@@ -87,6 +87,7 @@ def plan(
         not_listed=not_listed,
         left_out=checkpoint.left_out,
         strategies=files,
+        tensors=checkpoint.options.tensors,
     )
 
 
@@ -155,7 +156,8 @@ def _find_transfers(
         if reasons := reasons - {None}:
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
         elif layouts:
-            transfers.append(Transfer.copy_of(tensor, layouts))
+            dtype = checkpoint.wanted_dtype(tensor.meta)
+            transfers.append(replace(Transfer.copy_of(tensor, layouts), dtype=dtype))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
