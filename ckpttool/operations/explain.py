@@ -26,6 +26,7 @@ from ckpttool.model.slicing import (
     FullTensor,
     LayoutSlicing,
     Listed,
+    Own,
     RankGroups,
     Slicing,
     Unlisted,
@@ -506,7 +507,7 @@ def _known(one: Tensor) -> Known:
             return "listed"
         case Follows():
             return "follows"
-        case Whole():
+        case Whole() | Own():
             return "whole"
         case Unlisted():
             return "unlisted"
