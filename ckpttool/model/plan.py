@@ -45,7 +45,7 @@ class Term:
 
     def of_rank(self, rank: int) -> Term:
         """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
-        return replace(self, source=self.source.of_rank(rank)) if self.source.own_ranks else self
+        return Term(self.source.of_rank(rank), self.weight, self.input)
 
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.

@@ -269,8 +269,9 @@ class FullTensor:
         if not self.own_ranks:
             return self
         assert isinstance(self.slicing, LayoutSlicing), "a file holds it in full"
-        own = Layout.unsharded(len(self.meta.shape), 1, rank)
-        return replace(self, slicing=replace(self.slicing, layout=own))
+        layout = Layout.unsharded(len(self.meta.shape), 1, rank)
+        slicing = LayoutSlicing(layout, self.slicing.shape, self.slicing.tensors)
+        return FullTensor(self.meta, slicing, self.known_by)  # `replace` takes three times as long
 
     @property
     def is_sharded(self) -> bool:

@@ -37,8 +37,14 @@ def check_same(src, out, suffix):
     assert after
     assert {path.suffix for path in after.values()} == {suffix}
     for name, path in after.items():
-        assert read(path) == read(before[name])
+        assert read(path) == {key: of_today(one) for key, one in read(before[name]).items()}
     return before, after
+
+
+def of_today(entry):
+    """A single value as MindSpore has written it since 2.1: without the dims ``[0]``."""
+    is_single = entry.shape == (0,) and entry.data and entry.dtype != "str"
+    return entry._replace(shape=()) if is_single else entry
 
 
 @pytest.mark.parametrize("case", CASES)
