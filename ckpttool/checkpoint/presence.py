@@ -462,5 +462,5 @@ def _written_ranks(
     ranks = frozenset({*found, *(output.rank for output in outputs)})
     if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
         return None
-    text = f"written only for {format_ranks([output.rank for output in outputs])} (--rank)"
+    text = f"written only for {format_ranks([output.rank for output in outputs])}"
     return ranks, Diagnostic("part", text, where=str(path))

@@ -31,6 +31,8 @@ class Pattern:
     True
     >>> Pattern("re:^adam_[mv]").matches("adam_m.layers.0.weight")
     True
+    >>> Pattern("layers.0.weight").matches("adam_m.layers.0.weight")
+    False
     """
 
     text: str
@@ -39,7 +41,7 @@ class Pattern:
     def __post_init__(self) -> None:
         is_regex = self.text.startswith("re:")
         try:
-            regex = re.compile(self.text[3:] if is_regex else translate(self.text))
+            regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
         except re.error as error:
             raise ValueError(f"{self.text!r} is no regular expression: {error}") from error
         object.__setattr__(self, "regex", regex)
@@ -58,7 +60,7 @@ def unmatched(
     """
     for pattern in patterns:
         if not any(map(pattern.matches, names)):
-            text = f"no tensor matches {option} {pattern.text!r}"
+            text = f"no tensor matches {pattern.text!r}"
             near = _nearest(pattern, names)
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
             hint = f"{option} {quote(near)}" if near else "`ckpttool inspect --all` lists the names"
@@ -88,6 +90,9 @@ class TensorOptions:
         none of ``exclude``, in whatever order they are given.
     weights_only
         Leave out optimizer state, accumulated gradients, master copies and counters.
+    shown_by
+        The option that takes ``include``, of a command that only looks at these tensors; "" for
+        a command that leaves out the others.
 
     Raises
     ------
@@ -103,6 +108,7 @@ class TensorOptions:
     include: Collection[str] = ()
     exclude: Collection[str] = ()
     weights_only: bool = False
+    shown_by: str = ""
     included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
     excluded: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
 
@@ -130,5 +136,5 @@ class TensorOptions:
 
     def unmatched(self, names: Collection[str], where: str) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing."""
-        yield from unmatched("--include", self.included, names, where)
+        yield from unmatched(self.shown_by or "--include", self.included, names, where)
         yield from unmatched("--exclude", self.excluded, names, where)

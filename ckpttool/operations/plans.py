@@ -63,12 +63,12 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
-            text = "--max-shard-size writes a folder, and the name is that of a file"
-            hint = f"-o {path.removesuffix(Path(path).suffix)}"
+            text = "numbered files go into a folder, and the name is that of a file"
+            hint = f"-o {quote(path.removesuffix(Path(path).suffix))}"
             raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
-        text = f"the suffix is that of {by_name}, but --format is {format}"
+        text = f"the suffix is that of {by_name}, but the format is {format}"
         hint = f"{format_option(path, format)}, or no --format"
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):
@@ -552,15 +552,12 @@ def _conversion_problems(
     """Yield why files cannot be written again as the options say."""
     src, is_merged = quote(catalog.root), catalog.is_merged
     if options.max_shard_bytes is not None and not is_merged:
-        text, hint = (
-            "--max-shard-size is for merged checkpoints",
-            f"ckpttool merge {src} -o OUT ...",
-        )
+        text, hint = "files of ranks cannot be numbered", f"ckpttool merge {src} -s STRATEGY ..."
         yield Diagnostic("options", text, hint=hint, where=catalog.root)
     there = {*catalog.files, *catalog.damaged}
     absent = sorted({*(options.ranks or ())} - there - {*catalog.missing_ranks})
     if options.ranks is not None and is_merged:
-        text, hint = "--rank is for files of ranks", "the same command without --rank"
+        text, hint = "a merged checkpoint has no ranks", "the same command without --rank"
         yield Diagnostic("options", text, hint=hint, where=catalog.root)
     elif absent:
         text, hint = f"{format_ranks(absent)}: not in the source", f"--rank {format_numbers(there)}"
@@ -646,10 +643,32 @@ def plan_reading(
     FormatError, StrategyError, PlanError
         All problems of the source and of the target, in one error.
     """
-    plan, _, diagnostics = try_reading(catalog, strategy, target, rank, options, executor)
-    diagnostics.raise_if_errors()
-    assert plan is not None, "else there is an error"
-    return plan, diagnostics
+    read = try_reading(catalog, strategy, target, rank, options, executor)
+    read.found.raise_if_errors()
+    assert read.plan is not None, "else there is an error"
+    return read.plan, read.found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a conversion would read, for who only looks at it.
+
+    Attributes
+    ----------
+    checkpoint
+        The source; None if it cannot be resolved.
+    plan
+        What would be written; None if something is wrong.
+    placed
+        The tensors and their layouts in the target, even if these cannot shard them.
+    found
+        All that the conversion would report.
+    """
+
+    checkpoint: Checkpoint | None
+    plan: Plan | None
+    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]]
+    found: Diagnostics
 
 
 def try_reading(
@@ -659,12 +678,8 @@ def try_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
-) -> tuple[Plan | None, Iterator[tuple[FullTensor, tuple[Layout, ...]]], Diagnostics]:
-    """Return the plan of `plan_reading`, the layouts of tensors in the target, and all problems.
-
-    The plan is None if something is wrong.  There are layouts if the source can be read, even if
-    they cannot shard the tensors.
-    """
+) -> Reading:
+    """Resolve and plan as `plan_reading`, and collect what is wrong."""
     output_options = OutputOptions(ranks=None if rank is None else (rank,))
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
@@ -674,12 +689,13 @@ def try_reading(
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)
-    diagnostics = Diagnostics(strict=options.strict)
-    checkpoint, plan = _plan(source, outputs, output_options, executor, diagnostics)
+    found = Diagnostics(strict=options.strict)
+    checkpoint, plan = _plan(source, outputs, output_options, executor, found)
     forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only
-    diagnostics.add(*notes)
+    found.add(*notes)
     of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
-    diagnostics.failures = [*of_files, *forged, *diagnostics.failures]
-    if checkpoint is None:
-        return plan, iter(()), diagnostics
-    return plan, targets.layouts_in_target(checkpoint, outputs, output_options), diagnostics
+    found.failures = [*of_files, *forged, *found.failures]
+    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]] = iter(())
+    if checkpoint is not None:
+        placed = targets.layouts_in_target(checkpoint, outputs, output_options)
+    return Reading(checkpoint, plan, placed, found)

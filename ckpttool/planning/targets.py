@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.fit import fit_to_full_tensors
@@ -132,7 +133,7 @@ def _resolve_names(
     if target.strategy is None:
         return target, ()
     full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
-    names = {**checkpoint.catalog.metas, **full}
+    names = {**checkpoint.whole.metas, **full}
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
@@ -159,7 +160,7 @@ def _find_transfers(
             unwritten.add(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
-            _compare_names(tensors, target.strategy, diagnostics)
+            _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
@@ -182,8 +183,9 @@ class _LayoutChooser:
         self.target = target
         self.options = options
         self.src_strategy = checkpoint.strategy
-        self.metas = {one.name: one.meta for one in checkpoint.tensors}
-        self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
+        whole = checkpoint.whole.tensors  # a state follows its parameter also without it
+        self.metas = {one.name: one.meta for one in whole}
+        self.sharded = {one.name for one in whole if one.is_sharded}
         self.owners: ParameterOfState = {}
         listed: Collection[str] = ()
         if target.strategy is not None:
@@ -314,11 +316,9 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
-def _compare_names(
-    tensors: Sequence[FullTensor], strategy: Strategy, diagnostics: Diagnostics
-) -> None:
+def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
     """Add a note on names that only the target lists, and a problem if no name is in common."""
-    names = {tensor.name for tensor in tensors}
+    names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "
@@ -426,14 +426,14 @@ class StrategySidecar:
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
-                f"--write-strategy {folder / name}",
+                f"--write-strategy {quote(str(folder / name))}",
             )
         place = parent / name
         for output in map(Path, plan.target.paths.values()):
             if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
                 yield problem(
                     "one of two files would have to be a folder",
-                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    f"--write-strategy {quote(str(folder / 'strategy.ckpt'))}",
                     f"the other is the output {output}",
                 )
                 break
@@ -443,7 +443,7 @@ class StrategySidecar:
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield problem(
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                f"--write-strategy {folder / name}",
+                f"--write-strategy {quote(str(folder / name))}",
             )
 
 
@@ -485,7 +485,7 @@ class ShardedOutput:
         data = index_text(files, sum(sizes.values())).encode()
         if len(data) > MAX_INDEX_BYTES:
             text = "too many tensors for one index"
-            hint = f"-o {self.folder}.ckpt without --max-shard-size"
+            hint = f"-o {quote(f'{self.folder}.ckpt')} without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
             diagnostics.add(
                 Diagnostic("destination", text, hint=hint, facts=facts, where=self.folder)
@@ -493,7 +493,7 @@ class ShardedOutput:
             return None
         documents = tuple(Document(path, data) for path in self.documents)
         if self.limit is not None and (large := [*self._too_large(plan, self.limit)]):
-            text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"
+            text = f"larger than the limit, in files of their own: {_name(large, 'tensor')}"
             diagnostics.add(Diagnostic("part", text))
         return replace(plan, documents=documents)
 
