@@ -54,7 +54,7 @@ def test_a_case_is_the_same_in_another_format_and_back(case, tmp_path):
     other, own = formats[CASES.index(case) % len(formats)], next(iter(files_of(src).values()))
     back = next(name for name, suffix in SUFFIXES.items() if suffix == own.suffix)
     run_well("convert", src, "-o", tmp_path / "other", "--format", other)
-    run_well("convert", tmp_path / "other", "-o", tmp_path / "back", "--format", back)
+    run_well("convert", tmp_path / "other", "-o", tmp_path / "back", "--format", back, "--json")
     check_same(src, tmp_path / "other", SUFFIXES[other])
     before, after = check_same(src, tmp_path / "back", own.suffix)
     if own.suffix == ".ckpt" and case not in OTHERWISE_WRITTEN:  # nothing but the order differs
