@@ -115,12 +115,15 @@ def header_attrs(crc: bool) -> dict[str, str]:
     return {"crc_num": ""} if crc else {}
 
 
-def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None) -> dict[str, str]:
+def _provenance_of(
+    catalog: Catalog, src: Strategy | None, dst: Strategy | None, files: Files
+) -> dict[str, str]:
     """Return the attributes that say how the outputs of a run are made.
 
     They name no folder above the source, no host and no time, so equal inputs give equal outputs.
     A strategy is the SHA-256 of its files, one behind the other (``cat FILES | sha256sum``).
-    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy.
+    Outputs of a checkpoint that ckpttool wrote keep its step and its strategy, and files that are
+    written again keep the strategy of their ranks.
     """
     kept = catalog.common_attrs
     name = os.fsencode(Path(os.path.abspath(catalog.root)).name)  # noqa: PTH100, it resolves ".."
@@ -131,6 +134,8 @@ def _provenance_of(catalog: Catalog, src: Strategy | None, dst: Strategy | None)
         "src_strategy": _hash_strategy(src) or kept.get(f"{PROVENANCE}src_strategy"),
         "dst_strategy": _hash_strategy(dst),
     }
+    if files == "kept":
+        found["dst_strategy"] = kept.get(f"{PROVENANCE}dst_strategy")
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
@@ -263,7 +268,7 @@ def _plan(
             diagnostics.extend(of_target)
             if plan is not None:
                 src = checkpoint.strategy if checkpoint.strategy.layouts else None
-                provenance = _provenance_of(catalog, src, target.strategy)
+                provenance = _provenance_of(catalog, src, target.strategy, source.files)
                 plan = replace(plan, provenance=provenance, listed=listed)
     except CkptToolError as error:
         diagnostics.failures.append(error)
