@@ -26,6 +26,7 @@ from ckpttool.checkpoint.evidence import Asking, Evidence, answer
 from ckpttool.checkpoint.interpret import Files, decided_by_contents, records_of_files
 from ckpttool.checkpoint.presence import (
     is_recorded,
+    miss_listed_ranks,
     note_written_ranks,
     other_strategy,
     quarantine_all_empty,
@@ -165,6 +166,8 @@ def _resolve_files(
 ) -> Asking[Checkpoint]:
     """Resolve a checkpoint whose files are not joined."""
     catalog = quarantine_all_empty(catalog)
+    if files == "kept" and options.manifest != "ignore":
+        catalog = miss_listed_ranks(catalog)
     found = Checkpoint(
         catalog=catalog,
         strategy=Strategy.without_layouts(max((*catalog.files, *catalog.damaged), default=0) + 1),
