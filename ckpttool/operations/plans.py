@@ -505,7 +505,8 @@ def plan_convert(
     output.refuse("prefix", "not_in_target", "strategy_path")
     _refuse_url(path)
     refusal = _described_error(catalog)
-    noted = [*_note_strategies(catalog), *_conversion_problems(catalog, path, output)]
+    is_renamed = bool(resolve_options.tensors.renames)
+    noted = [*_note_strategies(catalog, is_renamed), *_conversion_problems(catalog, path, output)]
     catalog = replace(catalog, diagnostics=tuple(noted))
     if output.ranks is not None:
         catalog = _limited_to(catalog, output.ranks)
@@ -538,7 +539,7 @@ def _described_error(catalog: Catalog) -> PlanError | None:
     return PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=catalog.root)])
 
 
-def _note_strategies(catalog: Catalog) -> Iterator[Diagnostic]:
+def _note_strategies(catalog: Catalog, is_renamed: bool) -> Iterator[Diagnostic]:
     """Yield the diagnostics of a scan, and that the strategies beside the files are not copied."""
     found = list(catalog.strategy_files)
     for one in catalog.diagnostics:
@@ -548,7 +549,8 @@ def _note_strategies(catalog: Catalog) -> Iterator[Diagnostic]:
             yield one
     if found:
         text = f"{shorten(found, 1)}: a strategy, which is not copied"
-        yield Diagnostic("strategy_file", text, facts="it is that of the output, too")
+        facts = "it has the old names" if is_renamed else "it is that of the output, too"
+        yield Diagnostic("strategy_file", text, facts=facts)
 
 
 def _conversion_problems(
