@@ -32,13 +32,9 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.model.layout import Layout
     from ckpttool.model.region import Region
-    from ckpttool.operations.explain import (
-        Distribution,
-        Explanation,
-        Obstacle,
-        RankGroup,
-        Slice,
-    )
+    from ckpttool.operations.distribution import Distribution, Slice
+    from ckpttool.operations.explain import Explanation, RankGroup
+    from ckpttool.operations.obstacles import Obstacle
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ckpttool.operations.convert import Conversion
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.diff import Difference, TensorChange, TensorDifference
+    from ckpttool.operations.distribution import Slice
     from ckpttool.operations.estimate import Estimate
-    from ckpttool.operations.explain import Explanation, Slice
+    from ckpttool.operations.explain import Explanation
     from ckpttool.operations.open import Array
     from ckpttool.operations.strategies import WrittenStrategy
     from ckpttool.operations.strategy_check import Candidate, DeviceFit
