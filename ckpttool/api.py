@@ -24,6 +24,7 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
@@ -72,7 +73,15 @@ class SourceKeywords(TypedDict, total=False):
     key: bytes | Secret | None
 
 
-class ReadKeywords(SourceKeywords, total=False):
+class InspectKeywords(SourceKeywords, total=False):
+    """The fields of `SourceOptions` and `TensorOptions`."""
+
+    include: str | Collection[str]
+    exclude: str | Collection[str]
+    weights_only: bool
+
+
+class ReadKeywords(InspectKeywords, total=False):
     """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
@@ -82,9 +91,6 @@ class ReadKeywords(SourceKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: Literal["samples", "all", "ignore"]
-    include: str | Collection[str]
-    exclude: str | Collection[str]
-    weights_only: bool
 
 
 class _WriteKeywords(ReadKeywords, total=False):
@@ -368,7 +374,7 @@ def inspect(
     every_tensor: bool = False,
     ignore_manifest: bool = False,
     progress: Progress = None,
-    **options: Unpack[SourceKeywords],
+    **options: Unpack[InspectKeywords],
 ) -> Inspected:
     """Say what a checkpoint or a strategy is; errors are in the answer, ``found.errors``.
 
@@ -385,7 +391,7 @@ def inspect(
     progress
         As for `merge`.
     options
-        Fields of `SourceOptions`.
+        Fields of `SourceOptions` and `TensorOptions`.
 
     Warns
     -----
@@ -399,6 +405,8 @@ def inspect(
     """
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
+    manifest: Literal["samples", "ignore"] = "ignore" if ignore_manifest else "samples"
+    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=manifest)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -414,7 +422,7 @@ def inspect(
             found,
             crc=crc,
             every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
+            options=resolving,
         )
     _warn(found, found.severity_of)
     return answer

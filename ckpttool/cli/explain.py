@@ -235,8 +235,11 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     yield "rank", [f"{of_all}, in stage {group.stage} of {stages}" if stages > 1 else of_all]
     if found.target is None:
         file = found.catalog.files.get(rank)
-        lost = "no file that can be read: this is what it should hold"
-        yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
+        texts = ["no file that can be read: this is what it should hold"]
+        if file is not None:
+            texts = [one.path for one in file.files]
+            texts[-1] += f", {format_bytes(file.nbytes)}{' together' if texts[1:] else ''}"
+        yield "file" if len(texts) == 1 else "files", texts
     yield "device matrix", _matrices_of_rank(found, rank)
     named = f" named like {' or '.join(found.patterns)}" if found.patterns else ""
     verb = "should hold" if rank in group.lost else "holds"

@@ -133,7 +133,7 @@ page_options = options.OptionGroup(
 @options.crc
 @look()
 @page_options()
-@options.resolve_options("manifest", *OF_VALUES)
+@options.resolve_options("manifest", *OF_VALUES, *options.OF_TENSORS)
 @options.report_options()
 def inspect(
     source: Side,
@@ -160,10 +160,8 @@ def inspect(
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
-    inspected = _inspect(
-        *(source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"),
-        contents="samples" if page.path is None else "all",
-    )
+    contents: Contents = "samples" if page.path is None else "all"
+    inspected = _inspect(source, more, found, report, crc, look.show_all, resolve, contents)
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
@@ -252,7 +250,7 @@ def _inspect(
     report: ReportOptions,
     crc: bool,
     every_tensor: bool,
-    ignore_manifest: bool,
+    resolve: ResolveOptions,
     contents: Contents,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
@@ -281,6 +279,6 @@ def _inspect(
         *(catalog, strategy, found),
         crc=crc,
         every_tensor=every_tensor,
-        ignore_manifest=ignore_manifest,
         contents=contents,
+        options=resolve,
     )

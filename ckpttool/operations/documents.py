@@ -93,7 +93,7 @@ def explain(found: Explanation) -> Json:
         file = found.catalog.files.get(found.rank) if found.target is None else None
         rank = {
             "rank": found.rank,
-            "file": file and file.path,
+            "files": [] if file is None else [one.path for one in file.files],
             "coordinates": [
                 {"device_matrix": matrix, "coordinate": at} for matrix, at in found.matrices.items()
             ],

@@ -40,7 +40,7 @@ from ckpttool.operations.summary import EqualRanks, Summary, names_to_sample
 from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint.checkpoint import Checkpoint
+    from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
     from ckpttool.checkpoint.resolve import Contents
 
 MAX_SAMPLED_RANKS = 64
@@ -72,8 +72,8 @@ def inspect_catalog(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    ignore_manifest: bool = False,
     contents: Contents = "samples",
+    options: ResolveOptions | None = None,
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -88,8 +88,8 @@ def inspect_catalog(
             *(catalog, strategy),
             crc=crc,
             every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
             contents=contents,
+            options=options,
             executor=executor,
             diagnostics=found,
         )
@@ -101,8 +101,8 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    ignore_manifest: bool = False,
     contents: Contents = "samples",
+    options: ResolveOptions | None = None,
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -112,7 +112,8 @@ def examine(
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
     all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
     limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
-    between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.
+    between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.  Of
+    ``options`` those act that say how slices fit together and which tensors are wanted.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -124,7 +125,8 @@ def examine(
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
-    if not ignore_manifest and find_manifests(catalog):
+    ignores_manifest = options is not None and options.manifest == "ignore"
+    if not ignores_manifest and find_manifests(catalog):
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
@@ -133,7 +135,9 @@ def examine(
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, contents, executor, found)
+    checkpoint = _resolve(catalog, strategy, contents, options, executor, found)
+    if checkpoint.chosen_from is not None:
+        catalog = checkpoint.catalog
     summary = summarize(checkpoint)
     equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
     summary = replace(summary, equal_ranks=equal_ranks)
@@ -145,6 +149,7 @@ def _resolve(
     catalog: Catalog,
     strategy: Strategy | None,
     contents: Contents,
+    options: ResolveOptions | None,
     executor: Executor,
     found: Diagnostics,
 ) -> Checkpoint:
@@ -153,11 +158,12 @@ def _resolve(
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    by_file = strategy is None and catalog.description is None
+    options = replace(options or ResolveOptions(), unlisted="first")
+    by_file = strategy is None and catalog.description is None and not options.replicated
     resolve_with = partial(
         resolve,
         catalog,
-        options=ResolveOptions(unlisted="first"),
+        options=options,
         executor=executor,
         contents=contents,
         is_refused=partial(is_refused, command="inspect"),
@@ -173,8 +179,8 @@ def _resolve(
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, are_joined=False)
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
-    if by_file and catalog.is_merged:  # what an empty file should hold is not known
-        return replace(checkpoint, catalog=catalog)
+    if by_file and catalog.is_merged and checkpoint.chosen_from is None:
+        return replace(checkpoint, catalog=catalog)  # what an empty file should hold is not known
     damaged = checkpoint.catalog.damaged.items()
     found.failures[:0] = (error for rank, error in damaged if rank not in catalog.damaged)
     return checkpoint

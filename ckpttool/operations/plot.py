@@ -41,6 +41,7 @@ from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 
 if TYPE_CHECKING:
+    from ckpttool.model.tensors import StoredFile
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.documents import Json
 
@@ -154,7 +155,7 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
         "missing": _runs(done.missing_ranks),
         "damaged": _runs(done.unreadable_ranks),
         "files": [
-            [rank, _name_below(root, one.path), one.nbytes, *_device(found, rank)]
+            [rank, _names_below(root, one.files), one.nbytes, *_device(found, rank)]
             for rank, one in catalog.files.items()
         ],
         "rows": rows,
@@ -175,9 +176,10 @@ def _found_by_merge(found: Inspection) -> Diagnostics:
     return said
 
 
-def _name_below(root: str, path: str) -> str:
-    """Return the name of a file below the folder that was scanned."""
-    return printable(path.removeprefix(root).lstrip("/") or path)
+def _names_below(root: str, files: Iterable[StoredFile]) -> str:
+    """Return the names of files below the folder that was scanned."""
+    paths = (one.path for one in files)
+    return ", ".join(printable(path.removeprefix(root).lstrip("/") or path) for path in paths)
 
 
 def _device(found: Inspection, rank: int) -> Iterator[str]:
