@@ -1,9 +1,10 @@
 """The functions of ``import ckpttool``: a checkpoint in a notebook or a script, in one line each.
 
 All take a checkpoint as a path or as what `ckpttool.scan` returns, a strategy as its files or as
-what `ckpttool.read_strategy` returns, and every option of the command line by its name.  What the
-command line prints as a warning is a `CkptToolWarning`; ``-W error`` makes it an error before
-anything is written, as ``--strict`` does.
+what `ckpttool.read_strategy` returns, and every option of the command line by its name, with a
+value of Python or with the text of the command line (``part="1/2"``).  What the command line prints
+as a warning is a `CkptToolWarning`; ``-W error`` makes it an error before anything is written, as
+``--strict`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
-from ckpttool.checkpoint.checkpoint import ResolveOptions, UnlistedChoice
+from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
@@ -49,6 +50,7 @@ from ckpttool.problems import (
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.transaction.resume import Assignment, OutputOptions
+from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size, read_key
 from ckpttool.wording import format_ranks, nearest
 
 if TYPE_CHECKING:
@@ -62,6 +64,13 @@ T = TypeVar("T")
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
 
+_PARSERS: Mapping[str, Callable[[str], object]] = {  # of keywords that a text may say, too
+    "ranks": parse_ranks,
+    "part": parse_part,
+    "max_memory_bytes": parse_size,
+    "max_shard_bytes": parse_size,
+}
+
 BAR_SECONDS = 1  # a shorter phase shows no bar
 
 
@@ -70,7 +79,7 @@ class SourceKeywords(TypedDict, total=False):
 
     pattern: str | None
     step: str | int | None
-    key: bytes | Secret | None
+    key: bytes | Secret | Path | None  # the key itself, or the path of a file with it
 
 
 class InspectKeywords(SourceKeywords, total=False):
@@ -90,31 +99,31 @@ class ReadKeywords(InspectKeywords, total=False):
     optimizer_shard: int | None
     check_replicas: bool
     strict: bool
-    manifest: Literal["samples", "all", "ignore"]
+    manifest: ManifestChoice
 
 
 class _WriteKeywords(ReadKeywords, total=False):
     format: str | None
     crc: bool
-    part: tuple[int, int] | None
+    part: tuple[int, int] | str | None
     overwrite: bool
     resume: bool
     no_locks: bool
     engine: str
-    max_memory_bytes: int | None
+    max_memory_bytes: int | str | None
 
 
 class MergeKeywords(_WriteKeywords, total=False):
     """The fields of all options of a merge."""
 
-    max_shard_bytes: int | None
+    max_shard_bytes: int | str | None
 
 
 class ReshardKeywords(_WriteKeywords, total=False):
     """The fields of all options of a split and of a reshard."""
 
     prefix: str
-    ranks: Collection[int] | None
+    ranks: Collection[int] | str | None
     not_in_target: NotInTarget
     strategy_path: Path | None
 
@@ -405,8 +414,8 @@ def inspect(
     """
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
-    manifest: Literal["samples", "ignore"] = "ignore" if ignore_manifest else "samples"
-    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=manifest)
+    comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
+    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -434,7 +443,7 @@ def verify(
     *,
     deep: bool = False,
     crc: bool = False,
-    ignore: Collection[str] = (),
+    ignore: str | Collection[str] = (),
     progress: Progress = None,
     **options: Unpack[ReadKeywords],
 ) -> Verification:
@@ -449,7 +458,7 @@ def verify(
     crc
         Verify checksums, and report files without one.
     ignore
-        Codes of warnings that are treated as notes.
+        Codes of warnings that are treated as notes, or one of them.
     progress
         As for `merge`.
     options
@@ -522,6 +531,8 @@ def diff(
     CkptToolError
         They cannot be compared.
     """
+    if not isinstance(tolerance, Tolerance | None):
+        raise TypeError(f"tolerance={tolerance!r}, expected a Tolerance, as Tolerance(atol=1e-3)")
     given = _Keywords("diff", {"unlisted": "rank", **options})
     resolving, shown = given.take(ResolveOptions), _Shown(progress)
     of_files = given.scanning(a, b)
@@ -606,9 +617,7 @@ class _Keywords:
 
     def __init__(self, function: str, given: Mapping[str, object]) -> None:
         self.function = function
-        self._left = dict(given)
-        if isinstance(step := given.get("step"), int):
-            self._left["step"] = str(step)
+        self._left = {name: _value(name, one) for name, one in given.items()}
         self._names: set[str] = set()
 
     def take(self, options: Callable[..., T]) -> T:
@@ -643,6 +652,24 @@ class _Keywords:
             raise TypeError(f"{text}; near: {near}" if near else text)
 
 
+def _value(name: str, given: object) -> object:
+    """Return the value of a keyword, of which a text is read as on the command line.
+
+    The text may be a key in the place of a path, so no error repeats it.
+    """
+    try:
+        if name == "step" and isinstance(given, int):
+            return str(given)
+        if name == "key" and isinstance(given, str | os.PathLike):
+            with pathlib.Path(given).open("rb") as file:
+                return read_key(file)
+        return _PARSERS[name](given) if name in _PARSERS and isinstance(given, str) else given
+    except TypedError as error:
+        raise ValueError(f"{name}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{name}: the file cannot be read ({error.strerror})") from None
+
+
 def _named(src: Checkpoint, engine: str = "threads") -> str | Catalog:
     """Return a checkpoint; its path is absolute if workers on other hosts read it."""
     return src if isinstance(src, Catalog) else _for_engine(src, engine)
@@ -665,7 +692,8 @@ def _warn(found: Iterable[Diagnostic], severity_of: SeverityOf) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("ckpttool."):
         frame, level = frame.f_back, level + 1
-    for one in join_alike(one for one in found if severity_of[one.code] == "warning"):
+    wanted = (one for one in found if severity_of[one.code] == "warning")
+    for one in join_alike(wanted, "to_dict"):
         warnings.warn(str(one), CkptToolWarning, stacklevel=level)
 
 

@@ -5,8 +5,8 @@ some ranks lack is a note of merge and a warning of verify.  `CODES` is the only
 severities.  The options ``--strict`` and ``--ignore`` edit one column of it (`severities`); nothing
 else does.
 
-The text of an exception, or of a diagnostic as a ``str``, is for Python: it names keywords
-where the command line, which prints the fields, names options.
+The text of an exception, or of a diagnostic as a ``str``, is for Python: its hints name keywords
+where the command line, which prints the fields, names options.  Messages and facts name neither.
 
 An exception names the place, what was expected, what was found and, if possible, the remedy.  Its
 class has the exit code of the command line.  Arguments are positional and all go to
@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias, TypeVar
 
-from ckpttool.wording import format_ranks, shorten, with_keywords
+from ckpttool.wording import format_ranks, nearest, shorten, with_keywords
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h: exit code of a mistake in ckpttool itself
 
@@ -166,7 +166,7 @@ CODES: Mapping[str, Code] = {
     "unlisted": _error(
         "parameters that are not in the strategy and differ between ranks", verify="warning"
     ),
-    "decided": _note("what --unlisted does with parameters", inspect=None, verify=None),
+    "decided": _note("what becomes of unlisted parameters", inspect=None, verify=None),
     "partly_held": _warning(
         "parameters that are not in the strategy and that only some ranks hold",
         inspect=None,
@@ -193,7 +193,7 @@ CODES: Mapping[str, Code] = {
     "parts": _error("the parts of a set do not fit together"),
     "engine": _error("workers cannot do this work"),
     "no_engine": _error("an engine, its library or its workers are missing"),
-    "memory": _error("the work does not fit --max-memory"),
+    "memory": _error("the work does not fit the limit of memory"),
     # outputs
     "target": _error("a parameter does not fit the target", inspect=None, verify=None, diff=None),
     "format": _note("what the format of files means for those who load them"),
@@ -229,7 +229,12 @@ def severities(
     strict
         Whether warnings become errors.
     ignore
-        Codes whose warnings become notes.  Errors cannot be ignored.
+        Codes whose warnings become notes, or one of them.  Errors cannot be ignored.
+
+    Raises
+    ------
+    ValueError
+        There is no such code.
 
     Examples
     --------
@@ -238,10 +243,14 @@ def severities(
     >>> severities("verify", ignore=["missing_rank", "missing"])["missing_rank"]
     'note'
     """
+    ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+    if unknown := sorted(ignored - CODES.keys()):
+        near = nearest(unknown[0], CODES) or "one of `ckpttool.problems.CODES`"
+        raise ValueError(f"ignore={unknown[0]!r} is no code of a message; expected {near}")
     column: dict[str, Severity | None] = {}
     for name, code in CODES.items():
         severity = code.exceptions.get(command, code.default)
-        if severity == "warning" and name in ignore:
+        if severity == "warning" and name in ignored:
             severity = "note"
         if severity == "warning" and strict:
             severity = "error"
@@ -260,7 +269,8 @@ class Diagnostic:
     message
         What is wrong, in at most 15 words; equal for all files and tensors with the same problem.
     hint
-        One command or option that helps; "" if there is none.
+        One command or option that helps; "" if there is none.  It is read as a shell reads it,
+        so names from outside in it are quoted (``shlex.quote``).
     options
         Options that the hint names; a command that lacks one names the page of the code instead.
     facts
@@ -324,8 +334,13 @@ class Diagnostic:
         """The lines as one text, for people."""
         return "\n  ".join(self.lines)
 
+    @property
+    def for_python(self) -> Diagnostic:
+        """The diagnostic with keywords in its hint; only hints name options."""
+        return replace(self, hint=with_keywords(self.hint))
+
     def __str__(self) -> str:
-        return with_keywords(self.text)
+        return self.for_python.text
 
     def for_command(self, command: Command) -> Diagnostic:
         """Return the diagnostic; its hint names its page if ``command`` lacks an option in it.
@@ -396,8 +411,8 @@ class CkptToolError(Exception):
         yield Diagnostic(self.code, super().__str__())
 
     def __str__(self) -> str:
-        lines = (join_clauses(one.fact, one.facts, one.hint) for one in self.diagnostics)
-        return with_keywords("\n".join(lines))
+        found = (one.for_python for one in self.diagnostics)
+        return "\n".join(join_clauses(one.fact, one.facts, one.hint) for one in found)
 
     def on_side(self, side: str) -> CkptToolError:
         """Return the error with its side of a comparison.
@@ -507,7 +522,7 @@ class FormatError(_PlaceError):
     def __str__(self) -> str:
         at = "" if self.offset is None else f" byte {self.offset}:"
         text = f"{place_on_side(self.side, self.path)}:{at} {self.reason}"
-        return with_keywords(join_clauses(text, self.facts, self.hint))
+        return join_clauses(text, self.facts, with_keywords(self.hint))
 
     def with_hint(self, hint: str, facts: str = "") -> FormatError:
         """Return the error with another hint and with more facts."""
@@ -854,7 +869,7 @@ class Diagnostics:
         if self._usual[one.code] == "error":
             return one
         hint = one.hint or "the same command without --strict"
-        return replace(one, message=f"{one.message} (--strict)", hint=hint, options=())
+        return replace(one, message=f"{one.message} (strict)", hint=hint, options=())
 
 
 def describe_diagnostics(
@@ -896,11 +911,11 @@ def describe_errors(found: Iterable[Diagnostic]) -> list[dict[str, object]]:
     return [describe_diagnostic(one, "error") for one in found]
 
 
-def join_alike(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+def join_alike(found: Iterable[Diagnostic], document: str = "--json") -> list[Diagnostic]:
     """Join the same problem of several files, tensors or ranks, for the text that people read.
 
-    The text names three tensors or one file, and how many others there are.  Facts that differ
-    stand by the names that they are about.  Programs get each diagnostic by itself.
+    The text names three tensors or one file, how many others there are, and the ``document`` that
+    lists them.  Facts that differ stand by the names that they are about.
 
     Examples
     --------
@@ -914,10 +929,10 @@ def join_alike(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     groups: dict[object, list[Diagnostic]] = {}
     for one in found:
         groups.setdefault((one.code, one.message, one.hint, one.side), []).append(one)
-    return [alike[0] if len(alike) == 1 else _join(alike) for alike in groups.values()]
+    return [alike[0] if len(alike) == 1 else _join(alike, document) for alike in groups.values()]
 
 
-def _join(alike: Sequence[Diagnostic]) -> Diagnostic:
+def _join(alike: Sequence[Diagnostic], document: str) -> Diagnostic:
     """Join diagnostics that differ at most in place, tensor, ranks and facts."""
     places = [*dict.fromkeys(one.where for one in alike if one.where)]
     tensors = [*dict.fromkeys(one.name for one in alike if one.name)]
@@ -944,7 +959,7 @@ def _join(alike: Sequence[Diagnostic]) -> Diagnostic:
             format_ranks(united) if len(ranks) > 1 and is_of_all else "",
             f"also {shorten(others, MOST)}" if others else "",
             join_first(clauses),
-            "--json lists each" if is_short else "",
+            f"{document} lists each" if is_short else "",
         ),
         ranks=united,
     )

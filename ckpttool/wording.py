@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def format_ranks(ranks: Sequence[int], word: str = "rank", most: int | None = None) -> str:
@@ -241,7 +241,8 @@ def nearest(name: str, names: Iterable[str], fits: Callable[[str], bool] = bool)
 
 MAX_HTML_ROWS = 200  # of a table in a notebook
 
-_KEYWORDS = {  # of options with a value
+# What a call of Python takes in place of an option of the command line.
+KEYWORDS: Mapping[str, str] = {  # of options with a value
     "-s": "strategy",
     "-d": "target",
     "-o": "out",
@@ -254,56 +255,70 @@ _KEYWORDS = {  # of options with a value
         f"--{name.replace('_', '-')}": name
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
-            *("format", "prefix", "not_in_target", "part", "include", "exclude"),
+            *("format", "prefix", "not_in_target", "part", "ignore"),
+            *("include", "exclude"),
         )
     },
 }
-_FLAGS = {  # options without a value
-    "--check-manifest": 'manifest="all"',
-    "--ignore-manifest": 'manifest="ignore"',
+FLAGS: Mapping[str, str] = {  # of options without a value
+    "--check-manifest": "manifest='all'",
+    "--ignore-manifest": "manifest='ignore'",
     **{
         f"--{name.replace('_', '-')}": f"{name}=True"
         for name in (
-            *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc"),
-            *("overwrite", "resume", "no_locks", "weights_only"),
+            *("replicated", "trust_strategy", "check_replicas", "strict", "deep", "crc", "stats"),
+            *("overwrite", "resume", "no_locks", "weights_only", "dry_run"),
         )
     },
 }
-_VALUE = (
-    r"'[^']*'|(?:first|rank|drop|ckpt|safetensors|hdf5)\b"
-    r"|[\w./*{}~:-]*(?:[A-Z\d./{}][\w./*{}~:-]*[\w/*}]|[A-Z\d/}])"
+_PROSE = "with|if|for|on|of|and|or|that|to|in"  # goes on after an option; no value of it
+_QUOTED = r"'[^'\n]*'|\"[^\"\n]*\""
+_HINT = re.compile(
+    rf"`[^`\n]*`|(?:\bckpttool [a-z]|\bcp |\bln )[^;)\n]*|(?<![\w'])(?:{_QUOTED})"
+    r"|(?<![\w/.-])(?P<option>--[a-z][a-z-]*|-[sdo]\b)"
+    rf"(?: (?!(?:{_PROSE})\b)(?P<value>(?:{_QUOTED}|[^\s'\"`])+?)(?=[,;.)]*(?:\s|$)))?"
 )
-_OPTION = re.compile(
-    rf"`[^`\n]*`|\bckpttool [a-z][^;\n]*|(?<![\w/.-])(--[a-z][a-z-]*|-[sdo]\b)(?: ({_VALUE}))?"
-)
 
 
-def with_keywords(text: str) -> str:
-    """Return a message with the keywords of Python in place of options of the command line.
+def with_keywords(hint: str) -> str:
+    """Return a hint with the keywords of Python in place of options of the command line.
 
-    Whole commands stay as they are.
+    A hint is read as a shell reads it: names from outside are quoted, and what is quoted stays as
+    it is, except as the value of an option.  Whole commands stay as they are.
 
     Examples
     --------
     >>> with_keywords("-s STRATEGY, or --replicated if every rank holds the whole model")
     "strategy='STRATEGY', or replicated=True if every rank holds the whole model"
-    >>> with_keywords("`ckpttool help -s`; --optimizer-shard 4, or --step with another iteration")
-    '`ckpttool help -s`; optimizer_shard=4, or step= with another iteration'
+    >>> with_keywords("'a -s b' as SRC; --step backup --optimizer-shard 4, or --step with a run")
+    "'a -s b' as SRC; step='backup', optimizer_shard=4, or step= with a run"
+    >>> with_keywords("`ckpttool help -s`, or --rank 0,3-7 --resume")
+    "`ckpttool help -s`, or ranks='0,3-7', resume=True"
     """
+    parts: list[str] = []
+    done, place = 0, 0  # what is written, and where the next search begins
+    while found := _HINT.search(hint, place):
+        start, place, option = found.start(), found.end(), found["option"]
+        if option in FLAGS:
+            place = start + len(option)
+            text = FLAGS[option]
+        elif option in KEYWORDS:
+            value = found["value"]
+            text = f"{KEYWORDS[option]}={'' if value is None else _literal(option, value)}"
+        else:
+            continue
+        between = hint[done:start]
+        parts += [", " if parts and between == " " else between, text]
+        done = place
+    return "".join((*parts, hint[done:]))
 
-    def keyword(found: re.Match[str]) -> str:
-        option, value = found.groups()
-        if option in _FLAGS:
-            return _FLAGS[option] + (f" {value}" if value else "")
-        name = _KEYWORDS.get(option or "")
-        if name is None:
-            return found[0]
-        if value is None:
-            return f"{name}="
-        is_number = value.isdecimal() and option != "--step"
-        return f"{name}={value if is_number else repr(value.strip(chr(39)))}"
 
-    return _OPTION.sub(keyword, text)
+def _literal(option: str, word: str) -> str:
+    """Return the value of an option, a word of the shell, as Python writes it."""
+    from shlex import split  # late, since `ckpttool --help` needs none
+
+    is_number = option == "--optimizer-shard"  # "N" stands for one, too
+    return word if is_number else repr(split(word)[0])
 
 
 class Brief:

@@ -14,9 +14,11 @@ from ckpttool.discovery import hyper_parallel
 from ckpttool.execution import execute as execute_module
 from ckpttool.execution.copy import fill
 from ckpttool.formats.sandbox import Sandbox
+from ckpttool.problems import Diagnostic
 from tests.support.encryption import KEY
 from tests.support.executors import Threads, wait_until
 from tests.support.file_bytes import record
+from tests.support.hints import untypable
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +26,21 @@ def no_sync():
     """Sync nothing to disk: what a test ends is a process, not the system."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def typed_hints():
+    """Hold each diagnostic of each test against what a call of Python takes."""
+    check_code = Diagnostic.__post_init__
+
+    def check(one):
+        check_code(one)
+        problem = untypable(one)
+        assert not problem, problem
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Diagnostic, "__post_init__", check)
         yield
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pydoc
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,14 @@ from ckpttool.discovery.scan import SourceOptions
 from ckpttool.execution.executors import RunOptions
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
-from ckpttool.problems import Diagnostic
+from ckpttool.problems import Diagnostic, PlanError
+from ckpttool.secret import Secret
 from ckpttool.transaction.resume import OutputOptions
+from ckpttool.wording import with_keywords
 from tests.support.checkpoints import cut, noise, strategy_of, write_file, write_ranks
 from tests.support.commands import run
 from tests.support.corpus import GOLDEN
+from tests.support.hints import LIKE_OPTIONS
 from tests.support.readers import read_ranks
 
 CASE = GOLDEN / "reshard_8_to_4"
@@ -165,7 +169,10 @@ def test_all_that_is_wrong_is_one_error_in_the_words_of_python(tmp_path):
     (tmp_path / "damaged.ckpt").write_bytes(b"\x0a\xff")
     for call, said in [
         (lambda: ckpttool.merge(SRC, None, tmp_path / "m.h5"), "strategy='STRATEGY', or repl"),
-        (lambda: ckpttool.merge(STRATEGY, SRC, tmp_path / "m.h5"), "SRC and strategy= look exch"),
+        (
+            lambda: ckpttool.merge(STRATEGY, SRC, tmp_path / "m.h5"),
+            "and the strategy look exchanged",
+        ),
         (lambda: ckpttool.split(SRC, TARGET, tmp_path / "s"), "replicated=True if every rank"),
         (lambda: ckpttool.merge(SRC, STRATEGY, tmp_path / "m.pth"), "or format="),
     ]:
@@ -202,11 +209,88 @@ def test_options_of_a_scan_are_refused_with_what_a_scan_returned(options, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("ranks", "error"), [("0,2", TypeError), (1, TypeError), (["0"], TypeError), ([], ValueError)]
+    ("ranks", "error"), [((0.5,), TypeError), (1, TypeError), (["0"], TypeError), ([], ValueError)]
 )
 def test_ranks_are_numbers(ranks, error, tmp_path):
     with pytest.raises(error, match=r"ranks=.*expected"):
         ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", ranks=ranks)
+
+
+def test_a_keyword_takes_the_text_of_the_command_line(tmp_path):
+    done = ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "a", ranks="0,2-3", part="1/2")
+    assert (*done.assignment.whole.values(),) == (0, 2, 3)
+    assert str(done.assignment.part) == "1/2"
+    done = ckpttool.merge(
+        *(SRC, STRATEGY, tmp_path / "b"), max_shard_bytes="20kB", max_memory_bytes="1GiB"
+    )
+    assert len(done.outputs) > 2
+    (tmp_path / "key").write_text("hex:" + "5a" * 16, encoding="ascii")
+    taken = api._Keywords("open", {"key": tmp_path / "key", "step": 7}).take(SourceOptions)
+    assert taken == SourceOptions(key=Secret(b"Z" * 16), step="7")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": "0-"}, "ranks: '0-' is not a rank or a range of ranks; example: 0,3-7"),
+        ({"part": "3/2"}, "part: '3/2' is not a part K/N"),
+        ({"max_memory_bytes": "5"}, "max_memory_bytes: '5' is not a size"),
+        ({"max_memory_bytes": 0}, "max_memory_bytes=0, expected 1 or more"),
+        ({"max_memory_bytes": 0.5}, "max_memory_bytes=0.5, expected a whole number"),
+        ({"optimizer_shard": "x"}, "optimizer_shard='x', expected a whole number"),
+        ({"unlisted": "all"}, "unlisted='all', expected one of"),
+        ({"manifest": "x"}, "manifest='x', expected one of"),
+        ({"step": 0.5}, "step=0.5, expected a text"),
+        ({"key": 5}, "key= is a int, expected the bytes of the key"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_expected(options, said, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
+        ckpttool.reshard(SRC, STRATEGY, TARGET, tmp_path / "out", **options)
+
+
+def test_a_wrong_value_of_verify_and_diff_is_refused():
+    with pytest.raises(ValueError, match=r"^ignore='misding' is no code .*; expected missing$"):
+        ckpttool.verify(SRC, STRATEGY, ignore=["nan", "misding"])
+    assert ckpttool.verify(SRC, STRATEGY, ignore="nan").findings == ()
+    with pytest.raises(TypeError, match=r"^tolerance=0.1, expected a Tolerance"):
+        ckpttool.diff(SRC, SRC, STRATEGY, tolerance=0.1)
+
+
+def test_no_error_repeats_a_key_in_the_place_of_its_file():
+    with pytest.raises(ValueError, match=r"^key: the file cannot be read \(No such file") as caught:
+        ckpttool.open(SRC, STRATEGY, key="0123456789abcdef")
+    assert caught.value.__suppress_context__
+
+
+def test_names_from_outside_are_never_read_as_options(tmp_path, monkeypatch):
+    """Folders and tensors may be called like options, in every part of an error."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path(LIKE_OPTIONS)
+    folder.mkdir()
+    shutil.copytree(SRC, folder / "in")
+    shutil.copy(STRATEGY, folder / f"{LIKE_OPTIONS}.ckpt")
+    (folder / "in" / "rank_1").rename(folder / "in" / "rank_9")
+    for call in (
+        lambda: ckpttool.merge(folder / "in", None, "m.h5"),
+        lambda: ckpttool.merge(folder / "in", folder / f"{LIKE_OPTIONS}.ckpt", "m.h5"),
+        lambda: ckpttool.merge(folder / "in" / "rank_0", None, "m.h5"),
+        lambda: ckpttool.merge(folder, None, "m.h5"),
+        lambda: ckpttool.merge(SRC, STRATEGY, folder / "in" / "rank_0"),
+        lambda: ckpttool.merge(folder / f"{LIKE_OPTIONS}.ckpt", folder / "in", "m.h5"),
+        lambda: ckpttool.reshard(SRC, STRATEGY, TARGET, folder / f"{LIKE_OPTIONS}.ckpt"),
+        lambda: ckpttool.merge(SRC, STRATEGY, folder / "m.h5", max_shard_bytes="5GB"),
+    ):
+        with pytest.raises(ckpttool.CkptToolError) as caught:
+            call()
+        said = str(caught.value)
+        assert "-s old --step 5" in said
+        assert "strategy=old" not in said
+        assert "'old'" not in said
+        for hint in (one.hint for one in caught.value.diagnostics):
+            assert "old --step 5" not in with_keywords(hint) or "'run -s old --step 5" in hint
+    error = PlanError([Diagnostic("shape", "the slices do not fit", tensor="w -s x")])
+    assert str(error) == "w -s x: the slices do not fit"
 
 
 def test_another_type_of_arrays_is_refused():
@@ -320,8 +404,7 @@ def test_every_option_that_a_message_may_name_is_a_keyword(command):
     options = {one.opts[0] for one in params if one.heading not in of_line} - LINE_ONLY
     assert len(options) >= 8
     for option in options:
-        text = str(Diagnostic("options", "wrong", hint=f"{option} X"))
-        assert text.rpartition("Try: ")[2].partition("=")[0] in known, option
+        assert with_keywords(f"{option} X").partition("=")[0] in known, option
 
 
 LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}

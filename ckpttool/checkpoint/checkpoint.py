@@ -41,6 +41,7 @@ from ckpttool.model.slicing import (
 from ckpttool.model.strategy import Strategy
 from ckpttool.model.tensors import TensorMeta
 from ckpttool.problems import CkptToolError, Diagnostic, FormatError
+from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, format_bytes, format_shape
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _OF_CONTENTS = {
 # Name to the ranks that hold each slice that is needed; other names are not needed.
 NeededSlices: TypeAlias = Mapping[str, Collection[tuple[int, ...]]]
 UnlistedChoice = Literal["rank", "first", "drop"]
+ManifestChoice = Literal["samples", "all", "ignore"]
 Reading = Literal["checksums", "contents", "unlisted", "manifest"]
 
 # Each rank stores its own number in an emergency save.  It means nothing to other ranks.
@@ -108,16 +110,16 @@ class ResolveOptions:
     optimizer_shard: int | None = None
     check_replicas: bool = False
     strict: bool = False
-    manifest: Literal["samples", "all", "ignore"] = "samples"
+    manifest: ManifestChoice = "samples"
     tensors: TensorOptions = TensorOptions()
 
     def __post_init__(self) -> None:
-        if self.unlisted not in (None, *get_args(UnlistedChoice)):
-            raise ValueError(
-                f"unlisted={self.unlisted!r}, expected one of {get_args(UnlistedChoice)}"
-            )
-        if self.optimizer_shard is not None and self.optimizer_shard < 1:
-            raise ValueError(f"optimizer_shard={self.optimizer_shard}, expected 1 or more")
+        for name, choices in (
+            ("unlisted", (None, *get_args(UnlistedChoice))),
+            ("manifest", get_args(ManifestChoice)),
+        ):
+            require_choice(name, getattr(self, name), choices)
+        require_number("optimizer_shard", self.optimizer_shard)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # no slots, for cached_property

@@ -501,7 +501,7 @@ def _infer(
     shards, undecided, by_request = complete_shards(listed, shown, requested)
     states = inconsistent_states(listed, shards)
     if states and requested is not None:
-        text = f"--optimizer-shard {requested} gives optimizer state other rows than its parameters"
+        text = f"optimizer shard {requested} gives optimizer state other rows than its parameters"
         problem = Diagnostic(
             "undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=shorten(states, 3)
         )
@@ -567,13 +567,13 @@ def _indivisible_problem(
     if requested <= ranks and any(n % min(requested, n) == 0 for n in replicas):
         return None
     if not listed:
-        text = f"--optimizer-shard {requested}: no parameter has replicas that it could shard"
+        text = f"optimizer shard {requested}: no parameter has replicas that it could shard"
         return Diagnostic(
             "undecided_shard", text, hint="the same command without --optimizer-shard"
         )
     most = max(replicas)
     named = shorten((one.name for one in listed if one.layout.replicas == most), 3)
-    text = f"--optimizer-shard {requested} does not divide the {most} replicas"
+    text = f"optimizer shard {requested} does not divide the {most} replicas"
     hint = f"--optimizer-shard with one of {', '.join(map(str, divisors(most)))}"
     return Diagnostic("undecided_shard", text, hint=hint, options=_SHARD, facts=named)
 
@@ -590,7 +590,7 @@ def _contradicted(
     if not others:
         return None
     named = shorten((f"{name} ({shard or 'none'})" for name, shard in others.items()), 3)
-    text = f"--optimizer-shard {requested}, but files hold slices of another optimizer shard"
+    text = f"optimizer shard {requested}, but files hold slices of another optimizer shard"
     return _undecided(
         strategy,
         Diagnostic("undecided_shard", text, hint=_OTHER_SHARD, options=_SHARD, facts=named),
@@ -735,7 +735,7 @@ def _limited_notes(listed: Sequence[FullTensor], requested: int | None) -> Itera
     """Yield a note if the requested shard is larger than the replicas of every parameter."""
     most = max((tensor.layout.replicas for tensor in listed), default=1)
     if requested is not None and requested > most:
-        text = f"--optimizer-shard {requested}: no parameter has more than {most} replicas"
+        text = f"optimizer shard {requested}: no parameter has more than {most} replicas"
         facts = "each is sharded by all of its own, as in MindSpore"
         yield Diagnostic("corrected", text, facts=facts)
 
@@ -749,6 +749,6 @@ def _requested_notes(
     groups = {"sharded": sharded, "in full": unsharded}
     named = "; ".join(f"{how}: {shorten(names, 3)}" for how, names in groups.items() if names)
     if named:
-        text = f"{count(len(by_request), 'parameter')} decided by --optimizer-shard alone"
+        text = f"{count(len(by_request), 'parameter')} decided by the requested shard alone"
         hint = "`replicated` in a hand-written strategy (-s MORE.yaml) for those in full"
         yield Diagnostic("inferred", text, hint=hint, facts=named)

@@ -31,7 +31,7 @@ from ckpttool.model.strategy import Strategy
 from ckpttool.problems import Diagnostic
 from ckpttool.wording import count, shorten
 
-_OPTION = "--optimizer-shard 1"
+_NONE = "optimizer shard 1"
 
 
 def without_listed_shards(strategy: Strategy) -> Strategy:
@@ -75,7 +75,7 @@ def find_joined_shards(
         kept.pop(match_parameters(present)[name], None)
     bare = without_listed_shards(listed)
     if kept and not joined:
-        text = f"{_OPTION}, but files hold slices of the optimizer shard in the strategy"
+        text = f"{_NONE}, but files hold slices of the optimizer shard in the strategy"
         hint = "the same command without --optimizer-shard"
         problem = Diagnostic(
             "undecided_shard",
@@ -132,15 +132,15 @@ def _notes(
 ) -> Iterator[Diagnostic]:
     """Yield what became of the optimizer shards in the strategy, and what shows it."""
     if joined:
-        text = f"{_OPTION}: {count(len(joined), 'parameter', 'are')} read without the "
+        text = f"{_NONE}: {count(len(joined), 'parameter', 'are')} read without the "
         text += "optimizer shard in the strategy"
         yield Diagnostic("corrected", text, facts=shorten(joined, 3))
     if kept:
-        text = f"{_OPTION}: {count(len(kept), 'parameter', 'keep')} the optimizer shard in the "
+        text = f"{_NONE}: {count(len(kept), 'parameter', 'keep')} the optimizer shard in the "
         facts = f"{shorten(kept, 3)}: slices show that it was not joined"
         yield Diagnostic("corrected", f"{text}strategy", facts=facts)
     if assumed:
-        text = f"{_OPTION} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
+        text = f"{_NONE} alone decides that {count(len(assumed), 'parameter', 'were')} joined"
         shapes = (f"{_shape(one, 1)} or {_shape(one, shards[one.name])}" for one in assumed)
         named = (f"{one.name} {both}" for one, both in zip(assumed, shapes, strict=True))
         facts = f"full shapes if joined, or if not: {shorten(named, 3)}; "

@@ -191,6 +191,7 @@ def find_missing(
         is_replaced = not catalog.description.broken and not any(
             isinstance(error, NEVER_REPLACED) for error in catalog.damaged.values()
         )
+        is_replaced &= bool(catalog.documents)  # else only the file says what is in it
         return Presence({}, (), (), dict.fromkeys(catalog.damaged, is_replaced))
     missing: MissingNames = defaultdict(list)
     listed = strategy if wanted is None else strategy.with_only(wanted)
@@ -462,5 +463,5 @@ def _written_ranks(
     ranks = frozenset({*found, *(output.rank for output in outputs)})
     if expected <= ranks or any(Path(o.path).parent != Path(f"rank_{o.rank}") for o in outputs):
         return None
-    text = f"written only for {format_ranks([output.rank for output in outputs])} (--rank)"
+    text = f"written only for {format_ranks([output.rank for output in outputs])}"
     return ranks, Diagnostic("part", text, where=str(path))

@@ -268,7 +268,9 @@ def choose_strategy(
         files = catalog.description.files
         if strategy is not None or replicated:
             given = "--replicated" if strategy is None else option
-            text = f"the checkpoint describes itself, so {given} does not apply"
+            text = "the checkpoint describes itself, so no strategy applies"
+            if strategy is None:
+                text = "the checkpoint describes itself, so its ranks are not replicas"
             facts, hint = f"see {shorten(files, 2)}", f"the same command without {given}"
             raise PlanError(
                 [Diagnostic("strategy", text, hint=hint, facts=facts, where=catalog.root)]
@@ -329,7 +331,7 @@ def _manifest_notes(catalog: Catalog, strategy: Strategy) -> Iterator[Diagnostic
         if other := other_strategy(ManifestFile.read(path), strategy):
             text = "not the strategy that the manifest names"
             facts = f"{path} names {other}"
-            hint = f"-s {other}; `ckpttool help other_strategy` explains"
+            hint = f"-s {quote(other)}; `ckpttool help other_strategy` explains"
             yield Diagnostic("other_strategy", text, hint=hint, facts=facts, where=strategy.origin)
     except FormatError as error:
         (one,) = error.diagnostics

@@ -167,7 +167,7 @@ def check_index(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_trusted(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note that contents were not compared because the user trusts the strategy."""
     if checkpoint.options.trust_strategy and not checkpoint.is_incomplete:
-        text = "replicas were not compared (--trust-strategy); those of the lowest rank are read"
+        text = "the strategy is trusted, so replicas were not compared; the lowest rank is read"
         yield Diagnostic("doubt", text)
 
 
@@ -226,10 +226,10 @@ def check_corrections(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 def check_options(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield the problem of ``--optimizer-shard`` where it cannot apply."""
     shard = checkpoint.options.optimizer_shard
-    where = f"--optimizer-shard {shard}"
+    where, hint = "optimizer shard", "the same command without --optimizer-shard"
     if shard is not None and not checkpoint.strategy.layouts:
-        text, hint = "it corrects a strategy, and none is read", f"the same command without {where}"
+        text = "it corrects a strategy, and none is read"
         yield Diagnostic("options", text, hint=hint, where=where)
     elif shard is not None and checkpoint.options.trust_strategy:
-        text, hint = "--trust-strategy excludes it", "the same command with one of the two"
+        text, hint = "a trusted strategy is not corrected", f"{hint}, or without --trust-strategy"
         yield Diagnostic("options", text, hint=hint, where=where)

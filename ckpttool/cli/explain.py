@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.model.layout import Layout
     from ckpttool.model.region import Region
-    from ckpttool.operations.distribution import Distribution, Slice
+    from ckpttool.operations.distribution import Distribution, Ranks, Slice
     from ckpttool.operations.explain import Explanation, RankGroup
     from ckpttool.operations.obstacles import Obstacle
     from ckpttool.operations.summary import Row, Stage
@@ -131,9 +131,9 @@ def _print(found: Explanation) -> None:
         return
     _print_groups(found)
     _print_tensors(found)
-    tables.print_text(
-        "--rank R explains one rank, --tensor NAME the slices of a tensor, --json everything"
-    )
+    of_rank = "" if found.is_of_files else "--rank R explains one rank, "
+    of_tensor = "--tensor NAME the slices of a tensor, --json everything"
+    tables.print_text(f"{of_rank}{of_tensor}")
 
 
 # -------------------------------------------------------------------------------------------- facts
@@ -145,8 +145,8 @@ def _title(found: Explanation) -> str:
 
 def _facts(found: Explanation) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the facts of all ranks."""
-    ranks = "file" if found.catalog.is_merged and found.target is None else "rank"
-    what = f"{count(len(found.ranks), ranks)}, {count(len(found.tensors), 'tensor')}"
+    noun = "file" if found.is_of_files else "rank"
+    what = f"{count(len(found.ranks), noun)}, {count(len(found.tensors), 'tensor')}"
     yield "contents", [f"{what}, {format_bytes(found.nbytes)}"]
     if found.stages:
         yield "device matrix", _stages_text(found)
@@ -291,12 +291,17 @@ def _listed_text(one: Distribution) -> str:
 # ------------------------------------------------------------------------------------------- tables
 
 
+_SAME = "ranks that hold the same"
+
+
 def _print_groups(found: Explanation) -> None:
     """Print which ranks hold the same, and how much."""
     has_sources = found.target is not None
+    if found.is_of_files and not found.groups[1:]:
+        return
     rows = (
         (
-            format_numbers(one.ranks, most=MAX_RANGES),
+            _ranks_text(one.ranks, found),
             "" if one.stage is None or len(found.stages) == 1 else str(one.stage),
             _coordinate_text(one),
             str(one.tensors),
@@ -306,8 +311,9 @@ def _print_groups(found: Explanation) -> None:
         )
         for one in found.groups[:MAX_GROUPS]
     )
-    columns = ("ranks", "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
-    tables.print_table("ranks that hold the same", columns, rows)
+    title, first = ("files", "file") if found.is_of_files else (_SAME, "ranks")
+    columns = (first, "stage>", "coordinate", "tensors>", "size>", "reads from", "no file")
+    tables.print_table(title, columns, rows)
     _print_more(len(found.groups) - MAX_GROUPS, "group")
 
 
@@ -370,14 +376,14 @@ def _print_slices(row: Row, found: Explanation) -> None:
     rows = []
     for part in one.slices[:MAX_ROWS]:
         last = _stored_text(part, found) if found.target is None else _taken_text(part, found)
-        numbers = format_numbers(part.ranks, most=MAX_RANGES)
-        rows.append((_regions_text(part.regions), numbers, last))
+        rows.append((_regions_text(part.regions), _ranks_text(part.ranks, found), last))
     sharded = _sharded_text(one, found.stages)
     what = "not sharded" if sharded == "no" else sharded
     title = f"{_name(row)}: {row.first.dtype} {_brackets(one.shape)}, {what}"
     last = "saved by" if found.is_deduplicated else "missing"
     last = last if found.target is None else "taken from"
-    tables.print_table(title, ("slice", "ranks", last), rows)
+    columns = ("slice", "file" if found.is_of_files else "ranks", last)
+    tables.print_table(title, columns, rows)
     _print_more(len(one.slices) - MAX_ROWS, "slice")
 
 
@@ -419,6 +425,13 @@ def _stored_text(part: Slice, found: Explanation) -> str:
         return format_numbers(part.stored, most=MAX_RANGES)
     lost = {*part.ranks}.difference(part.stored)
     return f"on {format_ranks(sorted(lost), most=MAX_RANGES)}" if lost else ""
+
+
+def _ranks_text(ranks: Ranks, found: Explanation) -> str:
+    """Return ranks, or the names of the files of a merged checkpoint."""
+    if found.is_of_files:
+        return _sources_text(ranks, found, ", ")
+    return format_numbers(ranks, most=MAX_RANGES)
 
 
 def _sources_text(numbers: Sequence[int], found: Explanation, separator: str = ",") -> str:
@@ -625,9 +638,16 @@ def _print_obstacles(found: Explanation) -> None:
     each = f", for each of {stages}" if len(found.stages) > 1 else ""
     ways: dict[int, dict[str, None]] = {}
     for one in found.obstacles:
-        for matrix in one.matrices:
-            text = f"{format_shape(one.layout.device_matrix)} becomes {format_shape(matrix)}"
-            ways.setdefault(math.prod(matrix), {})[text] = None
+        for way in one.ways:
+            changes = [
+                f"{what}{before} becomes {after}"
+                for what, before, after in (
+                    ("", *(format_shape(each.device_matrix) for each in (one.layout, way))),
+                    ("optimizer shard ", one.layout.optimizer_shard, way.optimizer_shard),
+                )
+                if before != after
+            ]
+            ways.setdefault(len(way.ranks), {})[", ".join(changes)] = None
     for number, texts in ways.items():
         tables.print_text(f"{count(number, 'rank')} would do{each}: {'; '.join(texts)}")
 

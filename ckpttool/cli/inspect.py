@@ -160,8 +160,10 @@ def inspect(
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
-    contents: Contents = "samples" if page.path is None else "all"
-    inspected = _inspect(source, more, found, report, crc, look.show_all, resolve, contents)
+    inspected = _inspect(
+        *(source, more, found, report, crc, look.show_all, resolve),
+        contents="samples" if page.path is None else "all",
+    )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
@@ -279,6 +281,6 @@ def _inspect(
         *(catalog, strategy, found),
         crc=crc,
         every_tensor=every_tensor,
-        contents=contents,
         options=resolve,
+        contents=contents,
     )

@@ -8,7 +8,6 @@ argument or a variable of the environment, and shells keep them in histories.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -41,68 +40,30 @@ from ckpttool.cli.params import (
 from ckpttool.formats import FORMATS, get_format
 from ckpttool.formats.local import url_problem
 from ckpttool.problems import PlanError
-from ckpttool.secret import Secret, forbid_core_dumps
+from ckpttool.typed import TypedError, read_key
 from ckpttool.wording import any_of, nearest, shorten
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
     from ckpttool.discovery.scan import SourceOptions
     from ckpttool.execution.executors import RunOptions
+    from ckpttool.secret import Secret
     from ckpttool.transaction.resume import OutputOptions
 
-KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
-HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
-MAX_KEY_FILE_BYTES = 1024  # a larger file does not hold a key
 
-
-def parse_key_file(data: bytes) -> Secret | None:
-    r"""Return the key that the contents of a file hold, or None.
-
-    They are the bytes of the key, or ``hex:`` and its digits.  One line end after them is ignored.
-
-    Examples
-    --------
-    >>> parse_key_file(b"0123456789abcdef\n").reveal()
-    b'0123456789abcdef'
-    >>> len(parse_key_file(b"hex:" + b"5A" * 32))
-    32
-    >>> parse_key_file(b"too short")
-    """
-    for end in (b"", b"\n", b"\r\n"):
-        key = data.removesuffix(end)
-        if not data.endswith(end):
-            continue
-        if len(key) not in KEY_SIZES and key.startswith(HEX_PREFIX):
-            try:
-                key = bytes.fromhex(key.removeprefix(HEX_PREFIX).decode("ascii"))
-            except ValueError:
-                continue
-        if len(key) in KEY_SIZES:
-            return Secret(key)
-    return None
-
-
-def read_key(value: str) -> Secret:
+def open_key(value: str) -> Secret:
     """Read the key from a file; no message repeats the argument, which may be the key itself."""
     if (problem := url_problem(value)) is not None:
         raise UsageProblem(*problem)
-    forbid_core_dumps()
     hint = "ckpttool help --dec-key-file"
     try:
         with click.open_file(value, "rb") as file:
-            data = file.read(MAX_KEY_FILE_BYTES + 1)
-            if data is None:  # the read would block
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return read_key(file)
     except OSError as error:
         facts = "The option names a file that holds the key."
         raise UsageProblem(f"cannot be read ({error.strerror})", hint, facts) from None
-    is_small = len(data) <= MAX_KEY_FILE_BYTES
-    key = parse_key_file(data) if is_small else None
-    if key is None:
-        size = f"{len(data)} bytes" if is_small else "too many bytes"
-        facts = "A key has 16, 24 or 32 bytes, or is written as hex:00ff..."
-        raise UsageProblem(f"the file holds {size}, which is not a key", hint, facts)
-    return key
+    except TypedError as error:
+        raise UsageProblem(error.message, hint, error.facts) from None
 
 
 # Keys of click's ``Context.meta``.
@@ -526,7 +487,7 @@ source_options = OptionGroup(
         "key": option(
             "File with the key of encrypted files; - is standard input.",
             "--dec-key-file",
-            type=Parsed("file", read_key),
+            type=Parsed("file", open_key),
         ),
     },
 )

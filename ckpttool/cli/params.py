@@ -8,14 +8,14 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckpttool.problems import CkptToolError, join_clauses
-from ckpttool.wording import nearest, parse_numbers, shorten
+from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size
+from ckpttool.wording import nearest, shorten
 
 if TYPE_CHECKING:
     ChoiceType = click.Choice[str]
@@ -245,7 +245,7 @@ class Parsed(ParsedType):
     name
         What the option takes, for ``--help``.
     parse
-        Returns the value of a text; raises `UsageProblem`.
+        Returns the value of a text; raises `UsageProblem`, or a `TypedError` of any face.
     """
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
@@ -256,7 +256,10 @@ class Parsed(ParsedType):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
         """Return the value."""
-        return self.parse(str(value))
+        try:
+            return self.parse(str(value))
+        except TypedError as error:
+            raise UsageProblem(error.message, "", error.facts, error.instead) from error
 
 
 def parse_pattern(text: str) -> str:
@@ -307,36 +310,6 @@ def parse_number(text: str) -> float:
     if not 0 <= number < math.inf:
         raise UsageProblem(f"{text!r} is not a finite number of at least 0", instead="1e-3")
     return number
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return ranks such as ``0,3-7``, ascending and unique."""
-    try:
-        return parse_numbers(text)
-    except ValueError as error:
-        message = f"{error} is not a rank or a range of ranks"
-        raise UsageProblem(message, instead="0,3-7") from error
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of ``5GB`` (of 10^9) or ``2GiB`` (of 2^30), as Hugging Face's options."""
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", text, re.ASCII)
-    prefix = match[2].upper() if match is not None else ""
-    unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
-    nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
-    if match is None or not match[3] or not nbytes:
-        facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
-        instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
-        raise UsageProblem(f"{text!r} is not a size", facts=facts, instead=instead)
-    return nbytes
-
-
-def parse_part(text: str) -> tuple[int, int]:
-    """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageProblem(f"{text!r} is not a part K/N with K from 1 to N", instead="2/8")
-    return int(match[1]), int(match[2])
 
 
 def whole_number(least: int, most: int | None = None) -> Parsed:

@@ -77,6 +77,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
+from shlex import quote
 from typing import NamedTuple
 
 from ckpttool.discovery.described import (
@@ -294,7 +295,8 @@ def _read_described(
     if problems and _has_parameter_numbers(parameters):
         reason = "numbers of parameters stand in place of ranks"
         facts = "a commit of MindFormers between 1.7 and 1.8 wrote this"
-        hint = f"{folder} as SRC, with -s STRATEGY --pattern '*model-{{rank}}-*.safetensors'"
+        hint = f"{quote(str(folder))} as SRC, with "
+        hint += "-s STRATEGY --pattern '*model-{rank}-*.safetensors'"
         raise UnsupportedError(metadata, None, reason, hint, facts)
     diagnostics.add(*describe_faults(faults, are_harmless=True))
     diagnostics.add(*_placement_notes(placed, parameters, metadata))
@@ -365,7 +367,7 @@ def _read_whole(
         text = f"{count(len(twice), 'parameter')} in several files, and no {_METADATA} for slices"
         facts = shorten((f"{name} ({shorten(of, 2)})" for name, of in twice.items()), 3)
         hint = f"copy {_METADATA} again, or "
-        hint += f"-s STRATEGY --pattern '{file[:start]}{{rank}}{file[stop:]}'"
+        hint += f"-s STRATEGY --pattern {quote(f'{file[:start]}{{rank}}{file[stop:]}')}"
         problems.append(Diagnostic("missing", text, hint=hint, facts=facts, where=str(folder)))
     if len(files) > 1 and max(int(match["total"]) for match in matches.values()) > 1:
         text = f"no {_METADATA}: every file is read as one of full tensors"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from ckpttool.discovery.file_names import NUMBER
@@ -69,7 +70,7 @@ class NumberedSaves:
     def require_wanted(self, folder: Path, wanted: str | None) -> None:
         """Raise `PlanError` if ``folder`` is another save than ``--step`` means."""
         if wanted is not None and not self.is_wanted(folder, wanted):
-            hint = f"{folder.absolute().parent} as SRC, or omit --step"
+            hint = f"{quote(str(folder.absolute().parent))} as SRC, or omit --step"
             text = f"not {self.noun} {wanted}"
             raise PlanError([Diagnostic("source", text, hint=hint, where=str(folder))])
 

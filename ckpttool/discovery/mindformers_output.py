@@ -30,6 +30,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.discovery.leftovers import find_emergency_saves, note_emergencies, note_leftovers
 from ckpttool.discovery.rank_folders import find_nested_checkpoints, has_rank_files
@@ -145,7 +146,9 @@ def find_strategies(folder: Path, diagnostics: Diagnostics) -> tuple[str, ...]:
             notes.append((text, "", found.files[0]))
     for text, facts, path in notes[:1]:
         diagnostics.add(
-            Diagnostic("strategy_file", text, hint=f"-s {path}", facts=facts, path=str(path))
+            Diagnostic(
+                "strategy_file", text, hint=f"-s {quote(str(path))}", facts=facts, path=str(path)
+            )
         )
     return ()
 

@@ -174,7 +174,8 @@ def _folder_problems(
         if times[rank] > 1 and any(is_index_name(path.name) for path in list_folder(home))
     ]
     if indexed:
-        hint = f"ckpttool merge {indexed[0]} --replicated -o ONE/{indexed[0].name}/net.safetensors"
+        hint = f"ckpttool merge {shlex.quote(str(indexed[0]))} --replicated -o "
+        hint += shlex.quote(f"ONE/{indexed[0].name}/net.safetensors")
         text = "a rank has several files and an index; expected one file for each rank"
         yield problem(text, f"{hint}, for each", shorten(map(str, indexed), 3))
     places: dict[str, Path] = {}
@@ -259,7 +260,7 @@ def note_rank_folders(root: Path, diagnostics: Diagnostics) -> None:
     """Note rank folders in a self-described checkpoint: they are of another checkpoint."""
     if names := [one.path.name for one in named_folders(list_folder(root))]:
         pattern = re.sub(r"\d+", "{rank}", names[0]) + "/*"
-        hint, what = f"--pattern '{pattern}'", "of ranks, of another checkpoint"
+        hint, what = f"--pattern {shlex.quote(pattern)}", "of ranks, of another checkpoint"
         diagnostics.add(*describe_ignored(root, names, what, noun="folder", hint=hint))
 
 
@@ -699,15 +700,15 @@ def _describe_contents(root: Path, files: Sequence[Path], saves: Iterable[Path])
         return problem(text, f"{finished[0]} as SRC", shorten(finished, 3))
     if nested := find_nested_checkpoints(root):
         text = f"not a checkpoint, but a folder of {count(len(nested), 'checkpoint')}"
-        return problem(text, f"{nested[0]} as SRC", _names(root, nested))
+        return problem(text, f"{shlex.quote(str(nested[0]))} as SRC", _names(root, nested))
     if RANK_FOLDER.fullmatch(root.absolute().name) is not None:
-        hint = f"{os.path.normpath(root / '..')} as SRC"
+        hint = f"{shlex.quote(os.path.normpath(root / '..'))} as SRC"
         return problem("the folder of one rank, not of all ranks", hint)
     if files and all(map(is_strategy, files)):
         hint = f"the checkpoint as SRC, and -s {shlex.quote(str(root))}"
         return problem("strategy files, not a checkpoint", hint, _names(root, files))
     if len(files) == 1:
-        return problem("no ranks in it, but one file", f"{files[0]} as SRC")
+        return problem("no ranks in it, but one file", f"{shlex.quote(str(files[0]))} as SRC")
     if models := _find_merged(root):
         text = "not a checkpoint, but a folder that holds one"
         if len(models) > 1:
@@ -802,14 +803,14 @@ def _is_pytorch_file(path: Path) -> bool:
 def list_by_pattern(root: Path, pattern: str) -> FoundFiles:
     """Return the files below ``root`` that match a pattern such as ``node{rank}/*``."""
     if "{rank}" not in pattern:
-        text = f"--pattern {pattern} lacks {{rank}}"
+        text = f"the pattern {pattern} lacks {{rank}}"
         raise PlanError([Diagnostic("source", text, hint="--pattern 'rank_{rank}/*'")])
     matches = list(_match_pattern(root, Path(pattern).parts, None))
     found = [one for one in matches if isinstance(one, RankFile)]
     unreadable_ranks = dict(one for one in matches if not isinstance(one, RankFile))
     if not found:
         raise_all(unreadable_ranks.values())
-        text = f"no file matches --pattern {shlex.quote(pattern)}"
+        text = f"no file matches the pattern {shlex.quote(pattern)}"
         facts, hint = _find_packed(root) or (_list_files_below(root), "")
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=str(root))])
     return FoundFiles(found, unreadable_ranks)

@@ -111,6 +111,12 @@ class SourceOptions:
     step: str | None = None
     key: bytes | Secret | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, bytes | Secret | None):
+            raise TypeError(f"key= is a {type(self.key).__name__}, expected the bytes of the key")
+        if not isinstance(self.step, str | None):
+            raise TypeError(f"step={self.step!r}, expected a text, such as '10_1'")
+
 
 def scan(
     src: str | os.PathLike[str],

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.discovery.described import read_files
 from ckpttool.discovery.file_names import NUMBER
@@ -79,15 +80,15 @@ def scan_indexed(src: str, key: Secret | None = None) -> Catalog | None:
             read, damaged = read_files({n: str(path) for n, path in enumerate(files)}, key)
             return Catalog(src, read, damaged=damaged, diagnostics=(lost,), is_merged=True)
         return None
-    named = shorten(Path(index.path).name for index in indexes)
+    named, first = shorten(Path(one.path).name for one in indexes), quote(indexes[0].path)
     if ranks:
-        hint = f"{indexes[0].path} as SRC, or --pattern '{NUMBER.sub('{rank}', ranks[0])}/*'"
+        hint = f"{first} as SRC, or --pattern {quote(NUMBER.sub('{rank}', ranks[0]) + '/*')}"
         text = "two checkpoints: an index and rank folders"
         facts = f"{named}; {shorten(ranks, 3)}"
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts, where=src)])
     if any(index.files != indexes[0].files for index in indexes):
         text = "index files that contradict each other"
-        hint = f"{indexes[0].path} as SRC, or another of them"
+        hint = f"{first} as SRC, or another of them"
         raise PlanError([Diagnostic("source", text, hint=hint, facts=named, where=src)])
     return _read_catalog(src, root, indexes, key)
 

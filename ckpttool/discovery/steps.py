@@ -440,9 +440,9 @@ def _no_such_step(found: SavedFiles, name: str, saves: Sequence[SaveName]) -> Di
         for save in sorted(saves or found.saves, key=lambda save: (save.order, save))
     ]
     facts = f"found {shorten(dict.fromkeys(shown), 3)}"
-    text = f"--step {name} is ambiguous" if saves else f"no file of step {name}"
+    text = f"step {name} is ambiguous" if saves else f"no file of step {name}"
     proposed = (one for one, _ in _taken(found) if one in shown)
-    hint = f"--step {next(proposed, shown[-1])}"
+    hint = f"--step {quote(next(proposed, shown[-1]))}"
     if not any(save.step for save in found.saves):
         facts, hint = f"{facts}; these names have no step", "omit --step"
     return Diagnostic("source", text, hint=hint, facts=facts, where=found.src)
@@ -493,7 +493,7 @@ def _contradiction(found: SavedFiles, files: Sequence[SavedFile]) -> Diagnostic 
         return None
     first, ranks = wrong[0], [file.rank for file in wrong]
     text = f"{format_ranks(ranks)}: meta.json names another file of {first.save.text}"
-    facts = f"it names {found.records[first.rank].path.name}, and --step {first.path.name}"
+    facts = f"it names {found.records[first.rank].path.name}, and {first.path.name} was chosen"
     return _problem(found, text, facts, ranks)
 
 
@@ -520,7 +520,7 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
             else:
                 without["several files" if named else "no file"].append(rank)
         for number, ranks in without.items():
-            text = f"--step {part}: {number} of {format_ranks(ranks)}"
+            text = f"step {part}: {number} of {format_ranks(ranks)}"
             has = shorten((file.path.name for file in of_ranks[ranks[0]]), 3) or "none"
             facts = f"files of rank {ranks[0]}: {has}"
             hint = "the name of one file for each rank, such as 0-1:NAME/2-3:NAME"
@@ -530,13 +530,13 @@ def _choose_by_rank(found: SavedFiles, wanted: str) -> list[SavedFile]:
         raise PlanError(problems)
     if len({file.save.step for file in files}) > 1:
         names = shorten(dict.fromkeys(file.path.name for file in files), 3)
-        text = "--step names files of several steps"
+        text = "the chosen files are of several steps"
         raise StepError([Diagnostic("mixed_steps", text, facts=names, where=found.src)])
     if problem := _contradiction(found, files):
         raise StepError([problem])
     others = [rank for rank in found.ranks if rank not in chosen]
     if others and not found.covers(chosen.keys()):
-        text = f"--step names no file of {format_ranks(others)}"
+        text = f"no file was chosen for {format_ranks(others)}"
         facts = "no strategy says that the others hold all slices"
         hint = "name a file of these ranks, too: 0-1:NAME/2-3:NAME"
         raise StepError([Diagnostic("mixed_steps", text, hint=hint, facts=facts, where=found.src)])
@@ -684,7 +684,7 @@ def _record_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
         yield Diagnostic("leftover", text, hint=f"--step {labels[-1]}", facts="perhaps unfinished")
     if others:
         text = f"{shorten(others.values(), 3)}: of another run than meta.json records: ignored"
-        hint = next((f"--step {name}" for name, of in _taken(found) if of != files), "")
+        hint = next((f"--step {quote(name)}" for name, of in _taken(found) if of != files), "")
         yield Diagnostic("skipped", text, hint=hint)
 
 
@@ -710,7 +710,7 @@ def _choice_notes(found: SavedFiles, files: Sequence[SavedFile]) -> Iterator[Dia
     }
     if earlier := [*others.values()]:
         text = f"{shorten(earlier, 3)}: of an earlier run, by their counters: ignored"
-        yield Diagnostic("skipped", text, hint=f"--step {earlier[-1]}")
+        yield Diagnostic("skipped", text, hint=f"--step {quote(earlier[-1])}")
     if found.records:
         last = min(record.save.order for record in found.records.values()).label
         text = f"not every rank has step {last}, which meta.json records"

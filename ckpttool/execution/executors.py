@@ -14,6 +14,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from ckpttool.concurrency import NO_ROOM, InlineExecutor, Threads, bind_cancel_event
 from ckpttool.problems import EngineError
+from ckpttool.typed import require_number
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -136,9 +137,9 @@ def split_engine_name(name: str) -> tuple[str, str]:
     >>> split_engine_name("threads:4"), split_engine_name("dask:tcp://node7:8786")
     (('threads', '4'), ('dask', 'tcp://node7:8786'))
     """
-    kind, _, rest = name.partition(":")
     if not ENGINE.fullmatch(name):
         raise ValueError(f"{name!r} is not an engine: {describe_engines()}")
+    kind, _, rest = name.partition(":")
     return kind, rest
 
 
@@ -175,6 +176,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         split_engine_name(self.engine)
+        require_number("max_memory_bytes", self.max_memory_bytes)
 
 
 def is_cluster(name: str) -> bool:

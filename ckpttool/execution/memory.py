@@ -64,7 +64,7 @@ def fit_memory(
     needed += workers * IN_FLIGHT * MIN_PIECES * PIECE_BYTES
     least = needed + workers * 2 * MIN_BAND_BYTES
     if max_bytes < least:
-        message = f"--max-memory {format_bytes(max_bytes)} is too little for {engine}"
+        message = f"{format_bytes(max_bytes)} of memory is too little for {engine}"
         hint = f"--max-memory {-(-(least + TOLERANCE) // MIB)}MiB"
         hint += f", or {fewer}" if workers > 1 else ""
         raise PlanError([Diagnostic("memory", message, hint=hint)])

@@ -60,7 +60,7 @@ def unmatched(
     """
     for pattern in patterns:
         if not any(map(pattern.matches, names)):
-            text = f"no tensor matches {option} {pattern.text!r}"
+            text = f"no tensor matches {pattern.text!r}"
             near = _nearest(pattern, names)
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
             hint = f"{option} {quote(near)}" if near else "`ckpttool inspect --all` lists the names"

@@ -284,7 +284,7 @@ def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:
     """Return a problem of B that the strategy of A may explain, unless it is one of its files."""
     is_of_files = problem.code in ("dtype", "manifest") or not set(problem.ranks) <= b.files.keys()
     hint = problem.hint if is_of_files or not problem.hint else BORROWED.hint
-    facts = join_clauses(problem.facts, "read with the strategy of A (--b-strategy)")
+    facts = join_clauses(problem.facts, "read with the strategy of A")
     return replace(problem, hint=hint, facts=facts)
 
 

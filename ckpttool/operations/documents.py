@@ -138,7 +138,7 @@ def explain(found: Explanation) -> Json:
                 "shape": one.shape,
                 **_take(one.layout, "device_matrix tensor_map optimizer_shard"),
                 **_take(one.axis, "axis size slices nearest"),
-                "matrices": one.matrices,
+                "ways": _each(one.ways, "device_matrix optimizer_shard"),
             }
             for one in found.obstacles
         ],

@@ -136,6 +136,11 @@ class Explanation:
     is_deduplicated: bool = False
 
     @property
+    def is_of_files(self) -> bool:
+        """Whether the ranks are the files of a merged checkpoint, by number."""
+        return self.target is None and self.catalog.is_merged
+
+    @property
     def lost(self) -> list[int]:
         """The ranks that have no file that can be read."""
         return _without_file(self.catalog, self.target, self.ranks)
@@ -230,6 +235,12 @@ class _Side:
     def explain(self, rank: int | None, patterns: Collection[str]) -> Explanation:
         """Return the explanation, only of a rank if one is given."""
         tensors, absent = self.tensors, self.absent
+        if rank is not None and self.target is None and self.catalog.is_merged:
+            text, hint = (
+                "a merged checkpoint has no ranks",
+                "-d STRATEGY, to explain those of a target",
+            )
+            raise PlanError([Diagnostic("options", text, hint=hint, where=self.catalog.root)])
         _check_rank(rank, self.ranks, self.catalog.root if self.target is None else "the target")
         lost = frozenset(_without_file(self.catalog, self.target, self.ranks))
         groups = tuple(_group(tensors, self.metas, self.ranks, self.stages, lost))
@@ -261,6 +272,7 @@ class _Side:
                 *(tensors, self.metas),
                 over_stages=rank is None and not patterns,
                 by_stored=not self.is_deduplicated,
+                over_files=self.target is None and self.catalog.is_merged and not patterns,
             ),
             patterns,
             rank,
@@ -321,14 +333,17 @@ def _group(
     amounts = dict.fromkeys(ranks, (0, 0))
     sources: dict[int, set[int]] = {rank: set() for rank in ranks}
     for number, (one, having) in enumerate(names.items()):
+        counted: set[int] = set()  # a rank may hold several slices of a tensor
         for at, part in enumerate(one.slices):
             nbytes = sum(_nbytes(part, one, metas[name]) for name in having)
             for rank in part.ranks:
-                before = amounts[rank]
-                amounts[rank] = before[0] + len(having), before[1] + nbytes
+                tensors_of, nbytes_of = amounts[rank]
+                new = 0 if rank in counted else len(having)
+                amounts[rank] = tensors_of + new, nbytes_of + nbytes
                 sources[rank].update(taken.rank for taken in part.taken)
                 if one.known_by != "unlisted":
                     held[rank].append((number, at))
+            counted.update(part.ranks)
     stage_of = {rank: stage for stage in stages for rank in stage.ranks}
     groups: dict[Hashable, list[int]] = {}
     first: dict[Hashable, list[int]] = {}
@@ -364,10 +379,12 @@ def _fold(
     metas: Mapping[str, TensorMeta],
     over_stages: bool,
     by_stored: bool,
+    over_files: bool,
 ) -> tuple[Row, ...]:
     """Fold the tensors that are distributed alike: over ranks of several stages, or of one.
 
-    With ``by_stored`` also the ranks that have a slice on disk are the same.
+    With ``by_stored`` also the ranks that have a slice on disk are the same.  With ``over_files``
+    it does not count which files of a merged checkpoint hold them.
     """
     numbers: dict[Hashable, int] = {}  # of the kinds, which have a slice for each rank
     kinds: dict[Distribution, int] = {}
@@ -381,7 +398,7 @@ def _fold(
         kind = one.known_by == "unlisted", where, regions, one.listed_shard
         kinds[one] = numbers.setdefault(kind, len(numbers))
         ranks = tuple(tuple(rank - first for rank in part.ranks) for part in one.slices)
-        placements[one] = Placement("layout", None, ranks, first_rank=first)
+        placements[one] = Placement("layout", None, () if over_files else ranks, first_rank=first)
     entries = tuple(
         Entry(name, metas[name].dtype, metas[name].header_shape, placements[one])
         for name, one in tensors.items()

@@ -72,8 +72,8 @@ def inspect_catalog(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    contents: Contents = "samples",
     options: ResolveOptions | None = None,
+    contents: Contents = "samples",
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -88,8 +88,8 @@ def inspect_catalog(
             *(catalog, strategy),
             crc=crc,
             every_tensor=every_tensor,
-            contents=contents,
             options=options,
+            contents=contents,
             executor=executor,
             diagnostics=found,
         )
@@ -101,8 +101,8 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    contents: Contents = "samples",
     options: ResolveOptions | None = None,
+    contents: Contents = "samples",
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -113,7 +113,7 @@ def examine(
     all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
     limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
     between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.  Of
-    ``options`` those act that say how slices fit together and which tensors are wanted.
+    ``options`` only the choice of tensors acts, and whether the manifest is compared.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -125,8 +125,8 @@ def examine(
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
-    ignores_manifest = options is not None and options.manifest == "ignore"
-    if not ignores_manifest and find_manifests(catalog):
+    is_compared = options is None or options.manifest != "ignore"
+    if is_compared and find_manifests(catalog):
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
@@ -135,7 +135,7 @@ def examine(
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, contents, options, executor, found)
+    checkpoint = _resolve(catalog, strategy, options, contents, executor, found)
     if checkpoint.chosen_from is not None:
         catalog = checkpoint.catalog
     summary = summarize(checkpoint)
@@ -148,8 +148,8 @@ def examine(
 def _resolve(
     catalog: Catalog,
     strategy: Strategy | None,
-    contents: Contents,
     options: ResolveOptions | None,
+    contents: Contents,
     executor: Executor,
     found: Diagnostics,
 ) -> Checkpoint:
@@ -158,12 +158,11 @@ def _resolve(
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    options = replace(options or ResolveOptions(), unlisted="first")
-    by_file = strategy is None and catalog.description is None and not options.replicated
+    by_file = strategy is None and catalog.description is None
     resolve_with = partial(
         resolve,
         catalog,
-        options=options,
+        options=replace(options or ResolveOptions(), unlisted="first"),
         executor=executor,
         contents=contents,
         is_refused=partial(is_refused, command="inspect"),

@@ -177,7 +177,7 @@ def load_steps(
     found = find_steps(src, options)
     if isinstance(found, Steps):
         if strategy != ():
-            text = "these steps describe themselves, so -s does not apply"
+            text = "these steps describe themselves, so no strategy applies"
             hint = "the same command without -s"
             raise PlanError([Diagnostic("options", text, hint=hint, where=src)])
         diagnostics.add(*found.diagnostics)
@@ -208,7 +208,11 @@ def _refuse_exchanged(
         and attempt("SRC", partial(_read_strategy, src)) is not None
         and attempt(option, partial(scan, path)) is not None
     ):
-        text, hint = f"SRC and {option} look exchanged", exchange_hint(src, option, path)
+        what = {"-s": "strategy", "-d": "target strategy"}[option]
+        text, hint = (
+            f"the checkpoint and the {what} look exchanged",
+            exchange_hint(src, option, path),
+        )
         facts = f"{src} is a strategy, {path} is a checkpoint"
         raise PlanError([Diagnostic("source", text, hint=hint, facts=facts)])
 

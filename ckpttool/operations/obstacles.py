@@ -27,38 +27,41 @@ class Obstacle:
     Attributes
     ----------
     tensors
-        The tensors with this axis and this layout.
+        The tensors with this axis and this layout, of all stages.
     shape, layout
-        Their full shape, and their layout in the target.
+        Their full shape, and their layout in the target, of the first stage.
     axis
         The axis, and the nearest numbers of slices that divide it.
-    matrices
-        What the device matrix of this layout can become, so that all tensors divide: with a near
-        number of ranks that is not larger, and one that is.
+    ways
+        What the layout can become, so that all tensors divide: with a near number of ranks that is
+        not larger, and one that is.
     """
 
     tensors: tuple[str, ...]
     shape: tuple[int, ...]
     layout: Layout
     axis: UnevenAxis
-    matrices: tuple[tuple[int, ...], ...]
+    ways: tuple[Layout, ...]
 
 
 def find_obstacles(
     placed: Sequence[tuple[FullTensor, tuple[Layout, ...]]],
 ) -> Iterator[Obstacle]:
     """Yield the axes that do not divide: once for each layout, shape and axis."""
-    names: dict[tuple[Layout, tuple[int, ...]], list[str]] = {}
+    names: dict[tuple[Layout, tuple[int, ...]], dict[str, None]] = {}
     for tensor, layouts in placed:
         for layout in layouts:
-            names.setdefault((layout, tensor.meta.shape), []).append(tensor.name)
+            alike = replace(layout, first_rank=0), tensor.meta.shape
+            names.setdefault(alike, {})[tensor.name] = None
     near: dict[Matrix, tuple[Matrix, ...]] = {}
     for (layout, shape), having in names.items():
         if len(shape) != len(layout.tensor_map) or not layout.has_boxes:
             continue
         for axis in layout.uneven_axes(shape):
             near = near or _nearest_matrices(math.prod(layout.device_matrix), names)
-            yield Obstacle(tuple(having), shape, layout, axis, near[layout.device_matrix])
+            moved = (_move(layout, one, shape) for one in near.get(layout.device_matrix, ()))
+            ways = tuple(one for one in moved if one is not None)
+            yield Obstacle(tuple(having), shape, layout, axis, ways)
 
 
 def _nearest_matrices(
@@ -156,11 +159,26 @@ def _vary(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> l
 
 def _divides(matrix: Matrix, placed: Sequence[tuple[Layout, tuple[int, ...]]]) -> bool:
     """Return whether a device matrix can take the place of that of all these layouts."""
-    for layout, _ in placed:  # quicker, and nearly always the reason
-        used = math.prod(matrix[-1 - axis] for axes in layout.tensor_map for axis in axes)
-        if math.prod(matrix) // used % layout.optimizer_shard:
-            return False
-    moved = (
-        (replace(layout, device_matrix=matrix, first_rank=0), shape) for layout, shape in placed
+    return all(_move(layout, matrix, shape) is not None for layout, shape in placed)
+
+
+def _move(layout: Layout, matrix: Matrix, shape: tuple[int, ...]) -> Layout | None:
+    """Return a layout with another device matrix; None if it does not divide the tensor.
+
+    Where only the optimizer shard is in the way, it becomes the largest that divides: at most as
+    large as it is, or if all replicas are in it, as many as these become.
+    """
+    replicas = math.prod(matrix) // math.prod(
+        matrix[-1 - axis] for axes in layout.tensor_map for axis in axes
     )
-    return all(layout.why_not(shape) is None for layout, shape in moved)
+    cuts, shard = layout.slice_counts[0] // layout.optimizer_shard if shape else 1, 0
+    if shape and shape[0] % cuts == 0 and shape[0] % (cuts * layout.optimizer_shard):
+        cuts = math.prod(matrix[-1 - axis] for axis in layout.tensor_map[0])
+        most = replicas if layout.optimizer_shard == layout.replicas else layout.optimizer_shard
+        shard = max(one for one in divisors(math.gcd(shape[0] // cuts, replicas)) if one <= most)
+        if shape[0] % cuts or shard == 1:
+            return None
+    elif replicas % layout.optimizer_shard:  # quicker, and nearly always the reason
+        return None
+    moved = replace(layout, device_matrix=matrix, optimizer_shard=shard or layout.optimizer_shard)
+    return moved if moved.why_not(shape) is None else None

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from ckpttool._version import __version__
 from ckpttool.checkpoint.checkpoint import Checkpoint, NeededSlices, ResolveOptions
@@ -60,12 +61,12 @@ def choose_format(path: str, format: str | None, is_folder: bool = False) -> str
     by_name = format_of_suffix(path)
     if is_folder:
         if by_name is not None:
-            text = "--max-shard-size writes a folder, and the name is that of a file"
-            hint = f"-o {path.removesuffix(Path(path).suffix)}"
+            text = "numbered files go into a folder, and the name is that of a file"
+            hint = f"-o {quote(path.removesuffix(Path(path).suffix))}"
             raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
         return format or "safetensors"
     if format is not None and by_name not in (None, format):
-        text = f"the suffix is that of {by_name}, but --format is {format}"
+        text = f"the suffix is that of {by_name}, but the format is {format}"
         hint = f"{format_option(path, format)}, or no --format"
         raise PlanError([Diagnostic("options", text, hint=hint, where=path)])
     if format is None and by_name is None and re.search(r"\.[A-Za-z]\w*$", Path(path).name):

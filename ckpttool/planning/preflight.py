@@ -265,7 +265,9 @@ def _mixing_problems(catalog: Catalog, target: Target) -> Iterator[Diagnostic]:
     if mixed:
         verb = "is" if len(mixed) == 1 else "are"
         text = f"{shorten(mixed, 3)} {verb} inside the source folder {catalog.root}"
-        yield Diagnostic("destination", text, hint=f"-o with a path outside of {catalog.root}")
+        yield Diagnostic(
+            "destination", text, hint=f"-o with a path outside of {quote(catalog.root)}"
+        )
 
 
 def _name_of_others(path: Path, option: str) -> Diagnostic | None:
@@ -274,7 +276,7 @@ def _name_of_others(path: Path, option: str) -> Diagnostic | None:
     if final is None:
         return None
     text, facts = "the name of a temporary file", f"a run that writes {final} removes it"
-    hint = f"{option} {path.with_name(final)}"
+    hint = f"{option} {quote(str(path.with_name(final)))}"
     return Diagnostic("destination", text, hint=hint, facts=facts, where=str(path))
 
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.checkpoint.checkpoint import Checkpoint
 from ckpttool.checkpoint.fit import fit_to_full_tensors
@@ -422,14 +423,14 @@ class StrategySidecar:
         if parent in {folder.resolve() for folder in {Path(path).parent for path in ranks}}:
             yield problem(
                 "a strategy among the files of ranks would be read as a checkpoint",
-                f"--write-strategy {folder / name}",
+                f"--write-strategy {quote(str(folder / name))}",
             )
         place = parent / name
         for output in map(Path, plan.target.paths.values()):
             if output.resolve().is_relative_to(place) or place.is_relative_to(output.resolve()):
                 yield problem(
                     "one of two files would have to be a folder",
-                    f"--write-strategy {folder / 'strategy.ckpt'}",
+                    f"--write-strategy {quote(str(folder / 'strategy.ckpt'))}",
                     f"the other is the output {output}",
                 )
                 break
@@ -439,7 +440,7 @@ class StrategySidecar:
         if self.is_part and (inside.startswith("../") or not is_within(folder, inside)):
             yield problem(
                 "`ckpttool finalize` writes the strategy of parts, inside the output folder",
-                f"--write-strategy {folder / name}",
+                f"--write-strategy {quote(str(folder / name))}",
             )
 
 
@@ -475,7 +476,7 @@ class ShardedOutput:
         data = index_text(files, sum(meta.nbytes for meta in metas)).encode()
         if len(data) > MAX_INDEX_BYTES:
             text = "too many tensors for one index"
-            hint = f"-o {self.folder}.ckpt without --max-shard-size"
+            hint = f"-o {quote(f'{self.folder}.ckpt')} without --max-shard-size"
             facts = f"an index of {len(data)} bytes; at most {MAX_INDEX_BYTES} are read"
             diagnostics.add(
                 Diagnostic("destination", text, hint=hint, facts=facts, where=self.folder)
@@ -491,7 +492,7 @@ class ShardedOutput:
             if format.header_bytes(output.metas, plan.attrs) + output.metas[0].nbytes > self.limit
         ]
         if large:
-            text = f"larger than --max-shard-size, in files of their own: {_name(large, 'tensor')}"
+            text = f"larger than the limit, in files of their own: {_name(large, 'tensor')}"
             diagnostics.add(Diagnostic("part", text))
         return replace(plan, documents=documents)
 

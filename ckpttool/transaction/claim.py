@@ -104,7 +104,7 @@ class Claim:
             self.notes = (self._no_locks("only its plan keeps other runs away", hint),)
             if run.part is not None:
                 hint = "one run without --part, or another file system"
-                problems.append(self._no_locks("runs with --part need them", hint))
+                problems.append(self._no_locks("runs of parts need them", hint))
         problems = problems or list(destination_changes(run))
         if problems:
             raise PlanError(problems)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from ckpttool.formats.local import describe_os_error
 from ckpttool.model.manifest import MANIFEST, OutputEntry
@@ -133,9 +134,9 @@ def _missing_parts(folder: str, destination: Destination) -> Iterator[Diagnostic
     of = missing[0].count
     named = format_ranks([part.number for part in missing], "part")
     runs = shorten((f"--part {part}" for part in missing), 3)
-    hint = f"the same command with {runs}, then ckpttool finalize {folder}"
+    hint = f"the same command with {runs}, then ckpttool finalize {quote(folder)}"
     begun = [part.number for part in missing if part in destination.parts]
-    facts = f"{format_ranks(begun, 'part')} had begun; --resume keeps what is complete"
+    facts = f"{format_ranks(begun, 'part')} had begun; resuming keeps what is complete"
     facts = facts if begun else ""
     yield Diagnostic("parts", f"{named} of {of} missing", hint=hint, facts=facts, where=folder)
 
@@ -168,10 +169,10 @@ def _check_complete(folder: str, record: Record) -> Manifest:
     """Check the outputs of a set that is marked complete, and return its manifest."""
     path = record.manifest
     if not path.exists():
-        message, facts, hint = "no parts in it", "a run with --part K/N leaves a log here", ""
+        message, facts, hint = "no parts in it", "a run of a part leaves a log here", ""
         if other := _find_other_set(record.folder):
             message, facts = "the parts in it are of single files", ""
-            hint = f"ckpttool finalize {other}"
+            hint = f"ckpttool finalize {quote(str(other))}"
         raise PlanError([Diagnostic("parts", message, hint=hint, facts=facts, where=folder)])
     try:
         file = ManifestFile.read(path)

@@ -47,6 +47,7 @@ from ckpttool.transaction.states import (
     look,
     runs_that_list,
 )
+from ckpttool.typed import require_choice, require_number
 from ckpttool.wording import Brief, count, shorten
 
 WITHOUT_RESUME = "the same command without --resume"
@@ -111,9 +112,7 @@ class OutputOptions:
 
     def __post_init__(self) -> None:
         for name, choices in (("format", tuple(FORMATS)), ("not_in_target", get_args(NotInTarget))):
-            given = getattr(self, name)
-            if given not in (None, *choices):
-                raise ValueError(f"{name}={given!r}, expected one of {choices}")
+            require_choice(name, getattr(self, name), (None, *choices))
         if self.strategy_path is not None:
             object.__setattr__(self, "strategy_path", os.fspath(self.strategy_path))
         if "/" in self.prefix:
@@ -127,6 +126,7 @@ class OutputOptions:
                 raise ValueError("ranks=[], expected at least one rank")
         if self.part is not None and not 1 <= self.part[0] <= self.part[1]:
             raise ValueError(f"part={self.part}, expected (k, n) with k from 1 to n")
+        require_number("max_shard_bytes", self.max_shard_bytes)
 
     def refuse(self, *names: str) -> None:
         """Raise `ValueError` if one of the options ``names`` is set, which do not apply here."""
@@ -402,7 +402,7 @@ def _inspect_finished(run: Assignment, find: FindUnchanged, diagnostics: Diagnos
             return replace(run, replaceable=run.written_documents | {str(record.manifest)})
     except FormatError as error:
         if options.resume and not options.overwrite:
-            damage = _damaged(error, "destination", "--resume needs it")
+            damage = _damaged(error, "destination", "resuming needs it")
             return replace(run, refusals=(damage,))
         return run
     problem = _other_set(run, manifest)

@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 from ckpttool.formats.local import list_folder, unreadable
@@ -394,10 +395,10 @@ def unfinished_problem(destination: Destination) -> Diagnostic:
         return diagnostic("unfinished", message, "wait until it ends", f"{by}; {MAY_LACK}")
     parts = destination.parts
     if parts and len(parts) == len(destination.finished_parts):
-        hint = f"ckpttool finalize {output}"
+        hint = f"ckpttool finalize {quote(str(output))}"
         if missing := destination.missing_parts:
             hint = f"{shorten((f'--part {part}' for part in missing), 3)}, then {hint}"
-        message = "its parts (--part) are not finalized"
+        message = "its parts are not finalized"
         return diagnostic("unfinished", message, hint, "files may be missing")
     hint = RESUME
     if is_held(destination.record.lock) is None:

@@ -142,8 +142,8 @@ def test_slices_of_nearly_the_same_numbers_are_a_question(tmp_path, by):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--trust-strategy"], "--optimizer-shard 2: --trust-strategy excludes it"),
-        (["--replicated"], "--optimizer-shard 2: it corrects a strategy, and none"),
+        (["--trust-strategy"], "optimizer shard: a trusted strategy is not corrected"),
+        (["--replicated"], "optimizer shard: it corrects a strategy, and none"),
     ],
 )
 def test_a_shard_that_would_not_be_looked_at_is_refused(tmp_path, words, problem):

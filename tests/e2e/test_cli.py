@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.params import parse_size
+from ckpttool.typed import parse_size
 from tests.support.commands import message, run, run_well
 from tests.support.corpus import GOLDEN
 from tests.support.readers import read, write_ckpt

@@ -106,9 +106,7 @@ def test_dask_writes_numbered_files_on_all_workers(tmp_path, two_workers):
     words = [*COMMAND, *merge_words(tmp_path / "there", "safetensors"), "--engine"]
     code, errors = finish(start(*words, f"dask:{two_workers.address}"))
     assert (code, errors.count("\n")) == (0, 1)
-    assert errors.startswith(
-        "note: larger than --max-shard-size, in files of their own: 27 tensors ("
-    )
+    assert errors.startswith("note: larger than the limit, in files of their own: 27 tensors (")
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 

@@ -153,7 +153,7 @@ def test_too_small_a_budget_is_refused_with_the_least_that_works(source, tmp_pat
     result = run(*words, "--max-memory", "20MiB", "-j", "3")
     assert result.exit_code == 5
     assert not mentions(
-        message(result), "--max-memory 20.0 MiB is too little for threads:3", ", or fewer workers"
+        message(result), "20.0 MiB of memory is too little for threads:3", ", or fewer workers"
     )
     assert files_below(tmp_path) == []
     assert "fewer" not in message(run(*words, "--max-memory", "20MiB", "-j", "1"))

@@ -259,7 +259,7 @@ def test_a_manifest_that_may_not_be_read_is_an_error_only_where_it_is_needed(tmp
     before = (out / MANIFEST).stat()
     result = run(*reshard_words(out, "ckpt"), "--resume")
     assert result.exit_code == 5
-    assert f"{said} --resume needs it Try: --overwrite" in message(result)
+    assert f"{said} resuming needs it Try: --overwrite" in message(result)
     assert (out / MANIFEST).stat() == before
     run_well(*reshard_words(out, "ckpt"), "--resume", "--overwrite")
 

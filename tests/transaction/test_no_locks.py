@@ -277,7 +277,7 @@ def test_a_part_is_refused_and_leaves_nothing(small, no_locks, more):
     """Else parts that cannot see each other write one set."""
     result = small.run("--part", "1/2", *more)
     assert result.exit_code == 5, message(result)
-    assert f"{WARNING} runs with --part need them" in message(result)
+    assert f"{WARNING} runs of parts need them" in message(result)
     assert "Try: one run without --part" in message(result)
     assert not small.out.exists() or list(small.out.iterdir()) == []
 

@@ -158,7 +158,7 @@ def test_parts_that_are_done_are_stopped_until_they_are_finalized(out):
     assert list(destination.finished_parts) == [Part(1, 3)]
     assert destination.missing_parts == [Part(2, 3), Part(3, 3)]
     problem = find_unfinished_run(out)
-    assert "its parts (--part) are not finalized" in problem.text
+    assert "its parts are not finalized" in problem.text
     assert problem.hint == f"--part 2/3, --part 3/3, then ckpttool finalize {out}"
     write_parts(out, (2, 3), (3, 3))
     assert look(record_of(out)).missing_parts == []

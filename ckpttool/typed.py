@@ -1,0 +1,127 @@
+"""Values that a person types: ranks, sizes, parts and keys, on the command line and in Python."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Collection
+from decimal import Decimal
+from typing import IO
+
+from ckpttool.problems import join_clauses
+from ckpttool.secret import Secret, forbid_core_dumps
+from ckpttool.wording import parse_numbers
+
+KEY_SIZES = (16, 24, 32)  # bytes of the keys that MindSpore accepts
+HEX_PREFIX = b"hex:"  # a key in this form never has one of these sizes
+MAX_KEY_FILE_BYTES = 1024  # a larger file does not hold a key
+
+
+class TypedError(ValueError):
+    """A text that is no value of its kind.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    facts
+        What was expected.
+    instead
+        A right value.
+    """
+
+    def __init__(self, message: str, facts: str = "", instead: str = "") -> None:
+        super().__init__(message, facts, instead)
+        self.message = message
+        self.facts = facts
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return join_clauses(self.message, self.facts, self.instead and f"example: {self.instead}")
+
+
+def require_choice(name: str, given: object, choices: Collection[object]) -> None:
+    """Raise `ValueError` for a value of a keyword that is none of its choices."""
+    if given not in choices:
+        raise ValueError(f"{name}={given!r}, expected one of {tuple(choices)}")
+
+
+def require_number(name: str, given: object) -> None:
+    """Raise `TypeError` or `ValueError` for a value that is no whole number from 1 on, nor None."""
+    if given is None:
+        return
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise TypeError(f"{name}={given!r}, expected a whole number")
+    if given < 1:
+        raise ValueError(f"{name}={given}, expected 1 or more")
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Return ranks such as ``0,3-7``, ascending and unique."""
+    try:
+        return parse_numbers(text)
+    except ValueError as error:
+        raise TypedError(f"{error} is not a rank or a range of ranks", instead="0,3-7") from error
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``5GB`` (of 10^9) or ``2GiB`` (of 2^30), as Hugging Face's options."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(|[kKMGT]i?)(B?)\s*", text, re.ASCII)
+    prefix = match[2].upper() if match is not None else ""
+    unit = (1024 if prefix.endswith("I") else 1000) ** " KMGT".index(prefix[:1] or " ")
+    nbytes = 0 if match is None else int(Decimal(match[1]) * unit)
+    if match is None or not match[3] or not nbytes:
+        facts = "A size ends with its unit: 500MB (of 1000) or 2GiB (of 1024)."
+        instead = f"{text.strip()}B" if nbytes and prefix else "2GiB"
+        raise TypedError(f"{text!r} is not a size", facts, instead)
+    return nbytes
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Return the number of a part, from 1 on, and the number of parts: ``2/8``."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise TypedError(f"{text!r} is not a part K/N with K from 1 to N", instead="2/8")
+    return int(match[1]), int(match[2])
+
+
+def read_key(file: IO[bytes]) -> Secret:
+    r"""Return the key that a file holds: its bytes, or ``hex:`` and its digits.
+
+    One line end after them is ignored.
+
+    Raises
+    ------
+    TypedError
+        The file holds no key.
+    BlockingIOError
+        The read would block.
+
+    Examples
+    --------
+    >>> import io
+    >>> read_key(io.BytesIO(b"0123456789abcdef\n")).reveal()
+    b'0123456789abcdef'
+    >>> len(read_key(io.BytesIO(b"hex:" + b"5A" * 32)))
+    32
+    """
+    forbid_core_dumps()
+    data = file.read(MAX_KEY_FILE_BYTES + 1)
+    if data is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    is_small = len(data) <= MAX_KEY_FILE_BYTES
+    for end in (b"", b"\n", b"\r\n") if is_small else ():
+        key = data.removesuffix(end)
+        if not data.endswith(end):
+            continue
+        if len(key) not in KEY_SIZES and key.startswith(HEX_PREFIX):
+            try:
+                key = bytes.fromhex(key.removeprefix(HEX_PREFIX).decode("ascii"))
+            except ValueError:
+                continue
+        if len(key) in KEY_SIZES:
+            return Secret(key)
+    size = f"{len(data)} bytes" if is_small else "too many bytes"
+    facts = "A key has 16, 24 or 32 bytes, or is written as hex:00ff..."
+    raise TypedError(f"the file holds {size}, which is not a key", facts)
