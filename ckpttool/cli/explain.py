@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,8 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
+from ckpttool.cli.device_matrix import draw_matrix
 from ckpttool.cli.params import NAME_PATTERN, whole_number
-from ckpttool.model.layout import divisors
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -38,15 +36,12 @@ if TYPE_CHECKING:
     from ckpttool.operations.summary import Row, Stage
 
 MAX_ROWS = 40  # of a table on the screen; --json has all
-MAX_CELLS = 128  # of a device grid; of more ranks each cell has a range
-PIPE_COLUMNS = 78  # of a grid that is not on a terminal
 MAX_STAGES = 4  # whose grids are drawn
 MAX_MATRICES = 3  # device matrices of a stage that are shown
 MAX_GROUPS = 16  # of ranks that hold the same
 MAX_PIECES = 4  # of a target slice, in one cell of a table
 MAX_FILES = 2  # of a merged checkpoint, in one line
 MAX_RANGES = 6  # of ranks, in one line
-COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that hold the same
 
 
 @click.command(
@@ -160,13 +155,7 @@ def _stages_text(found: Explanation) -> Iterator[str]:
     """Yield the device matrices of the chosen tensors, those of equal stages together."""
     alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for stage in found.stages:
-        number = stage.ranks[0] // len(stage.ranks)
-        matrices = tuple(
-            one
-            for one in stage.device_matrices
-            if not found.patterns or (number, one) in found.names_of
-        )
-        alike.setdefault(matrices, []).append(number)
+        alike.setdefault(stage.device_matrices, []).append(stage.ranks[0] // len(stage.ranks))
     for matrices, numbers in alike.items():
         of_stages = f"{format_ranks(numbers, 'stage')}: " if len(found.stages) > 1 else ""
         most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
@@ -188,7 +177,9 @@ def _which_text(names: Sequence[str], is_drawn: bool | None) -> str:
 
 def _matrices_of_rank(found: Explanation, rank: int) -> Iterator[str]:
     """Yield the coordinates of a rank in the device matrices of the chosen tensors."""
-    drawn = {one.device_matrices[0] for one in found.stages if rank in one.ranks}
+    drawn = {
+        matrix for one in found.stages if rank in one.ranks for matrix in one.device_matrices[:1]
+    }
     for matrix, at in found.matrices.items():
         text = f"{_axes_text(matrix)}: at {_at_text(at)}"
         if matrix not in drawn or len(found.matrices) > 1:
@@ -243,7 +234,11 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     yield "device matrix", _matrices_of_rank(found, rank)
     named = f" named like {' or '.join(found.patterns)}" if found.patterns else ""
     verb = "should hold" if rank in group.lost else "holds"
-    yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]
+    what = f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"
+    if found.is_deduplicated and rank not in group.lost:
+        stored = [rank in part.stored for one in found.tensors.values() for part in one.slices]
+        what += f", of which its file has {count(sum(stored), 'slice')}"
+    yield verb, [what]
     shards = {
         one.layouts[0].optimizer_shard: _listed_text(one)
         for one in found.tensors.values()
@@ -466,7 +461,7 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
             if any(region.shape[axis] < size for region in regions)
         ]
         return ", ".join(cut) or "no"
-    layout, drawn = one.layouts[0], {stage.device_matrices[0] for stage in stages}
+    layout, drawn = one.layouts[0], {matrix for one in stages for matrix in one.device_matrices[:1]}
     parts = []
     for axis, used in enumerate(layout.tensor_map):
         sizes = {
@@ -491,54 +486,15 @@ def _sharded_text(one: Distribution, stages: Sequence[Stage]) -> str:
 
 
 def _print_grids(found: Explanation) -> None:
-    """Draw the device matrix of each stage: with rich on a terminal, as plain text in a pipe."""
-    stages = [one for one in found.stages if found.rank is None or found.rank in one.ranks]
+    """Draw the device matrix of each stage."""
+    drawn = (one for one in found.stages if one.device_matrices)
+    stages = [one for one in drawn if found.rank is None or found.rank in one.ranks]
     for stage in stages[:MAX_STAGES]:
         number = f"stage {stage.ranks[0] // len(stage.ranks)}: " if len(found.stages) > 1 else ""
         matrix = stage.device_matrices[0]
         title = f"{number}device matrix {format_shape(matrix)}, {format_ranks(stage.ranks)}"
-        columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
-        blocks = [*_blocks(matrix, stage.ranks, columns)]
-        marks = _marks(found)
-        if sys.stdout.isatty():
-            _draw_grid(title, blocks, marks, _groups_of(found))
-        else:
-            _write_grid(title, blocks, marks)
+        draw_matrix(title, matrix, stage.ranks, _marks(found), _groups_of(found))
     _print_more(len(stages) - MAX_STAGES, "stage")
-
-
-Block = tuple[str, str, Sequence[str], Sequence[tuple[str, Sequence[range]]]]
-
-
-def _blocks(matrix: Sequence[int], ranks: range, room: int) -> Iterator[Block]:
-    """Yield the device matrix in blocks of two axes: a title, a corner, the heads and the rows.
-
-    If there are too many ranks, the innermost axes are not drawn, and each cell has a range of
-    ranks.  So it is for neighbours along an axis that would be wider than ``room`` columns.
-    """
-    axes = len(matrix)
-    while axes > 1 and math.prod(matrix[:axes]) > MAX_CELLS:
-        axes -= 1
-    *outer, height, width = (1,) * max(0, 2 - axes) + tuple(matrix[:axes])
-    names = [f"axis {len(matrix) - 1 - place}" for place in range(axes)]
-    corner = " \\ ".join(names[-2:])
-    step, digits = len(ranks) // math.prod(matrix[:axes]), len(str(ranks[-1]))
-
-    def columns(joined: int) -> int:
-        cell = digits + 2 if step * joined == 1 else 2 * digits + 3
-        return len(corner) + 4 + width // joined * (cell + 3) + 2  # of [(5)]
-
-    joined = next((one for one in divisors(width) if columns(one) <= room), width)
-    parts = [range(x, x + joined) for x in range(0, width, joined)]
-    start = ranks[0]
-    for at in product(*map(range, outer)):
-        title = ", ".join(f"{name}: {i}" for name, i in zip(names, at, strict=False))
-        rows = []
-        for y in range(height):
-            cells = [range(start + x[0] * step, start + (x[-1] + 1) * step) for x in parts]
-            rows.append((str(y) if axes > 1 else "", cells))
-            start += width * step
-        yield title, corner, [format_numbers(x) for x in parts], rows
 
 
 def _marks(found: Explanation) -> Mapping[int, str]:
@@ -552,76 +508,6 @@ def _marks(found: Explanation) -> Mapping[int, str]:
 def _groups_of(found: Explanation) -> Mapping[int, int]:
     """Return the number of the group of each rank that holds the same."""
     return {rank: number for number, one in enumerate(found.groups) for rank in one.ranks}
-
-
-def _cell(ranks: range, marks: Mapping[int, str]) -> str:
-    text, inside = format_numbers(ranks), {*"".join(marks.get(one, "") for one in ranks)}
-    if "(" in inside:
-        text = f"({text})"
-    return f"[{text}]" if "[" in inside else text
-
-
-def _write_grid(title: str, blocks: Sequence[Block], marks: Mapping[int, str]) -> None:
-    """Print a grid as plain text."""
-    tables.echo(title)
-    for name, corner, heads, rows in blocks:
-        tables.echo("")
-        if name:
-            tables.echo(f"  {name}")
-        texts = [[head, *(_cell(cell, marks) for cell in cells)] for head, cells in rows]
-        lines = [[corner, *heads], *texts]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            cells = (text.rjust(width) for text, width in zip(line, widths, strict=True))
-            tables.echo(f"  {'  '.join(cells)}".rstrip())
-    _print_legend(marks)
-
-
-def _print_legend(marks: Mapping[int, str]) -> None:
-    if any("(" in mark for mark in marks.values()):
-        tables.echo("  (R): has no file that can be read")
-    tables.echo("")
-
-
-def _draw_grid(
-    title: str, blocks: Sequence[Block], marks: Mapping[int, str], groups: Mapping[int, int]
-) -> None:
-    """Draw a grid on a terminal; ranks that hold the same have one colour."""
-    from rich.box import ASCII, ROUNDED
-    from rich.columns import Columns
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    box = ROUNDED if tables.has_utf8(sys.stdout) else ASCII
-    drawn = []
-    for name, corner, heads, rows in blocks:
-        table = Table(title=name or None, box=box, title_justify="left")
-        for head in (corner, *heads):
-            table.add_column(head, justify="right", no_wrap=True)
-        for head, cells in rows:
-            texts = []
-            for cell in cells:
-                number = groups.get(cell[0])
-                style = "" if number is None else COLOURS[number % len(COLOURS)]
-                mark = marks.get(cell[0], "") if len(cell) == 1 else ""
-                if "[" in mark:
-                    style = f"bold reverse {style}"
-                elif mark:
-                    style = "dim"
-                texts.append(Text(_cell(cell, marks), style))
-            table.add_row(Text(head, "bold"), *texts)
-        drawn.append(table)
-    columns = tables.terminal_columns(sys.stdout) or PIPE_COLUMNS
-    console = Console(
-        file=io.StringIO(), width=columns, force_terminal=True, color_system="standard"
-    )
-    console.print(Columns(drawn))
-    file = console.file
-    assert isinstance(file, io.StringIO), "given above"
-    tables.echo(click.style(title, bold=True))
-    tables.echo(file.getvalue().rstrip())
-    _print_legend(marks)
 
 
 # -------------------------------------------------------------------------------- what cannot be

@@ -92,7 +92,8 @@ class Explanation:
     ranks
         All ranks.
     stages
-        The stages, with the device matrix of most sharded tensors first; none without layouts.
+        The stages, with the device matrix of most sharded tensors first, if these tensors have one;
+        none without layouts.
     tensors
         Name to distribution.  With a rank: only its slices, of the tensors that it holds.
     metas
@@ -200,15 +201,17 @@ def explain(
     holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
     ranks = {*catalog.files, *catalog.damaged, *chain(*holders)}
     ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
+    absent = {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()}
+    of_tensors = chain(*(one.layouts for one in tensors.values()), *absent.values())
     side = _Side(
         catalog,
         None,
         found,
         sorted(ranks),
-        _stages_with_layouts(checkpoint.strategy, chain(*layouts.values())),
+        _find_stages(checkpoint.strategy, of_tensors),
         tensors,
         {one.name: full_meta(one) for one in checkpoint.records},
-        {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()},
+        absent,
         checkpoint.is_deduplicated,
     )
     return side.explain(rank, options.tensors.include)
@@ -297,8 +300,10 @@ def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
 # ------------------------------------------------------------------------------ ranks, stages, rows
 
 
-def _stages_with_layouts(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, ...]:
-    return tuple(one for one in find_stages(strategy, layouts) if one.device_matrices)
+def _find_stages(strategy: Strategy, layouts: Iterable[Layout]) -> tuple[Stage, ...]:
+    """Return the stages; none if there are no layouts."""
+    stages = tuple(find_stages(strategy, layouts))
+    return stages if any(one.device_matrices for one in stages) else ()
 
 
 def _without_file(catalog: Catalog, target: Strategy | None, ranks: Iterable[int]) -> list[int]:
@@ -360,7 +365,7 @@ def _group(
         amount = amounts[members[0]]  # of a rank with a file, if one has
         members.sort()
         stage, coordinate = stage_of.get(members[0]), tuple[int | None, ...]()
-        if stage is not None:
+        if stage is not None and stage.device_matrices:
             layout = Layout(stage.device_matrices[0], (), first_rank=stage.ranks[0])
             axes = zip(*map(layout.coordinate, members), strict=True)
             coordinate = tuple(at[0] if len({*at}) == 1 else None for at in axes)
@@ -418,7 +423,7 @@ def _explain_target(
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
     _check_rank(rank, target.ranks, target.origin)
     plan, found, layouts = read.plan, read.found, [*read.placed]
-    stages = _stages_with_layouts(target, chain(*(of_tensor for _, of_tensor in layouts)))
+    stages = _find_stages(target, chain(*(of_tensor for _, of_tensor in layouts)))
     if plan is None:
         obstacles = tuple(find_obstacles(layouts))
         if not obstacles:

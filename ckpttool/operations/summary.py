@@ -373,7 +373,8 @@ def names_to_sample(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the names on several ranks without a layout: only contents tell if they differ."""
     holders: Counter[str] = Counter()
     for one in entries:
-        if one.placement.known in ("unlisted", "stored"):
+        is_whole = one.source is not None and isinstance(one.source.known_by, Whole)
+        if is_whole or one.placement.known in ("unlisted", "stored"):
             holders[one.name] += len(one.placement.local_owners[0])
     return tuple(name for name, number in holders.items() if number > 1)
 
