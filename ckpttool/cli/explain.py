@@ -330,7 +330,7 @@ def _print_tensors(found: Explanation) -> None:
     rows = []
     for row in found.rows[:MAX_ROWS]:
         one = found.tensors[row.first.name]
-        slices = {part.regions[0].shape: None for part in one.slices if part.regions}
+        slices = {_stored_shape(part): None for part in one.slices if part.regions}
         each = f"{len(one.slices)} x {format_sizes(*slices)}" if slices else "not known"
         rows.append(
             (
@@ -343,6 +343,12 @@ def _print_tensors(found: Explanation) -> None:
     columns = ("tensors", "full shape", "sharded", "slices")
     tables.print_table(count(len(found.tensors), "tensor"), columns, rows, is_grouped=True)
     _print_more(len(found.rows) - MAX_ROWS, "row")
+
+
+def _stored_shape(part: Slice) -> tuple[int, ...]:
+    """Return the shape of a slice as it is stored; several boxes of it are behind one another."""
+    rows = sum(region.shape[0] for region in part.regions if region.shape)
+    return (rows, *part.regions[0].shape[1:]) if part.regions[0].shape else ()
 
 
 def _print_rank(found: Explanation) -> None:
