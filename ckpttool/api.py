@@ -27,6 +27,7 @@ from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
+from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
 from ckpttool.operations.convert import Conversion, convert
@@ -88,6 +89,7 @@ class InspectKeywords(SourceKeywords, total=False):
     include: str | Collection[str]
     exclude: str | Collection[str]
     weights_only: bool
+    rename: Mapping[str, str] | Collection[str | Rename]
 
 
 class ReadKeywords(InspectKeywords, total=False):

@@ -407,7 +407,7 @@ def test_every_option_that_a_message_may_name_is_a_keyword(command):
         assert with_keywords(f"{option} X").partition("=")[0] in known, option
 
 
-LINE_ONLY = {"--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
+LINE_ONLY = {"--rename-file", "--ignore", "--atol", "--rtol", "--b-step", "--b-pattern", "-n"}
 
 
 def test_help_shows_the_calls_first():

@@ -30,6 +30,7 @@ from ckpttool.checkpoint.presence import (
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
 from ckpttool.model.names import ParameterOfState, find_training_state, parse_name
+from ckpttool.model.renames import rename
 from ckpttool.model.slicing import (
     BrokenTensor,
     FullTensor,
@@ -258,6 +259,14 @@ class Checkpoint(Brief):
         options, whole = self.options.tensors, self.whole
         training = whole.training_state if options.weights_only else ()
         return options.choose({**whole.metas, **dict.fromkeys(whole.listed)}, training)
+
+    @cached_property
+    def renamed(self) -> Mapping[str, str]:
+        """The wanted names that change, with their new names."""
+        whole, rules = self.whole, self.options.tensors.renames
+        names = {**whole.metas, **dict.fromkeys(whole.listed)} if rules else {}
+        changed = rename(rules, names, whole.states)
+        return {name: new for name, new in changed.items() if name in self.wanted}
 
     @cached_property
     def training_state(self) -> frozenset[str]:

@@ -84,6 +84,7 @@ CHECKS = (
         _BOTH,
     ),
     Check(presence.check_left_out, "what is not wanted is not judged", of=_BOTH),
+    Check(presence.check_renamed, "all messages have the old names", ("diff", "convert"), _BOTH),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),
     Check(layouts.check_fit, "slices that make no tensor are there, and not missing"),
     Check(unlisted.check_odd_states, "its shape alone shows that the user has to decide"),

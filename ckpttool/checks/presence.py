@@ -16,6 +16,7 @@ from ckpttool.checkpoint.presence import (
     has_redundancy_mark,
 )
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
 from ckpttool.wording import count, format_bytes, format_ranks, shorten
@@ -481,6 +482,18 @@ def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
         text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
         yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")
+
+
+def check_renamed(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield a note on the tensors with new names, and the problems of the rules for names."""
+    names, renamed = checkpoint.catalog.metas, checkpoint.renamed
+    changed = {name: new for name, new in renamed.items() if name in names}
+    rules, where = checkpoint.options.tensors.renames, checkpoint.catalog.root
+    if names:
+        yield from rename_problems(rules, names, changed, where)
+    if changed:
+        examples = shorten((f"{name} to {new}" for name, new in changed.items()), 2)
+        yield Diagnostic("new_names", f"{count(len(changed), 'tensor')} renamed: {examples}")
 
 
 def check_nothing(checkpoint: Checkpoint) -> Iterator[Diagnostic]:

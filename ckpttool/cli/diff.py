@@ -68,6 +68,7 @@ sides = options.OptionGroup(
 @options.resolve_options(
     *("trust_strategy", "optimizer_shard", "manifest"),
     *options.OF_TENSORS,
+    *options.OF_RENAMES,
     replicated=options.flag(
         "Every rank of a side without a strategy of its own holds all tensors in full."
     ),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from ckpttool.cli.params import (
     PART,
     PATTERN,
     RANKS,
+    RENAME,
+    RENAME_FILE,
     SIZE,
     Choice,
     Existing,
@@ -398,7 +401,10 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.model.choices import TensorOptions
 
     given = {name: one for name, one in values.items() if one is not None}
-    of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    files = given.pop("rename_file", ())
+    of_tensors = {name: given.pop(name) for name in (*OF_TENSORS, "rename") if name in given}
+    if files:
+        of_tensors["rename"] = (*of_tensors["rename"], *chain(*files))
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
 
@@ -502,6 +508,7 @@ ignore_manifest = option(
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
 OF_TENSORS = ("include", "exclude", "weights_only")
+OF_RENAMES = ("rename", "rename_file")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -530,6 +537,20 @@ resolve_options = OptionGroup(
         "exclude": option("No tensors whose names match PATTERN; repeat it for more.", **NAMES),
         "weights_only": flag(
             "No optimizer state, gradients, master copies or counters.", heading=TENSORS
+        ),
+        "rename": option(
+            "Rename what matches OLD, a glob or re:REGEX; state follows.  Repeatable.",
+            type=RENAME,
+            multiple=True,
+            metavar="OLD=NEW",
+            heading=TENSORS,
+        ),
+        "rename_file": option(
+            "A YAML file with such rules; to-pytorch and to-mindspore come with ckpttool.",
+            type=RENAME_FILE,
+            multiple=True,
+            metavar="FILE",
+            heading=TENSORS,
         ),
     },
 )

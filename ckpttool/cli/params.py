@@ -272,7 +272,7 @@ def parse_pattern(text: str) -> str:
 
 def parse_name_pattern(text: str) -> str:
     """Return a pattern of names of tensors; refuse a malformed regular expression."""
-    from ckpttool.model.choices import Pattern
+    from ckpttool.model.patterns import Pattern
 
     try:
         return Pattern(text).text
@@ -339,7 +339,34 @@ def parse_rows(text: str) -> tuple[int | None, int | None, int | None]:
     return start, stop, step
 
 
+def parse_rename(text: str) -> object:
+    """Return a rule for names."""
+    from ckpttool.model.renames import parse_renames
+
+    try:
+        (rule,) = parse_renames([text])
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="*.gamma=*.weight") from error
+    return rule
+
+
+def parse_rename_file(path: str) -> object:
+    """Return the rules for names in a file, or in one that comes with the package."""
+    from ckpttool.strategy_files.rename_files import SHIPPED, read_renames
+
+    if path not in SHIPPED:
+        try:
+            Existing("a YAML file").check(path)
+        except UsageProblem as problem:
+            if near := nearest(path, SHIPPED):
+                raise UsageProblem(problem.message, instead=near) from problem
+            raise
+    return read_renames(path)
+
+
 RANK_FILES = Parsed("pattern", parse_rank_files)
+RENAME = Parsed("rename", parse_rename)
+RENAME_FILE = Parsed("rename file", parse_rename_file)
 PATTERN = Parsed("pattern", parse_pattern)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)

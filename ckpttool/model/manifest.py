@@ -23,6 +23,8 @@ A document that does not match it, byte for byte, is damaged.
     Step of the source, or null.
 ``inputs``, ``strategies``
     What the run read.  Inputs are named from the folder that holds SRC, strategies by file name.
+``renamed``
+    Name in the outputs to name in the source, where they differ; left out if none does.
 ``dst_strategies``
     The strategy file that was written with the outputs; left out if none was.
 ``outputs``
@@ -98,6 +100,8 @@ class Provenance:
         Whether the outputs store a checksum; None if only a manifest tells of the run.
     command
         The command line, for the user; empty if only a manifest tells of the run.
+    renamed
+        Name in the outputs to name in the source, where they differ.
     """
 
     ckpttool: str
@@ -108,6 +112,7 @@ class Provenance:
     dst_strategies: tuple[StrategyFile, ...] = ()
     crc: bool | None = field(default=None, compare=False)
     command: str = field(default="", compare=False)
+    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def digest(self) -> str:
@@ -130,6 +135,7 @@ class Provenance:
             ],
             "strategies": [asdict(file) for file in self.strategies],
             **({"dst_strategies": strategies} if strategies else {}),
+            **({"renamed": self.renamed} if self.renamed else {}),
         }
 
     def head_with_stamps(self) -> Mapping[str, object]:

@@ -316,6 +316,12 @@ class Plan(Brief):
             yield (path, format_bytes(sizes[rank]))
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """Name in the outputs to name in the source, where they differ."""
+        pairs = ((one.name, one.source.name) for one in self.transfers)
+        return {new: old for new, old in pairs if new != old}
+
+    @property
     def attrs(self) -> Mapping[str, str]:
         """The attributes of every header: those of the target, and the provenance."""
         return {**self.target.attrs, **self.provenance}

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
 from ckpttool.checks.manifest import check_source
 from ckpttool.checks.presence import find_nothing
 from ckpttool.concurrency import InlineExecutor, OpenProgress, no_progress
@@ -235,6 +235,8 @@ def diff(
             if options.manifest != "ignore":
                 check_source(catalog, executor, found)
             own = replace(options, replicated=options.replicated and catalog.needs_strategy)
+            if side == "B":  # it has the new names
+                own = replace(own, tensors=replace(own.tensors, rename=()))
             if catalog.is_merged and given is None and own.unlisted != "drop":
                 own = replace(own, unlisted="first")  # a single file has no ranks
             try:
@@ -259,7 +261,7 @@ def diff(
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
             names |= checkpoint.whole.metas
-            sides.append(checkpoint.tensors)
+            sides.append(_renamed(checkpoint))
         unmatched = options.tensors.unmatched(names, f"{a.root} and {b.root}")
         errors += [PlanError(wrong)] if not errors and (wrong := [*unmatched]) else []
         raise_all([*errors, PlanError(contradictions)] if errors and contradictions else errors)
@@ -278,6 +280,15 @@ def diff(
             compare.tolerance,
             changes,
         )
+
+
+def _renamed(checkpoint: Checkpoint) -> list[FullTensor]:
+    """Return the tensors, with the names that they get."""
+    renamed = checkpoint.renamed
+    return [
+        replace(one, meta=replace(one.meta, name=renamed.get(one.name, one.name)))
+        for one in checkpoint.tensors
+    ]
 
 
 def _explain_by_borrowing(problem: Diagnostic, b: Catalog) -> Diagnostic:

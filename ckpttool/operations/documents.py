@@ -207,6 +207,7 @@ def convert(done: Conversion) -> Json:
         **_given(
             largest_sharded=sharded or None,
             left_out=_sizes(done.plan.left_out.values()),
+            renamed=len(done.plan.renamed) or None,
             not_in_target=None if target.is_merged else not_listed,
         ),
         notes=describe_diagnostics(done.notes, severities("convert")),

@@ -137,7 +137,11 @@ def _resolve_names(
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
-    return replace(target, strategy=strategy), problems
+    layouts = dict(strategy.layouts)
+    for name, new in checkpoint.renamed.items():
+        if name not in layouts and new in layouts:  # the strategy has the names of the outputs
+            layouts[name] = layouts.pop(new)
+    return replace(target, strategy=replace(strategy, layouts=layouts)), problems
 
 
 def _find_transfers(
@@ -155,7 +159,8 @@ def _find_transfers(
         if reasons := reasons - {None}:
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
         elif layouts:
-            transfers.append(Transfer.copy_of(tensor, layouts))
+            name = checkpoint.renamed.get(tensor.name, tensor.name)
+            transfers.append(replace(Transfer.copy_of(tensor, layouts), name=name))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:
@@ -163,7 +168,7 @@ def _find_transfers(
             _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
-    written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
+    written = {one.source.name for one in transfers}  # other ranks' values of the same name
     if unwritten := unwritten - written:
         names = _name(sorted(unwritten))
         text = f"left out, as no target rank takes the value of their ranks: {names}"
@@ -330,10 +335,10 @@ def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diag
 def written_strategy(plan: Plan, target: Strategy) -> Strategy:
     """Return the strategy of the outputs of ``plan``, whose target strategy is ``target``.
 
-    It has the layouts of the transfers: rules are resolved, expanded tensor maps are folded, and
-    states that follow a parameter are listed by name.  Tensors that ``target`` does not list are
-    listed as full tensors in each stage.  For a parameter that only one of two strategies lists,
-    MindSpore's transform takes the slice of one rank for all.
+    It has the layouts of the transfers, by their names in the outputs: rules are resolved, expanded
+    tensor maps are folded, and states that follow a parameter are listed by name.  Tensors that
+    ``target`` does not list are listed as full tensors in each stage.  For a parameter that only
+    one of two strategies lists, MindSpore's transform takes the slice of one rank for all.
 
     Strings and values that differ between ranks are not listed.  Unsharded names with a ``-`` are
     not listed, since MindSpore cannot read such names.  Unlisted single values are not listed:
@@ -341,8 +346,8 @@ def written_strategy(plan: Plan, target: Strategy) -> Strategy:
     """
     layouts: dict[str, tuple[Layout, ...]] = {}
     for transfer in plan.transfers:
-        name = transfer.name
-        if _has_entry(transfer, name in target.layouts or name in plan.not_listed.followed):
+        name, known = transfer.name, transfer.source.name
+        if _has_entry(transfer, known in target.layouts or known in plan.not_listed.followed):
             placed = (*layouts.get(name, ()), *_by_stage(transfer, target))
             layouts[name] = tuple(sorted(placed, key=lambda layout: layout.first_rank))
     return replace(target, layouts=layouts, rules=None)

@@ -51,6 +51,7 @@ def provenance_of(plan: Plan, command: str) -> Provenance:
         ),
         "crc_num" in plan.target.attrs,
         command,
+        plan.renamed,
     )
 
 

@@ -115,6 +115,7 @@ CASES = {
     ),
     "check_choice": ("options", choosing(include=["v"]), choosing(include=["w"])),
     "check_left_out": ("dropped", choosing(weights_only=True), choosing(include=["*w"])),
+    "check_renamed": ("new_names", choosing(rename={"w": "v"}), choosing(rename={"w": "w"})),
     "check_ranks": ("strategy", held(ranks=range(5)), held()),
     "check_fit": (
         "shape",
