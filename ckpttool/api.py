@@ -25,7 +25,7 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import OnOverflow, TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
@@ -102,6 +102,8 @@ class ReadKeywords(InspectKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
 
 
 class _WriteKeywords(ReadKeywords, total=False):

@@ -262,6 +262,9 @@ def _plan(
             if plan is not None:
                 src = checkpoint.strategy if checkpoint.strategy.layouts else None
                 provenance = _provenance_of(catalog, src, target.strategy)
+                if casts := choices.tensors.casts:
+                    texts = sorted(one.text for one in casts)
+                    provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
                 plan = replace(plan, provenance=provenance, listed=listed)
     except CkptToolError as error:
         diagnostics.failures.append(error)
