@@ -148,6 +148,7 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
             of_tensors.setdefault(printable(one.tensor), []).append([*map(printable, one.lines)])
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
+        "said": f"What {'merge' if found.has_full_tensors else 'inspect'} reports",
         "notes": [[severity, [*map(printable, one.lines)]] for severity, one in notes],
         "problems": of_tensors,
         "word": "file" if found.is_merged else "rank",
