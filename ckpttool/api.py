@@ -25,6 +25,7 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
@@ -81,7 +82,15 @@ class SourceKeywords(TypedDict, total=False):
     key: bytes | Secret | Path | None  # the key itself, or the path of a file with it
 
 
-class ReadKeywords(SourceKeywords, total=False):
+class InspectKeywords(SourceKeywords, total=False):
+    """The fields of `SourceOptions` and `TensorOptions`."""
+
+    include: str | Collection[str]
+    exclude: str | Collection[str]
+    weights_only: bool
+
+
+class ReadKeywords(InspectKeywords, total=False):
     """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
@@ -91,9 +100,6 @@ class ReadKeywords(SourceKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
-    include: str | Collection[str]
-    exclude: str | Collection[str]
-    weights_only: bool
 
 
 class _WriteKeywords(ReadKeywords, total=False):
@@ -377,7 +383,7 @@ def inspect(
     every_tensor: bool = False,
     ignore_manifest: bool = False,
     progress: Progress = None,
-    **options: Unpack[SourceKeywords],
+    **options: Unpack[InspectKeywords],
 ) -> Inspected:
     """Say what a checkpoint or a strategy is; errors are in the answer, ``found.errors``.
 
@@ -394,7 +400,7 @@ def inspect(
     progress
         As for `merge`.
     options
-        Fields of `SourceOptions`.
+        Fields of `SourceOptions` and `TensorOptions`.
 
     Warns
     -----
@@ -408,6 +414,7 @@ def inspect(
     """
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
+    resolving = ResolveOptions(tensors=given.take(TensorOptions))
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -424,6 +431,7 @@ def inspect(
             crc=crc,
             every_tensor=every_tensor,
             ignore_manifest=ignore_manifest,
+            options=resolving,
         )
     _warn(found, found.severity_of)
     return answer

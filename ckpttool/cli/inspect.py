@@ -131,7 +131,7 @@ page_options = options.OptionGroup(
 @options.crc
 @look()
 @page_options()
-@options.resolve_options("manifest", *OF_VALUES)
+@options.resolve_options("manifest", *OF_VALUES, *options.OF_TENSORS)
 @options.report_options()
 def inspect(
     source: Side,
@@ -158,9 +158,7 @@ def inspect(
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
-    inspected = _inspect(
-        source, more, found, report, crc, look.show_all, resolve.manifest == "ignore"
-    )
+    inspected = _inspect(source, more, found, report, crc, look.show_all, resolve)
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
@@ -249,7 +247,7 @@ def _inspect(
     report: ReportOptions,
     crc: bool,
     every_tensor: bool,
-    ignore_manifest: bool,
+    resolve: ResolveOptions,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
@@ -277,5 +275,6 @@ def _inspect(
         *(catalog, strategy, found),
         crc=crc,
         every_tensor=every_tensor,
-        ignore_manifest=ignore_manifest,
+        ignore_manifest=resolve.manifest == "ignore",
+        options=resolve,
     )

@@ -39,7 +39,7 @@ class Pattern:
     def __post_init__(self) -> None:
         is_regex = self.text.startswith("re:")
         try:
-            regex = re.compile(self.text[3:] if is_regex else translate(self.text))
+            regex = re.compile(self.text[3:] if is_regex else rf"\A{translate(self.text)}")
         except re.error as error:
             raise ValueError(f"{self.text!r} is no regular expression: {error}") from error
         object.__setattr__(self, "regex", regex)

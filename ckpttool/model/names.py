@@ -76,14 +76,14 @@ _DOTTED_PREFIXES = frozenset(STATE_PREFIXES).difference(_SECOND_MOMENTS)
 # State that is no copy of a parameter: counters, rates and scales of optimizers, loss scaling,
 # fault tolerance and callbacks, and what THOR and ASGD compute.
 # Source: Parameter(..., name) in nn/optim, nn/wrap/loss_scale.py, amp.py, mint/optim,
-# experimental/optim; train/callback/_train_fault_tolerance.py; FTRL's and Rprop's states have
-# prefixes that `match_states` finds.
+# experimental/optim; train/callback/_train_fault_tolerance.py.
 _TRAINING_VALUE = re.compile(
     r"global_step|learning_rate(_group_\d+)?|momentum|beta[12]_power|state_step|step_t|afactor_step"
     r"|current_iterator_step|last_overflow_iterator_step|scale_sense|loss_scale|scale_value"
     r"|epoch_num|step_num|batch_num|cur_rank|last_epoch|cov_step|accumulation_step"
     r"|matrix_(a_inv_|g_inv_|max)\d+"
 )
+_OTHER_PREFIXES = {"linear", "prev", "main_param"}  # FTRL, Rprop, master copies of MindFormers
 _TRAINING_PREFIXES = ("mu_product_", "mu_", "eta_")  # a single value for each parameter
 
 _MAP_SUFFIXES = (".__map_keys__", ".__map_values__", ".__map_statuses__")
@@ -256,7 +256,8 @@ def drop_unlike_shapes(
 def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]) -> frozenset[str]:
     """Return the names that are no weights: optimizer state, gradients, master copies, counters.
 
-    A prefix of MindSpore's optimizers is that of a module if none of its names has its parameter,
+    State of an optimizer that is not MindSpore's or MindFormers' counts as weights: it may be an
+    average of weights.  A prefix is that of a module if none of its names has its parameter,
     although there are weights.  A single value without a layer that is no floating-point number
     counts something.
 
@@ -268,10 +269,15 @@ def find_training_state(listed: Collection[str], metas: Mapping[str, TensorMeta]
     Examples
     --------
     >>> w, step = TensorMeta("w", "Float32", (4, 3)), TensorMeta("global_step", "Int32", (1,))
-    >>> sorted(find_training_state([], {"w": w, "adam_m.w": w, "global_step": step}))
+    >>> metas = {"w": w, "adam_m.w": w, "ema.w": w, "global_step": step}
+    >>> sorted(find_training_state([], metas))
     ['adam_m.w', 'global_step']
     """
-    states = match_states(listed, metas)
+    states = {
+        name
+        for name, parameter in match_states(listed, metas).items()
+        if parse_name(name).parameter is not None or name.partition(".")[0] in _OTHER_PREFIXES
+    }
     proven = {parse_name(name).prefix for name in states}
     has_weights = any(
         parse_name(name).parameter is None and name not in states and not meta.is_single

@@ -226,7 +226,7 @@ def diff(
     with require_unmodified_sources(a, b):
         errors: list[CkptToolError] = []
         sides: list[Sequence[FullTensor]] = []
-        names: set[str] = set()
+        names: dict[str, object] = {}
         notes: dict[Diagnostic, str] = {}  # note to its sides
         contradictions: list[Diagnostic] = []
         for side, catalog, given in (("A", a, a_strategy), ("B", b, b_strategy)):
@@ -258,7 +258,7 @@ def diff(
             errors += [PlanError(problems).on_side(side)] if problems else []
             for note in dict.fromkeys((*found.of("note", "warning"), *of_checksums, *borrowed)):
                 notes[note] = notes.get(note, "") + side
-            names |= checkpoint.whole.metas.keys()
+            names |= checkpoint.whole.metas
             sides.append(checkpoint.tensors)
         unmatched = options.tensors.unmatched(names, f"{a.root} and {b.root}")
         errors += [PlanError(wrong)] if not errors and (wrong := [*unmatched]) else []

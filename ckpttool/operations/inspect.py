@@ -72,6 +72,7 @@ def inspect_catalog(
     crc: bool = False,
     every_tensor: bool = False,
     ignore_manifest: bool = False,
+    options: ResolveOptions | None = None,
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -87,6 +88,7 @@ def inspect_catalog(
             crc=crc,
             every_tensor=every_tensor,
             ignore_manifest=ignore_manifest,
+            options=options,
             executor=executor,
             diagnostics=found,
         )
@@ -131,6 +133,8 @@ def examine(
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
     checkpoint = _resolve(catalog, strategy, options, executor, found)
+    if checkpoint.chosen_from is not None:
+        catalog = checkpoint.catalog
     summary = summarize(checkpoint)
     equal_ranks = _sample_equal_ranks(checkpoint, summary, every_tensor, executor, found)
     summary = replace(summary, equal_ranks=equal_ranks)
@@ -171,8 +175,8 @@ def _resolve(
     if is_wrong or (misfits and not checkpoint.strategy.layouts):
         checkpoint = replace(checkpoint, are_joined=False)
     found.failures += [] if checkpoint.unread is None else [checkpoint.unread]
-    if by_file and catalog.is_merged:  # what an empty file should hold is not known
-        return replace(checkpoint, catalog=catalog)
+    if by_file and catalog.is_merged and checkpoint.chosen_from is None:
+        return replace(checkpoint, catalog=catalog)  # what an empty file should hold is not known
     damaged = checkpoint.catalog.damaged.items()
     found.failures[:0] = (error for rank, error in damaged if rank not in catalog.damaged)
     return checkpoint

@@ -133,7 +133,7 @@ def _resolve_names(
     if target.strategy is None:
         return target, ()
     full = {tensor.name: tensor.meta for tensor in checkpoint.tensors}
-    names = {**checkpoint.catalog.metas, **full}
+    names = {**checkpoint.whole.metas, **full}
     is_rest_decided = options.not_in_target != "follow"
     src = checkpoint.catalog.root
     strategy, problems = fit_to_full_tensors(target.strategy, full, names, is_rest_decided, src)
@@ -160,7 +160,7 @@ def _find_transfers(
             unwritten.add(tensor.name)
     if target.strategy is not None:
         if not checkpoint.is_incomplete:
-            _compare_names(tensors, target.strategy, diagnostics)
+            _compare_names(checkpoint, target.strategy, diagnostics)
         diagnostics.add(*chooser.notes(), *chooser.gradients.notes())
     diagnostics.add(*fused_notes(transfers, checkpoint.strategy, target.strategy))
     written = {transfer.name for transfer in transfers}  # other ranks' values of the same name
@@ -183,8 +183,9 @@ class _LayoutChooser:
         self.target = target
         self.options = options
         self.src_strategy = checkpoint.strategy
-        self.metas = {one.name: one.meta for one in checkpoint.tensors}
-        self.sharded = {one.name for one in checkpoint.tensors if one.is_sharded}
+        whole = checkpoint.whole.tensors  # a state follows its parameter also without it
+        self.metas = {one.name: one.meta for one in whole}
+        self.sharded = {one.name for one in whole if one.is_sharded}
         self.owners: ParameterOfState = {}
         listed: Collection[str] = ()
         if target.strategy is not None:
@@ -312,11 +313,9 @@ def _name(names: Collection[str], noun: str = "parameter") -> str:
     return f"{count(len(names), noun)} ({shorten(names, 3)})"
 
 
-def _compare_names(
-    tensors: Sequence[FullTensor], strategy: Strategy, diagnostics: Diagnostics
-) -> None:
+def _compare_names(checkpoint: Checkpoint, strategy: Strategy, diagnostics: Diagnostics) -> None:
     """Add a note on names that only the target lists, and a problem if no name is in common."""
-    names = {tensor.name for tensor in tensors}
+    names = {*checkpoint.left_out, *(tensor.name for tensor in checkpoint.tensors)}
     has_other = bool(strategy.layouts) and not names & set(strategy.layouts)
     if names and has_other and not diagnostics.has_errors:
         facts = f"the strategy lists {shorten(strategy.layouts, 2)}; the source holds "

@@ -1,0 +1,104 @@
+"""Only the chosen tensors: of every golden case, of damaged checkpoints, and of hidden shards."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_golden import CASES, GOLDEN, command_of, formats_of
+from tests.support import corpus
+from tests.support.commands import message, run
+from tests.support.readers import read, read_ranks
+
+CONVERSIONS = {
+    f"{one.case}-{one.kind}": one
+    for one in corpus.conversions("merge", "reshard")
+    if one.case in CASES
+}
+# What the networks of the cases train: names, as their optimizers and callbacks give them.
+TRAINING = re.compile(
+    r"(adam_[mv]|moments|moment[12]|accu_grads|exp_avg|exp_avg_sq)\..*|exp_avg_.*|accum\..*|stat\..*"
+    r"|global_step|learning_rate|momentum|beta[12]_power|epoch_num|step_num|loss_scale|state_step"
+    r"|big_step|is_final|note|tokens_seen|step|afactor_step"
+    r"|(scalar|one)_(u?int|bool).*"
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder with a link to the corpus."""
+    monkeypatch.chdir(tmp_path)
+    Path("golden").symlink_to(GOLDEN)
+
+
+def quoted(names):
+    return {re.sub(r"([*?[])", r"[\1]", name) for name in names}
+
+
+def made_up_choice(key, names):
+    """Options for some of the names, and what they choose by a rule of its own."""
+    chance = random.Random(key)
+    names = sorted(names)
+    globs = {f"*{name[len(name) // 2 :]}" for name in quoted(chance.sample(names, 1))}
+    globs |= quoted(chance.sample(names, min(2, len(names))))
+    prefix = re.escape(chance.choice(names)[:3])
+    included = [one for one in globs if any(fnmatchcase(name, one) for name in names)]
+    excluded = [f"re:^{prefix}"] if chance.random() < 0.5 else []
+    words = [word for one in included for word in ("--include", one)]
+    words += [word for one in excluded for word in ("--exclude", one)]
+    chosen = {
+        name
+        for name in names
+        if any(fnmatchcase(name, one) for one in included)
+        and not any(re.search(one[3:], name) for one in excluded)
+    }
+    return words, chosen
+
+
+def written(conversion, *words):
+    """What a conversion writes, by rank; None if it is refused, with what it says."""
+    command = command_of(conversion, formats_of(conversion)[0]).split()
+    result = run(*command, *words, "--overwrite", "--json")
+    if result.exit_code:
+        return None, message(result)
+    (first, *_) = json.loads(result.stdout)["outputs"]
+    return read_ranks(Path("out")) if conversion.dst_strategy else {
+        0: read(Path(first["path"]))
+    }, ""
+
+
+def check_chosen(found, whole, is_chosen):
+    """Compare outputs with those of the whole conversion, names first."""
+    expected = {
+        rank: {name: one for name, one in entries.items() if is_chosen(name)}
+        for rank, entries in whole.items()
+    }
+    names = {rank: [*entries] for rank, entries in found.items()}
+    assert names == {rank: [*entries] for rank, entries in expected.items()}
+    assert found == expected
+
+
+@pytest.mark.parametrize("key", CONVERSIONS)
+def test_chosen_tensors_are_those_of_the_whole_conversion(key):
+    conversion = CONVERSIONS[key]
+    whole, _ = written(conversion)
+    words, chosen = made_up_choice(key, {name for names in whole.values() for name in names})
+    found, said = written(conversion, *words)
+    if not chosen:
+        assert "no tensor is chosen" in said
+        return
+    assert found is not None, said
+    check_chosen(found, whole, chosen.__contains__)
+
+
+@pytest.mark.parametrize("key", CONVERSIONS)
+def test_weights_are_what_no_optimizer_and_no_callback_keeps(key):
+    whole, _ = written(CONVERSIONS[key])
+    found, said = written(CONVERSIONS[key], "--weights-only")
+    assert found is not None, said
+    check_chosen(found, whole, lambda name: not TRAINING.fullmatch(name))
