@@ -16,13 +16,13 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnProgress
-from ckpttool.discovery.scan import OnScan, SourceOptions
+from ckpttool.discovery.scan import OnScan, SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import TensorOptions
@@ -34,17 +34,24 @@ from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
 from ckpttool.operations.estimate import Estimate, estimate
+from ckpttool.operations.explain import Explanation
+from ckpttool.operations.explain import explain as explain_catalog
 from ckpttool.operations.inspect import inspect_catalog, inspect_other
-from ckpttool.operations.load import Source, StrategySource, load, load_sides
+from ckpttool.operations.load import Source, StrategySource, load, load_sides, load_steps
 from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.strategies import WrittenStrategy
+from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
+from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
     CkptToolWarning,
     Diagnostic,
     Diagnostics,
     SeverityOf,
     join_alike,
+    raise_all,
     severities,
 )
 from ckpttool.secret import Secret
@@ -60,6 +67,19 @@ Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
+Answer: TypeAlias = (
+    Conversion
+    | Estimate
+    | Inspected
+    | Verification
+    | Difference
+    | Explanation
+    | Steps
+    | Values
+    | Needs
+    | StrategyComparison
+    | WrittenStrategy
+)
 T = TypeVar("T")
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
@@ -555,11 +575,122 @@ def diff(
     return found
 
 
-def to_dict(
-    answer: Conversion | Estimate | Inspected | Verification | Difference,
-) -> documents.Json:
+def explain(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    target: Layouts | None = None,
+    rank: int | None = None,
+    tensor: str | None = None,
+    progress: Progress = None,
+    **options: Unpack[ReadKeywords],
+) -> Explanation:
+    """Say what the ranks of a checkpoint hold, or those of a target would; ``found`` has errors.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    target
+        The strategy of a target, whose ranks are explained in place of those of the source.
+    rank
+        Explain only this rank.
+    tensor
+        Explain only the tensors with such names: ``*`` stands for any characters.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        It cannot be explained; there is no such rank or tensor.
+    """
+    given = _Keywords("explain", options)
+    resolving = given.take(ResolveOptions)
+    source = given.source(src, strategy)
+    given.end()
+    catalog, of_src, of_dst = load(
+        source,
+        _files(target),
+        find_strategy=not resolving.replicated,
+        command="inspect" if target is None else "convert",
+        open_count=_Shown(progress).open_count,
+    )
+    with open_engine("threads") as executor:
+        answer = explain_catalog(
+            *(catalog, of_src, of_dst),
+            rank=rank,
+            pattern=tensor,
+            options=resolving,
+            executor=executor,
+        )
+    _warn(answer.found, answer.found.severity_of)
+    return answer
+
+
+def steps(
+    src: Path,
+    strategy: Layouts | None = None,
+    *,
+    progress: Progress = None,
+    **options: Unpack[SourceKeywords],
+) -> Steps:
+    """Return the steps of a training folder, complete or not, the oldest first.
+
+    Parameters
+    ----------
+    src
+        The folder.
+    strategy
+        As for `open`; only its ranks count.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, without ``step``.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        The folder, or the strategy, cannot be read.
+    """
+    given, found = _Keywords("steps", options), Diagnostics("inspect")
+    source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    answer = load_steps(source, found, open_count=_Shown(progress).open_count)
+    raise_all(found.failures)
+    _warn(found, found.severity_of)
+    return replace(answer, diagnostics=tuple(found))
+
+
+def to_dict(answer: Answer) -> documents.Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
+        case Explanation():
+            return documents.explain(answer)
+        case Steps():
+            found = Diagnostics("inspect")
+            found.add(*answer.diagnostics)
+            return documents.steps(answer, found)
+        case Values():
+            return documents.values(answer)
+        case Needs():
+            return documents.strategy_ranks(answer, None)
+        case StrategyComparison():
+            return documents.strategy_diff(answer, None)
+        case WrittenStrategy():
+            return documents.written_strategy(answer)
         case Conversion():
             return documents.convert(answer)
         case Estimate():

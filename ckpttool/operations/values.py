@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from ckpttool.checkpoint.checkpoint import ResolveOptions
-from ckpttool.concurrency import OnProgress, OpenProgress, map_in_order, no_progress
+from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
@@ -91,7 +91,7 @@ def read_values(
     rows: Rows | None = None,
     options: ResolveOptions = ResolveOptions(),
     *,
-    executor: Executor,
+    executor: Executor | None = None,
     open_progress: OpenProgress = no_progress,
 ) -> Values:
     """Read full tensors, of every checkpoint that merge takes.
@@ -105,7 +105,7 @@ def read_values(
     rows
         A slice of rows; a tensor without axes has none and is read as a whole.
     executor
-        Reads, with threads or inline.
+        Reads, with threads or inline; by default the caller's own thread.
     open_progress
         See `ckpttool.verify`.
 
@@ -114,6 +114,7 @@ def read_values(
     FormatError, StrategyError, PlanError
         All problems, as merge has them, or a pattern that matches no name.
     """
+    executor = executor or InlineExecutor()
     plan, found = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])
     opened = OpenCheckpoint(catalog.root, output.tensors, {})
