@@ -434,7 +434,8 @@ def inspect(
     """
     given = _Keywords("inspect", options)
     source = given.source(src, strategy)
-    resolving = ResolveOptions(tensors=given.take(TensorOptions))
+    comparing: Literal["ignore", "samples"] = "ignore" if ignore_manifest else "samples"
+    resolving = ResolveOptions(tensors=given.take(TensorOptions), manifest=comparing)
     given.end()
     found = Diagnostics("inspect")
     answer: Inspected | None = None
@@ -450,7 +451,6 @@ def inspect(
             found,
             crc=crc,
             every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
             options=resolving,
         )
     _warn(found, found.severity_of)
@@ -581,7 +581,6 @@ def explain(
     *,
     target: Layouts | None = None,
     rank: int | None = None,
-    tensor: str | None = None,
     progress: Progress = None,
     **options: Unpack[ReadKeywords],
 ) -> Explanation:
@@ -595,12 +594,11 @@ def explain(
         The strategy of a target, whose ranks are explained in place of those of the source.
     rank
         Explain only this rank.
-    tensor
-        Explain only the tensors with such names: ``*`` stands for any characters.
     progress
         As for `merge`.
     options
-        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`.
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`; ``include`` says which
+        tensors are explained.
 
     Warns
     -----
@@ -610,7 +608,7 @@ def explain(
     Raises
     ------
     CkptToolError
-        It cannot be explained; there is no such rank or tensor.
+        It cannot be explained, or there is no such rank.
     """
     given = _Keywords("explain", options)
     resolving = given.take(ResolveOptions)
@@ -627,7 +625,6 @@ def explain(
         answer = explain_catalog(
             *(catalog, of_src, of_dst),
             rank=rank,
-            pattern=tensor,
             options=resolving,
             executor=executor,
         )

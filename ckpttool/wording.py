@@ -248,6 +248,8 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
     "-o": "out",
     "--dec-key-file": "key",
     "--rank": "ranks",
+    "--tensor": "include",
+    "--values": "patterns",
     "--max-memory": "max_memory_bytes",
     "--max-shard-size": "max_shard_bytes",
     "--write-strategy": "strategy_path",
@@ -256,7 +258,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
             *("format", "prefix", "not_in_target", "part", "ignore"),
-            *("include", "exclude", "tensor"),
+            *("include", "exclude"),
         )
     },
 }

@@ -307,10 +307,21 @@ def test_one_rank_that_holds_everything_is_split_for_a_rank(tmp_path):
         np.testing.assert_array_equal(opened[name][...], expected[name][...])
 
 
+def test_chosen_states_follow_parameters_that_are_not_chosen():
+    case = GOLDEN / "dst_without_optimizer"
+    source = case / "src", case / "src_strategy.ckpt"
+    target = case / "dst_strategy.ckpt"
+    every = ckpttool.open(*source, target=target, rank=1)
+    chosen = ckpttool.open(*source, target=target, rank=1, include=["adam_m.*"])
+    assert {*chosen} == {name for name in every if name.startswith("adam_m.")}
+    for name, one in chosen.items():
+        np.testing.assert_array_equal(one[...], every[name][...])
+
+
 def test_keywords_are_the_fields_of_the_options():
     def names(*classes):
         found = {one.name for cls in classes for one in dataclasses.fields(cls) if one.init}
-        return found - {"command", "tensors"}
+        return found - {"command", "tensors", "shown_by"}
 
     reading = names(SourceOptions, ResolveOptions, TensorOptions)
     assert {*typing.get_type_hints(api.ReadKeywords)} == reading

@@ -6,6 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -14,9 +15,8 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import whole_number
+from ckpttool.cli.params import NAME_PATTERN, whole_number
 from ckpttool.model.layout import divisors
-from ckpttool.problems import PlanError
 from ckpttool.wording import (
     count,
     format_bytes,
@@ -67,9 +67,12 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that
 @options.option("Explain only this rank; with -d a rank of the target.", type=whole_number(0))(
     "rank", options.SOURCE
 )
-@options.option("Explain only tensors with this name, such as '*.wq.weight'.", metavar="NAME")(
-    "tensor", options.SOURCE
-)
+@options.option(
+    "Explain only tensors whose names match PATTERN, such as '*.wq.weight'.",
+    type=NAME_PATTERN,
+    multiple=True,
+    metavar="PATTERN",
+)("tensor", options.SOURCE)
 @options.strategy("a target, whose ranks are explained", "-d", "--dst-strategy")(
     "dst_strategy", options.OUTPUT
 )
@@ -78,7 +81,7 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")  # of ranks that
 def explain(
     source: Side,
     rank: int | None,
-    tensor: str | None,
+    tensor: tuple[str, ...],
     dst_strategy: tuple[str, ...],
     resolve: ResolveOptions,
     report: ReportOptions,
@@ -86,22 +89,19 @@ def explain(
     """Say what each rank of a checkpoint or of a target holds."""
     from ckpttool.cli import workflow
     from ckpttool.execution.executors import default_jobs
+    from ckpttool.model.choices import TensorOptions
     from ckpttool.operations.explain import explain as answer
 
     options.refuse_two_strategies(source, resolve)
     catalog, strategy, target = workflow.load(
         *(source, report, dst_strategy),
         find_strategy=not resolve.replicated,
-        command="convert" if dst_strategy else "inspect",
     )
-    if catalog.names_of:
-        raise PlanError(catalog.errors())
     with ckpttool.open_engine(f"threads:{default_jobs()}") as executor:
         found = answer(
             *(catalog, strategy, target),
             rank=rank,
-            pattern=tensor,
-            options=resolve,
+            options=replace(resolve, tensors=TensorOptions(tensor, shown_by="--tensor")),
             executor=executor,
         )
     if report.as_json:
@@ -125,7 +125,7 @@ def _print(found: Explanation) -> None:
         tables.print_facts(_title(found), dict(_facts(found)))
     else:
         tables.print_facts(f"rank {found.rank}", dict(_facts_of_rank(found, found.rank)))
-    if found.pattern is not None and found.rank is None:
+    if found.patterns and found.rank is None:
         for row in found.rows:
             _print_slices(row, found)
         return
@@ -168,7 +168,7 @@ def _stages_text(found: Explanation) -> Iterator[str]:
         matrices = tuple(
             one
             for one in stage.device_matrices
-            if found.pattern is None or (number, one) in found.names_of
+            if not found.patterns or (number, one) in found.names_of
         )
         alike.setdefault(matrices, []).append(number)
     for matrices, numbers in alike.items():
@@ -176,7 +176,7 @@ def _stages_text(found: Explanation) -> Iterator[str]:
         most = len(matrices) if len(matrices) <= MAX_MATRICES + 1 else MAX_MATRICES
         for place, one in enumerate(matrices[:most]):
             names = dict.fromkeys(chain(*(found.names_of.get((at, one), ()) for at in numbers)))
-            is_drawn = place == 0 if found.pattern is None else None  # without a grid
+            is_drawn = None if found.patterns else place == 0  # without a grid
             which = _which_text([*names], is_drawn) if matrices[1:] else ""
             yield f"{of_stages}{_axes_text(one)}{which}"
         if matrices[most:]:
@@ -242,7 +242,7 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
         lost = "no file that can be read: this is what it should hold"
         yield "file", [lost if file is None else f"{file.path}, {format_bytes(file.nbytes)}"]
     yield "device matrix", _matrices_of_rank(found, rank)
-    named = "" if found.pattern is None else f" named like {found.pattern}"
+    named = f" named like {' or '.join(found.patterns)}" if found.patterns else ""
     verb = "should hold" if rank in group.lost else "holds"
     yield verb, [f"{count(len(found.tensors), 'tensor')}{named}, {format_bytes(found.nbytes)}"]
     shards = {
@@ -253,7 +253,7 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     texts = [f"{shard}{text}" for shard, text in sorted(shards.items())]
     yield "optimizer shard", [" or ".join(texts)] if texts else []
     if found.tensors:
-        yield "same slices", [_same_ranks_text(group, rank, found.pattern)]
+        yield "same slices", [_same_ranks_text(found, group, rank)]
     if found.target is not None:
         noun = "" if found.catalog.is_merged else f"source rank{'s' if group.sources[1:] else ''} "
         yield "reads from", [f"{noun}{_sources_text(group.sources, found, ', ')}"]
@@ -261,11 +261,11 @@ def _facts_of_rank(found: Explanation, rank: int) -> Iterator[tuple[str, Iterabl
     yield "in no file", _absent(found)
 
 
-def _same_ranks_text(group: RankGroup, rank: int, pattern: str | None) -> str:
+def _same_ranks_text(found: Explanation, group: RankGroup, rank: int) -> str:
     """Return the other ranks that hold the same, and those that should but have no file."""
     lost = [one for one in group.lost if one != rank]
     others = [one for one in group.ranks if one != rank and one not in group.lost]
-    same = f"the same of {'all' if pattern is None else 'these'} tensors"
+    same = f"the same of {'these' if found.patterns else 'all'} tensors"
     texts = []
     if others or not lost:
         who = format_ranks(others, most=MAX_RANGES) if others else "no other rank"
@@ -617,11 +617,6 @@ def _draw_grid(
 
 def _print_obstacles(found: Explanation) -> None:
     """Print the axes of tensors that a target does not divide, and what would."""
-    if not found.obstacles:
-        tables.print_text(
-            f"{_title(found)} cannot be: other tensors than {found.pattern} do not divide"
-        )
-        return
     rows = [(shorten(one.tensors, 2), *_obstacle_cells(one)) for one in found.obstacles[:MAX_ROWS]]
     columns = ("tensors", "axis", "slices", "by", "nearest slices")
     title = f"{_title(found)} cannot be: these axes do not divide"

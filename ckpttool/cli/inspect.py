@@ -12,13 +12,14 @@ import click
 
 import ckpttool
 from ckpttool.cli import options, tables
-from ckpttool.cli.params import ROWS, Existing, PagePath, UsageProblem
+from ckpttool.cli.params import NAME_PATTERN, ROWS, Existing, PagePath, UsageProblem
 from ckpttool.cli.progress import open_progress, show_count
 from ckpttool.problems import Diagnostics, ExecutionError
 from ckpttool.wording import format_bytes
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import ResolveOptions
+    from ckpttool.checkpoint.resolve import Contents
     from ckpttool.cli.options import ReportOptions, Side
     from ckpttool.operations.describe import Inspected
     from ckpttool.operations.values import Rows
@@ -65,6 +66,7 @@ look = options.OptionGroup(
         "show_ranks": options.flag("List every file.", "--ranks"),
         "values": options.option(
             "Print the tensors whose names match PATTERN, and their statistics.",
+            type=NAME_PATTERN,
             multiple=True,
             metavar="PATTERN",
         ),
@@ -158,7 +160,10 @@ def inspect(
         return
     options.require_flag("--values PATTERN", {"rows", *OF_VALUES})
     found = Diagnostics("inspect")
-    inspected = _inspect(source, more, found, report, crc, look.show_all, resolve)
+    inspected = _inspect(
+        *(source, more, found, report, crc, look.show_all, resolve),
+        contents="samples" if page.path is None else "all",
+    )
     drawn = "" if page.path is None else _draw(inspected, page.path, page.overwrite, found)
     if report.as_json:
         from ckpttool.operations import documents
@@ -248,6 +253,7 @@ def _inspect(
     crc: bool,
     every_tensor: bool,
     resolve: ResolveOptions,
+    contents: Contents,
 ) -> Inspected:
     """Return what SRC is: strategies, another file of MindSpore, or a checkpoint."""
     from ckpttool.cli import workflow
@@ -275,6 +281,6 @@ def _inspect(
         *(catalog, strategy, found),
         crc=crc,
         every_tensor=every_tensor,
-        ignore_manifest=resolve.manifest == "ignore",
         options=resolve,
+        contents=contents,
     )

@@ -31,6 +31,8 @@ class Pattern:
     True
     >>> Pattern("re:^adam_[mv]").matches("adam_m.layers.0.weight")
     True
+    >>> Pattern("layers.0.weight").matches("adam_m.layers.0.weight")
+    False
     """
 
     text: str
@@ -88,6 +90,9 @@ class TensorOptions:
         none of ``exclude``, in whatever order they are given.
     weights_only
         Leave out optimizer state, accumulated gradients, master copies and counters.
+    shown_by
+        The option that takes ``include``, of a command that only looks at these tensors; "" for
+        a command that leaves out the others.
 
     Raises
     ------
@@ -103,6 +108,7 @@ class TensorOptions:
     include: Collection[str] = ()
     exclude: Collection[str] = ()
     weights_only: bool = False
+    shown_by: str = ""
     included: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
     excluded: tuple[Pattern, ...] = field(init=False, repr=False, compare=False)
 
@@ -130,5 +136,5 @@ class TensorOptions:
 
     def unmatched(self, names: Collection[str], where: str) -> Iterator[Diagnostic]:
         """Yield the problems of patterns that match nothing."""
-        yield from unmatched("--include", self.included, names, where)
+        yield from unmatched(self.shown_by or "--include", self.included, names, where)
         yield from unmatched("--exclude", self.excluded, names, where)

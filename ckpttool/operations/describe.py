@@ -160,12 +160,20 @@ def summarize(checkpoint: Checkpoint) -> Summary:
     return Summary(entries, states, find_parallelism(with_layouts, states, checkpoint.strategy))
 
 
+# Codes that refuse the layouts themselves: what they say is not true of the files.
+LAYOUT_CODES = ("strategy", "invalid_strategy", "contradicted", "undecided_shard")
 _DOUBTS = (
-    *("strategy", "invalid_strategy", "contradicted", "replica"),
-    *("undecided_shard", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
+    *LAYOUT_CODES,
+    *("replica", "one_of_several", "empty", "unsaved", "nothing", "no_elements"),
 )
 _INCOMPLETE = ("missing", "shape", "dtype")  # of a tensor whose slices cannot be joined
 _UNFINISHED = ("unfinished", "nothing_complete", "mixed_steps")
+
+
+def refuses_layouts(found: Diagnostics) -> bool:
+    """Return whether merge would refuse the layouts, so that they are not true of the files."""
+    failed = chain(*(error.diagnostics for error in found.failures))
+    return any(one.code in LAYOUT_CODES for one in chain(found, failed))
 
 
 def assess(checkpoint: Checkpoint, summary: Summary, found: Diagnostics) -> Completeness:

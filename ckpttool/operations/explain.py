@@ -10,12 +10,11 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from itertools import chain, product
 from typing import TYPE_CHECKING, Literal
 
 from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
-from ckpttool.checkpoint.resolve import no_strategy_error
+from ckpttool.checkpoint.presence import ranks_without_file
 from ckpttool.concurrency import InlineExecutor
 from ckpttool.model.layout import Layout, UnevenAxis, divisors
 from ckpttool.model.names import drop_unlike_shapes, match_states
@@ -31,11 +30,11 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
 )
-from ckpttool.operations.inspect import examine
-from ckpttool.operations.plans import try_reading
+from ckpttool.operations.describe import refuses_layouts
+from ckpttool.operations.plans import Reading, try_reading
 from ckpttool.operations.summary import Entry, Placement, Row, Stage, Summary, fold_rows
 from ckpttool.problems import Diagnostic, Diagnostics, PlanError
-from ckpttool.wording import count, format_ranks, nearest
+from ckpttool.wording import format_ranks
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.interpret import Tensor
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from ckpttool.model.plan import Plan, Transfer
     from ckpttool.model.strategy import Strategy
     from ckpttool.model.tensors import TensorMeta
-    from ckpttool.operations.describe import Inspection
 
 Ranks = tuple[int, ...]
 Matrix = tuple[int, ...]  # a device matrix
@@ -211,8 +209,8 @@ class Explanation:
         Name to full tensor; of one without a full shape, a slice.
     rows
         The same tensors, folded.
-    pattern
-        What the names of these tensors are like; None for all tensors.
+    patterns
+        What the names of these tensors match; none for all tensors.
     rank, matrices
         The explained rank, and its coordinate in each device matrix; None and none for all ranks.
     names_of
@@ -224,9 +222,9 @@ class Explanation:
     has_plan
         Whether the target can be.
     obstacles
-        Why it cannot be: the axes that do not divide, of the tensors with such names.
-    inspection
-        What inspect answers; None with a target.
+        Why it cannot be: the axes that do not divide.
+    is_deduplicated
+        Whether each slice is on one of its ranks, as the checkpoint was saved.
     """
 
     catalog: Catalog
@@ -237,7 +235,7 @@ class Explanation:
     tensors: Mapping[str, Distribution]
     metas: Mapping[str, TensorMeta]
     rows: tuple[Row, ...]
-    pattern: str | None
+    patterns: Collection[str]
     rank: int | None
     matrices: Mapping[tuple[int, ...], tuple[int, ...]]
     names_of: Mapping[tuple[int, Matrix], tuple[str, ...]]
@@ -245,7 +243,7 @@ class Explanation:
     absent: tuple[str, ...] = ()
     has_plan: bool = True
     obstacles: tuple[Obstacle, ...] = ()
-    inspection: Inspection | None = None
+    is_deduplicated: bool = False
 
     @property
     def lost(self) -> list[int]:
@@ -263,11 +261,6 @@ class Explanation:
             for part in one.slices
         )
 
-    @property
-    def is_deduplicated(self) -> bool:
-        """Whether each slice is on one of its ranks, as the checkpoint was saved."""
-        return self.inspection is not None and self.inspection.checkpoint.is_deduplicated
-
 
 def explain(
     catalog: Catalog,
@@ -275,7 +268,6 @@ def explain(
     target: Strategy | None = None,
     *,
     rank: int | None = None,
-    pattern: str | None = None,
     options: ResolveOptions = ResolveOptions(),
     executor: Executor | None = None,
 ) -> Explanation:
@@ -290,44 +282,29 @@ def explain(
         Layouts of a target, whose ranks are explained in place of those of the source.
     rank
         Explain only this rank.
-    pattern
-        Explain only the tensors with such names: ``*`` stands for any characters.
     options
-        How the source is resolved.
+        How the source is resolved, and which tensors are explained.
     executor
         Reads contents where they decide; by default the caller's own thread.
 
     Raises
     ------
     FormatError, StrategyError, PlanError
-        The source cannot be explained, there is no such rank, or no tensor has such a name.
+        The source cannot be explained, there is no such rank, or a pattern matches no name.
     """
-    executor = executor or InlineExecutor()
-    if target is not None:
-        return _explain_target(catalog, strategy, target, rank, pattern, options, executor)
-    if strategy is None and catalog.needs_strategy and not options.replicated:
-        raise no_strategy_error(
-            catalog, "-s STRATEGY, or --replicated if every rank holds the whole model"
-        )
-    found = Diagnostics("inspect")
-    inspection = examine(
-        *(catalog, strategy),
-        every_tensor=True,
-        ignore_manifest=options.manifest == "ignore",
-        options=options,
-        executor=executor,
-        diagnostics=found,
-    )
-    checkpoint = inspection.checkpoint
-    if not inspection.has_full_tensors:
+    read = try_reading(catalog, strategy, target, None, options, executor or InlineExecutor())
+    found, checkpoint = read.found, read.checkpoint
+    is_mistaken = any(one.code == "options" for one in found)
+    if checkpoint is None or checkpoint.unread or is_mistaken or refuses_layouts(found):
         found.raise_if_errors()
+    assert checkpoint is not None, "else there is an error"
+    if target is not None:
+        return _explain_target(catalog, target, rank, options.tensors.include, read)
     layouts = checkpoint.strategy.layouts
-    equal_ranks = {name: one.ranks for name, one in inspection.summary.equal_ranks.items()}
-    tensors = distribute(checkpoint, strategy, equal_ranks)
+    tensors = distribute(checkpoint, strategy)
     holders = (one.ranks for each in {*tensors.values()} for one in each.slices)
-    ranks = {*inspection.expected_ranks, *chain(*holders)}
-    if layouts:
-        ranks |= {*checkpoint.strategy.ranks}
+    ranks = {*catalog.files, *catalog.damaged, *chain(*holders)}
+    ranks.update(ranks_without_file(checkpoint.catalog, checkpoint.strategy))
     side = _Side(
         catalog,
         None,
@@ -336,10 +313,10 @@ def explain(
         tuple(_find_stages(chain(*layouts.values()))),
         tensors,
         {one.name: _full_meta(one) for one in checkpoint.records},
-        {name: layouts[name] for name in layouts if name not in tensors},
+        {name: layouts[name] for name in layouts if name in checkpoint.wanted - tensors.keys()},
         checkpoint.is_deduplicated,
     )
-    return replace(side.explain(rank, pattern), inspection=inspection)
+    return side.explain(rank, options.tensors.include)
 
 
 def _full_meta(one: Tensor) -> TensorMeta:
@@ -367,13 +344,10 @@ class _Side:
     absent: Mapping[str, Sequence[Layout]] = field(default_factory=dict)
     is_deduplicated: bool = False
 
-    def explain(self, rank: int | None, pattern: str | None) -> Explanation:
-        """Return the explanation, only of a rank and only of tensors with such names."""
+    def explain(self, rank: int | None, patterns: Collection[str]) -> Explanation:
+        """Return the explanation, only of a rank if one is given."""
         tensors, absent = self.tensors, self.absent
         _check_rank(rank, self.ranks, self.catalog.root if self.target is None else "the target")
-        names = match_names(pattern, (*tensors, *absent), self.catalog.root)
-        tensors = {name: tensors[name] for name in tensors if name in names}
-        absent = {name: absent[name] for name in absent if name in names}
         lost = frozenset(_without_file(self.catalog, self.target, self.ranks))
         groups = tuple(_group(tensors, self.metas, self.ranks, self.stages, lost))
         matrices: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -402,15 +376,16 @@ class _Side:
             self.metas,
             _fold(
                 *(tensors, self.metas),
-                over_stages=rank is None and pattern is None,
+                over_stages=rank is None and not patterns,
                 by_stored=not self.is_deduplicated,
             ),
-            pattern,
+            patterns,
             rank,
             matrices,
             {key: tuple(having) for key, having in names_of.items()},
             groups,
             tuple(absent),
+            is_deduplicated=self.is_deduplicated,
         )
 
 
@@ -422,22 +397,6 @@ def _check_rank(rank: int | None, ranks: Sequence[int], where: str) -> None:
         text, hint = f"there is no rank {rank}", f"--rank with one of {numbers}"
         facts = f"{what} {numbers}"
         raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
-
-
-def match_names(pattern: str | None, names: Iterable[str], where: str) -> frozenset[str]:
-    """Return the names that match a pattern, or all; an error has the nearest name."""
-    known = dict.fromkeys(names)
-    if pattern is None:
-        return frozenset(known)
-    if pattern in known:
-        return frozenset([pattern])
-    found = frozenset(name for name in known if fnmatchcase(name, pattern))
-    if not found:
-        near = nearest(pattern, known)
-        facts = f"there are {count(len(known), 'tensor')}"
-        text, hint = f"no tensor is named like {pattern}", near and f"--tensor {near}"
-        raise PlanError([Diagnostic("options", text, hint=hint, facts=facts, where=where)])
-    return found
 
 
 # ------------------------------------------------------------------------------------ distributions
@@ -645,18 +604,11 @@ def _fold(
 
 
 def _explain_target(
-    catalog: Catalog,
-    strategy: Strategy | None,
-    target: Strategy,
-    rank: int | None,
-    pattern: str | None,
-    options: ResolveOptions,
-    executor: Executor,
+    catalog: Catalog, target: Strategy, rank: int | None, patterns: Collection[str], read: Reading
 ) -> Explanation:
     """Explain what the ranks of a target would hold, and read; or why it cannot be."""
     _check_rank(rank, target.ranks, target.origin)
-    plan, placed, found = try_reading(catalog, strategy, target, None, options, executor)
-    layouts = [*placed]
+    plan, found, layouts = read.plan, read.found, [*read.placed]
     placed_layouts = chain(*(of_tensor for _, of_tensor in layouts))
     in_stages = (one for one in placed_layouts if len(one.ranks) == target.stage_ranks)
     stages = tuple(_find_stages(in_stages))
@@ -664,14 +616,10 @@ def _explain_target(
         obstacles = tuple(_find_obstacles(layouts))
         if not obstacles:
             found.raise_if_errors()
-        names = match_names(pattern, (one.name for one, _ in layouts), catalog.root)
-        chosen = ((one, tuple(filter(names.__contains__, one.tensors))) for one in obstacles)
-        obstacles = tuple(replace(one, tensors=tensors) for one, tensors in chosen if tensors)
         nothing = _Side(catalog, target, found, target.ranks, stages, {}, {})
         return replace(
-            nothing.explain(None, None),
+            nothing.explain(None, patterns),
             rank=rank,
-            pattern=pattern,
             groups=(),
             has_plan=False,
             obstacles=obstacles,
@@ -679,12 +627,10 @@ def _explain_target(
     by_name: dict[str, list[Transfer]] = {}
     for transfer in plan.transfers:
         by_name.setdefault(transfer.name, []).append(transfer)
-    names = match_names(pattern, by_name, catalog.root)  # before the pieces of all are computed
-    by_name = {name: of_name for name, of_name in by_name.items() if name in names}
     metas = {name: of_name[0].meta for name, of_name in by_name.items()}
     tensors = _distribute_target(plan, by_name)
     return _Side(catalog, target, found, target.ranks, stages, tensors, metas).explain(
-        rank, pattern
+        rank, patterns
     )
 
 

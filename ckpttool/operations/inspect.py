@@ -41,6 +41,7 @@ from ckpttool.problems import CkptToolError, Diagnostics
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint.checkpoint import Checkpoint, ResolveOptions
+    from ckpttool.checkpoint.resolve import Contents
 
 MAX_SAMPLED_RANKS = 64
 MAX_SAMPLES = 2048  # slices whose pages are read unasked: as quick as the headers of some files
@@ -71,8 +72,8 @@ def inspect_catalog(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    ignore_manifest: bool = False,
     options: ResolveOptions | None = None,
+    contents: Contents = "samples",
 ) -> Inspection | SavesInspection:
     """Inspect what `scan` returned for ``"inspect"``; see `examine`."""
     from ckpttool.execution.executors import default_jobs, open_engine
@@ -87,8 +88,8 @@ def inspect_catalog(
             *(catalog, strategy),
             crc=crc,
             every_tensor=every_tensor,
-            ignore_manifest=ignore_manifest,
             options=options,
+            contents=contents,
             executor=executor,
             diagnostics=found,
         )
@@ -100,8 +101,8 @@ def examine(
     *,
     crc: bool = False,
     every_tensor: bool = False,
-    ignore_manifest: bool = False,
     options: ResolveOptions | None = None,
+    contents: Contents = "samples",
     executor: Executor | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Inspection:
@@ -111,7 +112,8 @@ def examine(
     against the layouts.  Pages of the tensors without a layout tell which ranks hold the same: of
     all of them, or of the first of each row if there are many.  With ``every_tensor`` there is no
     limit.  It is not known whether a checkpoint is complete if tensors that a strategy omits differ
-    between ranks.  Of ``options`` those act that say how slices fit together.
+    between ranks.  With ``contents="all"`` as much is read as merge reads before it writes.  Of
+    ``options`` only the choice of tensors acts, and whether the manifest is compared.
     """
     executor = executor or InlineExecutor()
     found = Diagnostics("inspect") if diagnostics is None else diagnostics
@@ -123,7 +125,8 @@ def examine(
         found.failures += errors
         catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *of_checksums))
     found.add(*find_nothing(catalog))
-    if not ignore_manifest and find_manifests(catalog):
+    is_compared = options is None or options.manifest != "ignore"
+    if is_compared and find_manifests(catalog):
         from ckpttool.checks.manifest import check_source
 
         check_source(catalog, executor, found)
@@ -132,7 +135,7 @@ def examine(
     devices = {} if catalog.is_merged else find_devices(catalog.root, table)
     catalog = replace(catalog, diagnostics=(*catalog.diagnostics, *table))
     found.add(*catalog.errors())
-    checkpoint = _resolve(catalog, strategy, options, executor, found)
+    checkpoint = _resolve(catalog, strategy, options, contents, executor, found)
     if checkpoint.chosen_from is not None:
         catalog = checkpoint.catalog
     summary = summarize(checkpoint)
@@ -146,6 +149,7 @@ def _resolve(
     catalog: Catalog,
     strategy: Strategy | None,
     options: ResolveOptions | None,
+    contents: Contents,
     executor: Executor,
     found: Diagnostics,
 ) -> Checkpoint:
@@ -154,14 +158,13 @@ def _resolve(
     from ckpttool.checkpoint.resolve import resolve
     from ckpttool.checks import is_refused, run_checks
 
-    options = replace(options or ResolveOptions(), unlisted="first")
-    by_file = strategy is None and catalog.description is None and not options.replicated
+    by_file = strategy is None and catalog.description is None
     resolve_with = partial(
         resolve,
         catalog,
-        options=options,
+        options=replace(options or ResolveOptions(), unlisted="first"),
         executor=executor,
-        contents="samples",
+        contents=contents,
         is_refused=partial(is_refused, command="inspect"),
         by_file=by_file,
     )

@@ -467,10 +467,32 @@ def plan_reading(
     FormatError, StrategyError, PlanError
         All problems of the source and of the target, in one error.
     """
-    plan, _, diagnostics = try_reading(catalog, strategy, target, rank, options, executor)
-    diagnostics.raise_if_errors()
-    assert plan is not None, "else there is an error"
-    return plan, diagnostics
+    read = try_reading(catalog, strategy, target, rank, options, executor)
+    read.found.raise_if_errors()
+    assert read.plan is not None, "else there is an error"
+    return read.plan, read.found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a conversion would read, for who only looks at it.
+
+    Attributes
+    ----------
+    checkpoint
+        The source; None if it cannot be resolved.
+    plan
+        What would be written; None if something is wrong.
+    placed
+        The tensors and their layouts in the target, even if these cannot shard them.
+    found
+        All that the conversion would report.
+    """
+
+    checkpoint: Checkpoint | None
+    plan: Plan | None
+    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]]
+    found: Diagnostics
 
 
 def try_reading(
@@ -480,12 +502,8 @@ def try_reading(
     rank: int | None,
     options: ResolveOptions,
     executor: Executor,
-) -> tuple[Plan | None, Iterator[tuple[FullTensor, tuple[Layout, ...]]], Diagnostics]:
-    """Return the plan of `plan_reading`, the layouts of tensors in the target, and all problems.
-
-    The plan is None if something is wrong.  There are layouts if the source can be read, even if
-    they cannot shard the tensors.
-    """
+) -> Reading:
+    """Resolve and plan as `plan_reading`, and collect what is wrong."""
     output_options = OutputOptions(ranks=None if rank is None else (rank,))
     if target is None:
         source, outputs = _Source(catalog, strategy, options), Target("hdf5", {0: ""})
@@ -495,12 +513,13 @@ def try_reading(
         source = _source_of_reshard(catalog, strategy, options)
         source = _source_of_split(catalog, options) if is_split else source
         outputs = rank_files(target, "", output_options)
-    diagnostics = Diagnostics(strict=options.strict)
-    checkpoint, plan = _plan(source, outputs, output_options, executor, diagnostics)
+    found = Diagnostics(strict=options.strict)
+    checkpoint, plan = _plan(source, outputs, output_options, executor, found)
     forged, notes = check_files(catalog, executor, crc=False)  # reads encrypted files only
-    diagnostics.add(*notes)
+    found.add(*notes)
     of_files = [PlanError(wrong)] if (wrong := catalog.errors()) else []
-    diagnostics.failures = [*of_files, *forged, *diagnostics.failures]
-    if checkpoint is None:
-        return plan, iter(()), diagnostics
-    return plan, targets.layouts_in_target(checkpoint, outputs, output_options), diagnostics
+    found.failures = [*of_files, *forged, *found.failures]
+    placed: Iterator[tuple[FullTensor, tuple[Layout, ...]]] = iter(())
+    if checkpoint is not None:
+        placed = targets.layouts_in_target(checkpoint, outputs, output_options)
+    return Reading(checkpoint, plan, placed, found)

@@ -16,10 +16,12 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpttool.checks import run_checks
 from ckpttool.formats.local import describe_os_error, read_file
 from ckpttool.model.region import Region
 from ckpttool.model.slicing import (
@@ -30,10 +32,10 @@ from ckpttool.model.slicing import (
     Unlisted,
     Whole,
 )
-from ckpttool.operations.describe import Inspection
+from ckpttool.operations.describe import Inspection, refuses_layouts
 from ckpttool.operations.summary import Entry, Placement, Summary, fold_rows, sharded_text
 from ckpttool.planning.preflight import document_problem
-from ckpttool.problems import Diagnostic, ExecutionError, StrategyError, join_alike
+from ckpttool.problems import Diagnostic, Diagnostics, ExecutionError, StrategyError, join_alike
 from ckpttool.storage.files import write_document
 from ckpttool.wording import printable
 
@@ -73,7 +75,7 @@ def _why_not(found: Inspected) -> str:
         return "no step was chosen"
     if any(isinstance(error, StrategyError) for error in found.found.failures):
         return "the strategy cannot be read"
-    if found.checkpoint.misfits or any(one.code == "strategy" for one in found.found.errors):
+    if refuses_layouts(found.found):
         return "the strategy does not fit the checkpoint"
     if not (found.summary.entries or found.completeness.missing_tensors):
         return "no tensor was found"
@@ -135,14 +137,14 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
             [printable(one.name), one.dtype, one.nbytes, distributions.find(one)]
             for one in row.entries
         )
-    root, severity_of = catalog.root, found.found.severity_of
-    failed = (one for error in found.found.failures for one in error.diagnostics)
-    notes = [("error", one) for one in join_alike((*failed, *found.found.errors))]
+    root, said = catalog.root, _found_by_merge(found)
+    failed = (one for error in said.failures for one in error.diagnostics)
+    notes = [("error", one) for one in join_alike((*failed, *said.errors))]
     for severity in ("warning", "note"):
-        notes += [(severity, one) for one in join_alike(found.found.of(severity))]
+        notes += [(severity, one) for one in join_alike(said.of(severity))]
     of_tensors: dict[str, list[list[str]]] = {}
-    for one in found.found:
-        if one.tensor is not None and severity_of[one.code] != "note":
+    for one in said:
+        if one.tensor is not None and said.severity_of[one.code] != "note":
             of_tensors.setdefault(printable(one.tensor), []).append([*map(printable, one.lines)])
     return {
         "facts": [[label, [*map(printable, texts)]] for label, texts in facts.items()],
@@ -160,6 +162,18 @@ def _describe(found: Inspection, facts: Mapping[str, Iterable[str]]) -> Json:
         "tensors": tensors,
         "distributions": distributions.described,
     }
+
+
+def _found_by_merge(found: Inspection) -> Diagnostics:
+    """Return what inspect found and what merge would report, as grave as it is for merge."""
+    said = Diagnostics("convert")
+    if found.has_full_tensors:  # else merge reports only that there is no strategy
+        checkpoint, choices = found.checkpoint, found.checkpoint.options
+        said.add(
+            *run_checks(replace(checkpoint, options=replace(choices, unlisted=None)), "convert")
+        )
+    said.extend(found.found)
+    return said
 
 
 def _name_below(root: str, path: str) -> str:

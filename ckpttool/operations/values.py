@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -18,15 +17,15 @@ import numpy as np
 from ckpttool.checkpoint.checkpoint import ResolveOptions
 from ckpttool.concurrency import InlineExecutor, OnProgress, OpenProgress, map_in_order, no_progress
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.region import Region
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations.open import Array, LazyTensor, OpenCheckpoint
 from ckpttool.operations.plans import plan_reading
-from ckpttool.problems import Diagnostic, Diagnostics, PlanError
+from ckpttool.problems import Diagnostics
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
-from ckpttool.wording import count, nearest, shorten
 
 PRINTED = 1000  # elements: NumPy prints the edges of a larger array
 EDGE = 3  # elements at each end of an axis, which NumPy prints then
@@ -101,7 +100,7 @@ def read_values(
     catalog, strategy, options
         The checkpoint, as for `plan_merge`.
     patterns
-        Names of tensors, in which ``*``, ``?`` and ``[...]`` match as in file names.
+        Of the names of tensors; see `ckpttool.model.choices`.
     rows
         A slice of rows; a tensor without axes has none and is read as a whole.
     executor
@@ -115,31 +114,14 @@ def read_values(
         All problems, as merge has them, or a pattern that matches no name.
     """
     executor = executor or InlineExecutor()
+    options = replace(options, tensors=TensorOptions(patterns, shown_by="--values"))
     plan, found = plan_reading(catalog, strategy, None, None, options, executor)
     (output,) = plan.outputs([0])
     opened = OpenCheckpoint(catalog.root, output.tensors, {})
-    tensors = [opened[name] for name in _match(opened, patterns)]
-    nbytes = sum(_nbytes_of(one, rows) for one in tensors)
+    nbytes = sum(_nbytes_of(one, rows) for one in opened.values())
     with require_unmodified_sources(catalog), open_progress(nbytes, "reading values") as progress:
-        read = tuple(_read(one, rows, executor, progress) for one in tensors)
+        read = tuple(_read(one, rows, executor, progress) for one in opened.values())
     return Values(catalog.root, catalog.step, read, found)
-
-
-def _match(opened: OpenCheckpoint, patterns: Sequence[str]) -> list[str]:
-    """Return the names that the patterns match, in the order of the checkpoint."""
-    matched = {one: [name for name in opened if fnmatchcase(name, one)] for one in patterns}
-    problems = []
-    for pattern in (one for one, names in matched.items() if not names):
-        near = nearest(pattern.replace("*", ""), opened)
-        text = f"no tensor matches {pattern!r}"
-        facts = f"{count(len(opened), 'tensor')}: {shorten(opened, 3)}"
-        hint = f"--values {near}" if near else "`ckpttool inspect --all` lists the names"
-        where = opened.path
-        problems.append(Diagnostic("source", text, hint=hint, facts=facts, where=where))
-    if problems:
-        raise PlanError(problems)
-    names = {name for of in matched.values() for name in of}
-    return [name for name in opened if name in names]
 
 
 def _rows_of(tensor: LazyTensor, rows: Rows | None) -> range | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.checkpoint.checkpoint import ResolveOptions
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.operations.explain import Explanation, explain
 from ckpttool.problems import PlanError
@@ -227,7 +228,7 @@ def test_of_a_tensor_that_lacks_slices_the_others_are_explained(checkpoint):
 
 def test_a_hidden_optimizer_shard_is_explained_with_what_the_strategy_lists(checkpoint):
     catalog, _ = checkpoint(Layout((8,), ((), ()), 4))
-    hiding = strategy_of({"w": Layout((8,), ((), ()))})
+    hiding = target_of(Layout((8,), ((), ())))
     found = explain(catalog, hiding, rank=5, options=ResolveOptions(optimizer_shard=4))
     one = found.tensors["w"]
     assert (one.listed_shard, one.layouts[0].optimizer_shard) == (1, 4)
@@ -279,20 +280,21 @@ def test_a_stage_names_only_its_own_tensors(rank):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "tensors"), [(None, ["v", "w"]), ("w", ["w"]), ("[vx]", ["v"]), ("x", [])]
+    ("patterns", "tensors"), [([], ["v", "w"]), (["w"], ["w"]), (["[vx]"], ["v"]), (["x"], [])]
 )
-def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, pattern, tensors):
+def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, patterns, tensors):
     full = {name: noise(name, "Float32", (8, 6)) for name in "vwx"}
     strategy = replace(strategy_of(dict.fromkeys(full, WIDE)), files=())
     write_ranks(tmp_path / "src", cut(full, strategy), "ckpt")
     three = Layout((3,), ((0,), ()))
     target = strategy_of({"v": three, "w": three, "x": Layout((3,), ((), ()))})
     catalog = ckpttool.scan(str(tmp_path / "src"))
-    found = explain(catalog, strategy, replace(target, files=()), pattern=pattern)
+    options = ResolveOptions(tensors=TensorOptions(patterns))
+    found = explain(catalog, strategy, replace(target, files=()), options=options)
     assert [name for one in found.obstacles for name in one.tensors] == tensors
     assert all(one.matrices == ((2,), (4,)) for one in found.obstacles)
-    assert not found.has_plan
-    assert {one.tensor for one in found.found.errors} == {"v", "w"}
+    assert found.has_plan == (not tensors)
+    assert {one.tensor for one in found.found.errors} == {*tensors}
 
 
 @pytest.mark.parametrize("target", [None, target_of(Layout((4,), ((0,), ())))])
@@ -300,13 +302,16 @@ def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, pattern,
     ("words", "fact"),
     [
         ({"rank": 8}, "there is no rank 8"),
-        ({"pattern": "v"}, "no tensor is named like v"),
-        ({"pattern": "layers.*"}, "no tensor is named like layers.*"),
+        ({"include": ["v"]}, "no tensor matches --tensor 'v'"),
+        ({"include": ["w", "re:^x"]}, "no tensor matches --tensor 're:^x'"),
     ],
 )
 def test_an_unknown_rank_or_name_is_an_error(checkpoint, target, words, fact):
+    tensors = TensorOptions(words.get("include", ()), shown_by="--tensor")
     with pytest.raises(PlanError) as refused:
-        explain(*checkpoint(), target, **words)
+        explain(
+            *checkpoint(), target, rank=words.get("rank"), options=ResolveOptions(tensors=tensors)
+        )
     (problem,) = refused.value.diagnostics
     assert problem.message == fact
 

@@ -20,6 +20,7 @@ from tests.support.checkpoints import (
     SHARDED,
     WHOLE,
     catalog_of,
+    cut,
     noise,
     oracle,
     slice_catalog,
@@ -223,6 +224,23 @@ def test_a_tensor_that_is_not_in_the_strategy_is_called_so():
     data = page_of(case / "src", case / "src_strategy.ckpt")
     known = {one["known"] for one in data["distributions"] if one["kind"] == "values"}
     assert known == {"not in the strategy"}
+
+
+def test_what_merge_would_report_is_on_the_page_as_grave_as_it_is_for_merge(tmp_path):
+    full = {"w": noise("w", "Float32", (8, 4)), "b": noise("b", "Float32", (4, 4))}
+    strategy = replace(strategy_of({"w": ROWS, "b": WHOLE}), files=())
+    ranks = cut(full, strategy)
+    for rank, entries in ranks.items():
+        entries["rng"] = noise(f"rng{rank}", "Float32", (4,))
+    ranks[3]["b"] = noise("other", "Float32", (4, 4))
+    catalog = ckpttool.scan(str(write_ranks(tmp_path / "src", ranks, "ckpt")), command="inspect")
+    found = examine(catalog, strategy, contents="all")
+    assert not found.found.errors
+    data = read_page(plot.draw(found, {}))
+    errors = [text for severity, (text, *_) in data["notes"] if severity == "error"]
+    assert any("b: different between ranks that should hold the same" in text for text in errors)
+    assert any("rng: not in the strategy, and different between" in text for text in errors)
+    assert {"b", "rng"} <= data["problems"].keys()
 
 
 def test_a_merged_checkpoint_shows_files_and_not_ranks(tmp_path):
