@@ -612,6 +612,8 @@ def explain(
     """
     given = _Keywords("explain", options)
     resolving = given.take(ResolveOptions)
+    wanted = replace(resolving.tensors, shown_by="--tensor")  # the others are not "left out"
+    resolving = replace(resolving, tensors=wanted)
     source = given.source(src, strategy)
     given.end()
     catalog, of_src, of_dst = load(

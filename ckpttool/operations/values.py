@@ -7,7 +7,7 @@ it.  Of a large one only the elements at its edges are kept, which NumPy prints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,6 +26,7 @@ from ckpttool.problems import Diagnostics
 from ckpttool.storage.numbers import Numbers
 from ckpttool.storage.statistics import UNIT_ELEMENTS, Statistics, measure
 from ckpttool.transaction.sources import require_unmodified_sources
+from ckpttool.wording import Brief, count
 
 PRINTED = 1000  # elements: NumPy prints the edges of a larger array
 EDGE = 3  # elements at each end of an axis, which NumPy prints then
@@ -73,14 +74,22 @@ class TensorValues:
         return str(self.shown) if self.shown.dtype.kind == "U" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+@dataclass(frozen=True, slots=True, repr=False)
+class Values(Brief):
     """The tensors that patterns match, and the notes on the checkpoint."""
 
     path: str
     step: str | None
     tensors: tuple[TensorValues, ...]
     found: Diagnostics
+
+    def _texts(self) -> Iterator[str]:
+        yield f"{self.path}: {count(len(self.tensors), 'tensor')}"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("tensor", "values")
+        for one in self.tensors:
+            yield (one.name, str(one.shown))
 
 
 def read_values(
