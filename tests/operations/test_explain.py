@@ -302,8 +302,8 @@ def test_why_a_target_cannot_be_is_said_of_the_chosen_tensors(tmp_path, patterns
     ("words", "fact"),
     [
         ({"rank": 8}, "there is no rank 8"),
-        ({"include": ["v"]}, "no tensor matches --tensor 'v'"),
-        ({"include": ["w", "re:^x"]}, "no tensor matches --tensor 're:^x'"),
+        ({"include": ["v"]}, "no tensor matches 'v'"),
+        ({"include": ["w", "re:^x"]}, "no tensor matches 're:^x'"),
     ],
 )
 def test_an_unknown_rank_or_name_is_an_error(checkpoint, target, words, fact):
