@@ -57,7 +57,14 @@ from ckpttool.problems import (
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.transaction.resume import Assignment, OutputOptions
-from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size, read_key
+from ckpttool.typed import (
+    TypedError,
+    parse_part,
+    parse_ranks,
+    parse_size,
+    read_key,
+    require_choice,
+)
 from ckpttool.wording import format_ranks, nearest
 
 if TYPE_CHECKING:
@@ -154,6 +161,7 @@ def open(
     *,
     target: Layouts | None = None,
     rank: int | None = None,
+    not_in_target: NotInTarget = "follow",
     dtypes: DTypes = "float32",
     **options: Unpack[ReadKeywords],
 ) -> OpenCheckpoint:
@@ -171,6 +179,8 @@ def open(
     target, rank
         The strategy of a target, and one of its ranks.  The tensors are then the slices that
         reshard, or split, would write for this rank.
+    not_in_target
+        What becomes of parameters that the target does not list; see `OutputOptions`.
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
         types of the package ``"ml_dtypes"``.
@@ -187,7 +197,7 @@ def open(
     FormatError, StrategyError, PlanError
         All problems, in one error.
     ValueError
-        Only one of ``target`` and ``rank`` is given.
+        Only one of ``target`` and ``rank`` is given, or ``not_in_target`` without them.
     IndexError
         The target has no such rank.
     ImportError
@@ -199,8 +209,9 @@ def open(
     """
     if (target is None) != (rank is None):
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
-    if dtypes not in get_args(DTypes):
-        raise ValueError(f"dtypes={dtypes!r}, expected one of {get_args(DTypes)}")
+    if target is None and not_in_target != "follow":
+        raise ValueError("not_in_target= is about a target, and there is none")
+    require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
     given = _Keywords("open", options)
@@ -212,7 +223,9 @@ def open(
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
-        plan, found = plans.plan_reading(catalog, of_src, of_dst, rank, resolving, executor)
+        plan, found = plans.plan_reading(
+            *(catalog, of_src, of_dst, rank, resolving, executor, not_in_target)
+        )
     _warn(found, found.severity_of)
     (output,) = plan.outputs([rank or 0])
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)

@@ -299,6 +299,28 @@ def test_another_type_of_arrays_is_refused():
         ckpttool.open(SRC, STRATEGY, dtypes="bf16")
 
 
+@pytest.mark.parametrize("how", ["follow", "full", "drop"])
+def test_a_rank_is_opened_as_reshard_writes_it_also_what_the_target_omits(how, tmp_path):
+    case = GOLDEN / "params_outside_strategy"
+    src, dst = case / "src_strategy.ckpt", case / "dst_strategy.ckpt"
+    words = {"unlisted": "first", "not_in_target": how}
+    ckpttool.reshard(case / "src", src, dst, tmp_path / "out", **words)
+    opened = ckpttool.open(case / "src", src, target=dst, rank=1, **words)
+    written = ckpttool.open(tmp_path / "out" / "rank_1" / "checkpoint_1.h5", replicated=True)
+    assert opened.keys() == written.keys()
+    for name in written:
+        np.testing.assert_array_equal(opened[name], written[name])
+    with pytest.raises(ValueError, match="not_in_target= is about a target"):
+        ckpttool.open(case / "src", src, unlisted="first", not_in_target="drop")
+
+
+def test_a_conversion_names_the_shapes_to_check(tmp_path):
+    done = ckpttool.merge(SRC, STRATEGY, tmp_path / "m.h5")
+    printed = run("merge", SRC, "-s", STRATEGY, "-o", tmp_path / "n.h5").stdout
+    assert f"Check the full shapes: {done.shapes_to_check}" in " ".join(printed.split())
+    assert f"check the full shapes: {done.shapes_to_check}>" in repr(done)
+
+
 def test_one_rank_that_holds_everything_is_split_for_a_rank(tmp_path):
     (tmp_path / "rank_0").mkdir()
     ckpttool.merge(SRC, STRATEGY, tmp_path / "rank_0" / "checkpoint_0.ckpt")
@@ -509,6 +531,7 @@ def test_the_notebook_of_the_tutorial_runs(tmp_path):
     assert "complete>" in shown[0]
     assert "nothing is wrong" in shown[1]
     assert shown[-1] == "((8, 16), dtype('<f4'))"
+    assert any(one.startswith("<Estimate ") for one in shown)
     assert any(one.startswith("<Difference ") and "equal" in one for one in shown)
 
 
