@@ -16,13 +16,13 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, overload
 
 from ckpttool.checkpoint.checkpoint import ManifestChoice, ResolveOptions, UnlistedChoice
 from ckpttool.concurrency import OnProgress
-from ckpttool.discovery.scan import OnScan, SourceOptions
+from ckpttool.discovery.scan import OnScan, SourceOptions, Steps
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
 from ckpttool.model.choices import OnOverflow, TensorOptions
@@ -36,23 +36,37 @@ from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
 from ckpttool.operations.estimate import Estimate, estimate
+from ckpttool.operations.explain import Explanation
+from ckpttool.operations.explain import explain as explain_catalog
 from ckpttool.operations.inspect import inspect_catalog, inspect_other
-from ckpttool.operations.load import Source, StrategySource, load, load_sides
+from ckpttool.operations.load import Source, StrategySource, load, load_sides, load_steps
 from ckpttool.operations.open import DTypes, OpenCheckpoint
+from ckpttool.operations.strategies import WrittenStrategy
+from ckpttool.operations.strategy_diff import StrategyComparison
+from ckpttool.operations.values import Values
 from ckpttool.operations.verify import Verification
 from ckpttool.operations.verify import verify as find_problems
+from ckpttool.planning.needs import Needs
 from ckpttool.problems import (
     CkptToolWarning,
     Diagnostic,
     Diagnostics,
     SeverityOf,
     join_alike,
+    raise_all,
     severities,
 )
 from ckpttool.secret import Secret
 from ckpttool.storage.compare import CompareOptions, Tolerance
 from ckpttool.transaction.resume import Assignment, OutputOptions
-from ckpttool.typed import TypedError, parse_part, parse_ranks, parse_size, read_key
+from ckpttool.typed import (
+    TypedError,
+    parse_part,
+    parse_ranks,
+    parse_size,
+    read_key,
+    require_choice,
+)
 from ckpttool.wording import format_ranks, nearest
 
 if TYPE_CHECKING:
@@ -62,6 +76,19 @@ Path: TypeAlias = str | os.PathLike[str]
 Checkpoint: TypeAlias = Path | Catalog  # what `scan` takes, or returns
 Layouts: TypeAlias = Path | Sequence[Path] | Strategy  # what `read_strategy` takes, or returns
 Progress: TypeAlias = bool | Callable[[str, int, int], None] | None
+Answer: TypeAlias = (
+    Conversion
+    | Estimate
+    | Inspected
+    | Verification
+    | Difference
+    | Explanation
+    | Steps
+    | Values
+    | Needs
+    | StrategyComparison
+    | WrittenStrategy
+)
 T = TypeVar("T")
 
 _WORDS = {"strategy", "target", "out", "rank", "progress", "dry_run", "b_strategy", "tolerance"}
@@ -157,6 +184,7 @@ def open(
     *,
     target: Layouts | None = None,
     rank: int | None = None,
+    not_in_target: NotInTarget = "follow",
     dtypes: DTypes = "float32",
     **options: Unpack[ReadKeywords],
 ) -> OpenCheckpoint:
@@ -174,6 +202,8 @@ def open(
     target, rank
         The strategy of a target, and one of its ranks.  The tensors are then the slices that
         reshard, or split, would write for this rank.
+    not_in_target
+        What becomes of parameters that the target does not list; see `OutputOptions`.
     dtypes
         How bfloat16 and float8 are read: as ``"float32"``, which holds them exactly, or as the
         types of the package ``"ml_dtypes"``.
@@ -190,7 +220,7 @@ def open(
     FormatError, StrategyError, PlanError
         All problems, in one error.
     ValueError
-        Only one of ``target`` and ``rank`` is given.
+        Only one of ``target`` and ``rank`` is given, or ``not_in_target`` without them.
     IndexError
         The target has no such rank.
     ImportError
@@ -202,8 +232,9 @@ def open(
     """
     if (target is None) != (rank is None):
         raise ValueError("target= and rank= go together: the slices of one rank of a target")
-    if dtypes not in get_args(DTypes):
-        raise ValueError(f"dtypes={dtypes!r}, expected one of {get_args(DTypes)}")
+    if target is None and not_in_target != "follow":
+        raise ValueError("not_in_target= is about a target, and there is none")
+    require_choice("dtypes", dtypes, get_args(DTypes))
     if dtypes == "ml_dtypes":
         import ml_dtypes  # noqa: F401, to fail here if it is not installed
     given = _Keywords("open", options)
@@ -215,7 +246,9 @@ def open(
     if of_dst is not None and rank not in of_dst.ranks:
         raise IndexError(f"rank={rank}: the target has {format_ranks(of_dst.ranks)}")
     with open_engine("threads") as executor:
-        plan, found = plans.plan_reading(catalog, of_src, of_dst, rank, resolving, executor)
+        plan, found = plans.plan_reading(
+            *(catalog, of_src, of_dst, rank, resolving, executor, not_in_target)
+        )
     _warn(found, found.severity_of)
     (output,) = plan.outputs([rank or 0])
     return OpenCheckpoint(catalog.root, output.tensors, catalog.common_attrs, dtypes)
@@ -628,11 +661,121 @@ def diff(
     return found
 
 
-def to_dict(
-    answer: Conversion | Estimate | Inspected | Verification | Difference,
-) -> documents.Json:
+def explain(
+    src: Checkpoint,
+    strategy: Layouts | None = None,
+    *,
+    target: Layouts | None = None,
+    rank: int | None = None,
+    progress: Progress = None,
+    **options: Unpack[ReadKeywords],
+) -> Explanation:
+    """Say what the ranks of a checkpoint hold, or those of a target would; ``found`` has errors.
+
+    Parameters
+    ----------
+    src, strategy
+        As for `open`.
+    target
+        The strategy of a target, whose ranks are explained in place of those of the source.
+    rank
+        Explain only this rank.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`; ``include`` says which
+        tensors are explained.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        It cannot be explained, or there is no such rank.
+    """
+    given = _Keywords("explain", options)
+    resolving = given.take(ResolveOptions)
+    wanted = replace(resolving.tensors, shown_by="--tensor")  # the others are not "left out"
+    resolving = replace(resolving, tensors=wanted)
+    source = given.source(src, strategy)
+    given.end()
+    catalog, of_src, of_dst = load(
+        source,
+        _files(target),
+        find_strategy=not resolving.replicated,
+        command="inspect" if target is None else "convert",
+        open_count=_Shown(progress).open_count,
+    )
+    with open_engine("threads") as executor:
+        answer = explain_catalog(
+            *(catalog, of_src, of_dst),
+            rank=rank,
+            options=resolving,
+            executor=executor,
+        )
+    _warn(answer.found, answer.found.severity_of)
+    return answer
+
+
+def steps(
+    src: Path,
+    strategy: Layouts | None = None,
+    *,
+    progress: Progress = None,
+    **options: Unpack[SourceKeywords],
+) -> Steps:
+    """Return the steps of a training folder, complete or not, the oldest first.
+
+    Parameters
+    ----------
+    src
+        The folder.
+    strategy
+        As for `open`; only its ranks count.
+    progress
+        As for `merge`.
+    options
+        Fields of `SourceOptions`, without ``step``.
+
+    Warns
+    -----
+    CkptToolWarning
+        What the command line prints as a warning.
+
+    Raises
+    ------
+    CkptToolError
+        The folder, or the strategy, cannot be read.
+    """
+    given, found = _Keywords("steps", options), Diagnostics("inspect")
+    source = Source(os.fspath(src), _files(strategy), given.take(SourceOptions))
+    given.end()
+    answer = load_steps(source, found, open_count=_Shown(progress).open_count)
+    raise_all(found.failures)
+    _warn(found, found.severity_of)
+    return replace(answer, diagnostics=tuple(found))
+
+
+def to_dict(answer: Answer) -> documents.Json:
     """Return an answer as the document that ``--json`` prints."""
     match answer:
+        case Explanation():
+            return documents.explain(answer)
+        case Steps():
+            found = Diagnostics("inspect")
+            found.add(*answer.diagnostics)
+            return documents.steps(answer, found)
+        case Values():
+            return documents.values(answer)
+        case Needs():
+            return documents.strategy_ranks(answer, None)
+        case StrategyComparison():
+            return documents.strategy_diff(answer, None)
+        case WrittenStrategy():
+            return documents.written_strategy(answer)
         case Conversion():
             return documents.convert(answer)
         case Estimate():
