@@ -18,6 +18,7 @@ from ckpttool.model.slicing import (
     Follows,
     LayoutSlicing,
     Listed,
+    Own,
     RankGroups,
     Slicing,
     Unlisted,
@@ -170,6 +171,7 @@ _KNOWN: Mapping[type, Known] = {
     Listed: "listed",
     Follows: "follows",
     Whole: "whole",
+    Own: "whole",
     Unlisted: "unlisted",
 }
 
