@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import ckpttool
 from ckpttool.execution import execute as execute_module
 from ckpttool.model.layout import Layout
 from tests.support.checkpoints import cut, strategy_of, write_file, write_holes, write_ranks
-from tests.support.commands import SUFFIXES, message, run, run_well, stay_small
+from tests.support.commands import SUFFIXES, message, run, run_well
 from tests.support.readers import Entry, read, read_ranks
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -331,6 +334,20 @@ def test_a_folder_without_a_strategy_is_cast():
 
 
 @pytest.mark.big
-def test_a_tensor_of_two_gib_takes_little_memory(tmp_path):
+@pytest.mark.parametrize("dst", [[], ["-d", "d.json"]])
+def test_a_tensor_of_two_gib_takes_little_memory(dst):
     write_holes(Path("src/net.ckpt"), (1 << 15, 1 << 14))
-    stay_small(tmp_path, "merge", "src/net.ckpt", "-o", "m.ckpt", "--dtype", "bf16")
+    layout = {"dev_matrix": [4], "tensor_map": [-1, 0]}  # columns: every row is read in parts
+    Path("d.json").write_text(json.dumps({"parallel_layout_item": {"w": layout}}))
+    code = (
+        "import sys; from ckpttool.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    words = ["split", *dst] if dst else ["merge"]
+    words += ["src/net.ckpt", "-o", "out/m.ckpt", "--dtype", "bf16", "-q", "-j", "4"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 200 << 10
+    assert sum(path.stat().st_size for path in Path("out").rglob("*.*")) > 1 << 30
+    shutil.rmtree("out")
