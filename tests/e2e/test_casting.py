@@ -304,6 +304,20 @@ def test_python_takes_a_type_and_reads_in_it():
         np.testing.assert_array_equal(found["w"][3::7, 5:9], wanted.astype("f4")[3::7, 5:9])
     with pytest.raises(ValueError, match="no type to cast to"):
         ckpttool.open("src", "s.ckpt", dtype="int8")
+    with pytest.raises(ValueError, match="on_overflow"):
+        ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="clip")
+    for function in (ckpttool.verify, ckpttool.inspect):  # which cast nothing
+        with pytest.raises(TypeError, match="dtype"):
+            function("src", "s.ckpt", dtype="bf16")
+
+
+def test_python_reads_no_number_that_is_too_large():
+    write_source(overflowing())
+    with ckpttool.open("src", "s.ckpt", dtype="fp16") as found:
+        with pytest.raises(OverflowError, match=r"v: .*1 number became Inf in Float16"):
+            found["v"][...]
+    with ckpttool.open("src", "s.ckpt", dtype="fp16", on_overflow="inf") as found:
+        assert np.isinf(found["v"][...]).sum() == 1
 
 
 def test_the_manifest_says_how_outputs_were_cast():
