@@ -30,7 +30,8 @@ from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
 from ckpttool.operations import documents, plans
-from ckpttool.operations.convert import Conversion, convert
+from ckpttool.operations.convert import Conversion
+from ckpttool.operations.convert import convert as run_plan
 from ckpttool.operations.describe import Inspected
 from ckpttool.operations.diff import Difference
 from ckpttool.operations.diff import diff as compare
@@ -86,15 +87,20 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class InspectKeywords(SourceKeywords, total=False):
-    """The fields of `SourceOptions` and `TensorOptions`."""
+    """The fields of `SourceOptions`, and those of `TensorOptions` that choose tensors."""
 
     include: str | Collection[str]
     exclude: str | Collection[str]
     weights_only: bool
+
+
+class _TensorKeywords(InspectKeywords, total=False):
     rename: Mapping[str, str] | Collection[str | Rename]
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
 
 
-class ReadKeywords(InspectKeywords, total=False):
+class ReadKeywords(_TensorKeywords, total=False):
     """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
@@ -104,11 +110,11 @@ class ReadKeywords(InspectKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
-    dtype: str | Collection[str]
-    on_overflow: OnOverflow
 
 
-class _WriteKeywords(ReadKeywords, total=False):
+class _OutputKeywords(TypedDict, total=False):
+    """The fields of `RunOptions`, and of `OutputOptions` whatever is written."""
+
     format: str | None
     crc: bool
     part: tuple[int, int] | str | None
@@ -117,6 +123,19 @@ class _WriteKeywords(ReadKeywords, total=False):
     no_locks: bool
     engine: str
     max_memory_bytes: int | str | None
+
+
+class _WriteKeywords(ReadKeywords, _OutputKeywords, total=False):
+    pass
+
+
+class ConvertKeywords(_TensorKeywords, _OutputKeywords, total=False):
+    """The fields of all options of `convert`."""
+
+    strict: bool
+    manifest: ManifestChoice
+    max_shard_bytes: int | str | None
+    ranks: Collection[int] | str | None
 
 
 class MergeKeywords(_WriteKeywords, total=False):
@@ -382,6 +401,56 @@ def reshard(
     return _convert(given, src, strategy, target, out, progress, dry_run=dry_run)
 
 
+@overload
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: Literal[False] = ...,
+    progress: Progress = ...,
+    **options: Unpack[ConvertKeywords],
+) -> Conversion: ...
+
+
+@overload
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: Literal[True],
+    progress: Progress = ...,
+    **options: Unpack[ConvertKeywords],
+) -> Estimate: ...
+
+
+def convert(
+    src: Checkpoint,
+    out: Path,
+    *,
+    dry_run: bool = False,
+    progress: Progress = None,
+    **options: Unpack[ConvertKeywords],
+) -> Conversion | Estimate:
+    """Write each file of a checkpoint again, in another format; no strategy is needed.
+
+    Parameters
+    ----------
+    src
+        The checkpoint: a path, or what `scan` returns.
+    out
+        The output file, or the output folder for files of ranks and for numbered files.
+    dry_run, progress, options
+        As for `merge`; the default format of a folder is that of ``src``.
+
+    Raises
+    ------
+    CkptToolError
+        As `merge` does.
+    """
+    given = _Keywords("convert", options)
+    return _convert(given, src, None, None, out, progress, dry_run=dry_run)
+
+
 def inspect(
     src: Checkpoint,
     strategy: Layouts | None = None,
@@ -598,11 +667,13 @@ def _convert(
     catalog, of_src, of_dst = load(
         source,
         _files(target),
-        find_strategy=given.function != "split" and not resolving.replicated,
+        find_strategy=given.function in ("merge", "reshard") and not resolving.replicated,
         open_count=shown.open_count,
     )
     make_plan: Callable[..., tuple[Plan, Assignment]]
-    if given.function == "merge":
+    if given.function == "convert":
+        make_plan = partial(plans.plan_convert, catalog, path, resolving, output)
+    elif given.function == "merge":
         make_plan = partial(plans.plan_merge, catalog, of_src, path, resolving, output)
     elif of_dst is None:
         raise TypeError(f"{given.function} needs target=, the strategy of the outputs")
@@ -611,7 +682,7 @@ def _convert(
     else:
         make_plan = partial(plans.plan_reshard, catalog, of_src, of_dst, path, resolving, output)
     column = severities("convert", strict=resolving.strict)
-    return (estimate if dry_run else convert)(
+    return (estimate if dry_run else run_plan)(
         make_plan,
         run,
         open_progress=shown.open_progress,

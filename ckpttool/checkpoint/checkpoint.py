@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from ckpttool.checkpoint.contents import ComparedCopies, EqualContents, IndexedTensors
 from ckpttool.checkpoint.evidence import Evidence
 from ckpttool.checkpoint.interpret import (
-    EachFile,
+    Files,
     Tensor,
     find_rank_slices,
     full_tensor,
     interpret,
     listed_names,
+    records_of_files,
 )
 from ckpttool.checkpoint.presence import (
     PartlyHeld,
@@ -137,8 +138,9 @@ class Checkpoint(Brief):
         The choices of the user.
     records
         A record for each tensor, in the order of the files, before the user's choices.
-    are_joined
-        Whether files of ranks are joined; else each file is read by itself.
+    files
+        How the files are taken: ``"joined"``, or each by itself: as one of full tensors
+        (``"full"``), or as one whose tensors stay in a file of its own (``"kept"``).
     find_needed
         Returns the slices that the wanted ranks of a target need; None if all are needed.
     needed
@@ -177,7 +179,7 @@ class Checkpoint(Brief):
     strategy: Strategy
     options: ResolveOptions = ResolveOptions()
     records: Iterable[Tensor] = ()
-    are_joined: bool = True
+    files: Files = "joined"
     find_needed: Callable[[Checkpoint], NeededSlices] | None = None
     needed: NeededSlices | None = None
     is_recorded: bool = False
@@ -204,6 +206,11 @@ class Checkpoint(Brief):
         yield ("tensor", "dtype", "shape")
         for one in self.tensors:
             yield (str(one.name), one.meta.dtype, format_shape(one.meta.shape))
+
+    @property
+    def are_joined(self) -> bool:
+        """Whether files of ranks are joined; else each file is read by itself."""
+        return self.files == "joined"
 
     def knowing(self, **contents: object) -> Checkpoint:
         """Return the checkpoint with more of what contents show."""
@@ -241,7 +248,7 @@ class Checkpoint(Brief):
         return replace(
             self,
             catalog=catalog,
-            records=tuple(records) if self.are_joined else EachFile(catalog),
+            records=tuple(records) if self.are_joined else records_of_files(catalog, self.files),
             correction=correction,
             sampled=tuple(one for one in self.sampled if one.tensor.name in wanted),
             differing_stages=tuple(pair for pair in stages if pair[0].name in wanted),

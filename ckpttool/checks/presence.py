@@ -19,7 +19,7 @@ from ckpttool.model.catalog import Catalog
 from ckpttool.model.renames import rename_problems
 from ckpttool.model.slicing import FullTensor
 from ckpttool.problems import Diagnostic, FormatError, join_clauses
-from ckpttool.wording import count, format_bytes, format_ranks, shorten
+from ckpttool.wording import count, format_bytes, format_numbers, format_ranks, shorten
 
 _NO_FILE = "no checkpoint file found in"
 
@@ -41,6 +41,14 @@ def check_missing_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         if one.code == "missing_rank" and ranks:
             text = f"{format_ranks(ranks)}: {_NO_FILE} {catalog.root}"
             yield replace(one, message=text, ranks=ranks)
+
+
+def check_kept_files(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problem of ranks without a file, if every file is written again by itself."""
+    there = format_numbers(checkpoint.catalog.files)
+    for one in check_missing_files(checkpoint):
+        hint = f"the folder with all ranks as SRC, or --rank {there} for those that are there"
+        yield replace(one, code="missing", hint=hint)
 
 
 def check_ranks(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
@@ -485,8 +493,8 @@ def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
 
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors that are not wanted."""
-    left_out = checkpoint.left_out
-    if left_out and checkpoint.catalog.metas:
+    left_out, is_shown = checkpoint.left_out, checkpoint.options.tensors.shown_by
+    if left_out and checkpoint.catalog.metas and not is_shown:
         size = format_bytes(sum(meta.nbytes for meta in left_out.values()))
         text = f"left out, as requested: {count(len(left_out), 'tensor')}, {size}"
         yield Diagnostic("dropped", f"{text} ({shorten(left_out, 3)})")

@@ -6,8 +6,10 @@ The tasks are those of `schedule`, and `CountingFiles` decides on each read as a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -142,8 +144,17 @@ def survey(plan: Plan, ranks: Collection[int], options: CopyOptions, *, by_file:
         written,
         buffer_bytes,
         {rank: sizes[kind] for rank, kind in kind_of.items()},
-        _join_alike(Supply(*one) for one in zip(alike, used, strict=True)),
+        _join_alike(chain.from_iterable(map(partial(_supplies, plan), alike, used))),
     )
+
+
+def _supplies(plan: Plan, ranks: tuple[int, ...], used: Mapping[int, int]) -> Iterator[Supply]:
+    """Yield what alike outputs need; ``used`` has the bytes of source ranks for the first one."""
+    if not any(transfer.is_own for transfer in plan.transfers):
+        yield Supply(ranks, used)
+        return
+    for rank in ranks:  # each needs as much of its own rank as the first of its own
+        yield Supply((rank,), {rank: sum(used.values())})
 
 
 def _join_alike(supplies: Iterable[Supply]) -> tuple[Supply, ...]:
@@ -169,6 +180,11 @@ class _Survey:
     def __init__(self, plan: Plan) -> None:
         self._kinds = {id(one.terms): _kind(one.terms) for one in plan.transfers}
         self._known: dict[Hashable, _TensorCounts] = {}
+
+    def _kind(self, terms: tuple[Term, ...]) -> Hashable:
+        """Return the `_kind` of terms; those that an output has for itself are in no transfer."""
+        known = self._kinds.get(id(terms))
+        return _kind(terms) if known is None else known
 
     def count(self, batch: Batch, indexes: list[FileIndex]) -> _Counts:
         """Return what the tasks of a batch do."""
@@ -198,7 +214,7 @@ class _Survey:
         key = (
             files.scratch_used,
             *(
-                (self._kinds[id(one.output.terms)], one.output.region, one.region, one.dtype)
+                (self._kind(one.output.terms), one.output.region, one.region, one.dtype)
                 for one in units
             ),
         )

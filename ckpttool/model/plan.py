@@ -44,6 +44,10 @@ class Term:
     weight: float = 1.0
     input: int = 0
 
+    def of_rank(self, rank: int) -> Term:
+        """Return the term of an output of ``rank``; see `FullTensor.of_rank`."""
+        return Term(self.source.of_rank(rank), self.weight, self.input)
+
     def excerpt(self, region: Region) -> Term:
         """Return the term with only the slices that overlap ``region`` of the full tensor.
 
@@ -165,6 +169,8 @@ class Target:
         of safetensors files.  `Plan.provenance` has more.
     is_numbered
         Whether the output is a folder of numbered files.
+    folder
+        The folder that holds the rank folders, if the names of the outputs do not show it.
     """
 
     format: str
@@ -173,6 +179,7 @@ class Target:
     strategy: Strategy | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     is_numbered: bool = False
+    folder: str | None = None
 
     def limited_to(self, ranks: Iterable[int]) -> Target:
         """Return the target with only the outputs of ``ranks``, in the same order."""
@@ -187,6 +194,8 @@ class Target:
     @property
     def output_folder(self) -> str:
         """The folder that holds the output files, or the rank folders."""
+        if self.folder is not None:
+            return self.folder
         folder = posixpath.dirname(next(iter(self.paths.values())))
         return (folder if self.is_merged else posixpath.dirname(folder)) or "."
 
@@ -267,6 +276,15 @@ class Transfer:
     def copy_of(cls, tensor: FullTensor, layouts: tuple[Layout, ...]) -> Transfer:
         """Return the transfer of a tensor that keeps its name, type and elements."""
         return cls(tensor.name, tensor.meta.dtype, (Term(tensor),), layouts)
+
+    def terms_of(self, rank: int) -> tuple[Term, ...]:
+        """Return the sources of an output of ``rank``."""
+        return tuple(term.of_rank(rank) for term in self.terms) if self.is_own else self.terms
+
+    @property
+    def is_own(self) -> bool:
+        """Whether each output takes what the file of its own rank has."""
+        return any(term.source.own_ranks for term in self.terms)
 
     @property
     def is_cast(self) -> bool:
@@ -422,7 +440,7 @@ class Plan(Brief):
             path = self.target.paths[rank]
             regions = _regions(layouts, rank)
             stored = [
-                (region, transfer.terms)
+                (region, transfer.terms_of(rank))
                 for transfer, index in entries
                 if (region := regions[index]) is not None
             ]

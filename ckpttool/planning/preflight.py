@@ -335,7 +335,7 @@ def _partial_problem(
 def _find_stale_files(target: Target) -> Iterator[Diagnostic]:
     """Yield the warning about files of ranks or formats that the target does not have."""
     if target.paths and not target.is_merged:
-        yield from stale_files(*next(iter(target.paths.items())), range(target.ranks))
+        yield from stale_files(target.paths, range(target.ranks))
 
 
 def preflight(

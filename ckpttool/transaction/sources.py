@@ -117,7 +117,8 @@ def _decisive_parts(term: Term) -> tuple[object, ...]:
     how: object = slicing.distribution_key
     if isinstance(slicing, BoxSlicing):
         how = slicing.slice_counts
-    return term.input, term.weight, source.meta, how, source.parameter, source.only_for
+    own = (source.own_ranks,) if source.own_ranks else ()
+    return term.input, term.weight, source.meta, how, source.parameter, source.only_for, *own
 
 
 def changed_sources(*catalogs: Catalog) -> list[Diagnostic]:
