@@ -25,7 +25,7 @@ from ckpttool.concurrency import OnProgress
 from ckpttool.discovery.scan import OnScan, SourceOptions
 from ckpttool.execution.executors import RunOptions, is_cluster, open_engine
 from ckpttool.model.catalog import Catalog
-from ckpttool.model.choices import TensorOptions
+from ckpttool.model.choices import OnOverflow, TensorOptions
 from ckpttool.model.plan import NotInTarget, Plan
 from ckpttool.model.renames import Rename
 from ckpttool.model.strategy import Strategy
@@ -103,6 +103,8 @@ class ReadKeywords(InspectKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
 
 
 class _OutputKeywords(TypedDict, total=False):
@@ -125,6 +127,8 @@ class _WriteKeywords(ReadKeywords, _OutputKeywords, total=False):
 class ConvertKeywords(InspectKeywords, _OutputKeywords, total=False):
     """The fields of all options of `convert`."""
 
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
     strict: bool
     manifest: ManifestChoice
     max_shard_bytes: int | str | None

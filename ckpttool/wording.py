@@ -266,7 +266,7 @@ KEYWORDS: Mapping[str, str] = {  # of options with a value
         for name in (
             *("step", "pattern", "unlisted", "optimizer_shard", "b_strategy", "engine"),
             *("format", "prefix", "not_in_target", "part", "ignore"),
-            *("include", "exclude", "rename"),
+            *("include", "exclude", "rename", "dtype", "on_overflow"),
         )
     },
 }

@@ -98,7 +98,7 @@ class ResolveOptions:
         How to compare the files with the manifest of their set.  ``"samples"``: sizes, headers and
         some hashes.  ``"all"``: all hashes (verify).  ``"ignore"``: not at all.
     tensors
-        Which tensors are wanted.
+        Which tensors are wanted, and in which element types.
 
     Examples
     --------
@@ -285,6 +285,13 @@ class Checkpoint(Brief):
         """Name to full tensor, or to a slice of one that is incomplete."""
         joined = self.records if self.are_joined else ()
         return {**self.catalog.metas, **{one.name: one.meta for one in joined}}
+
+    def wanted_dtype(self, meta: TensorMeta) -> str:
+        """Return the element type in which the user wants a tensor."""
+        options = self.options.tensors
+        if not options.casts:
+            return meta.dtype
+        return options.dtype_of(meta, meta.name not in self.whole.training_state)
 
     @property
     def left_out(self) -> Mapping[str, TensorMeta]:

@@ -87,6 +87,12 @@ CHECKS = (
         ("verify", "inspect", "convert"),
         _ANY,
     ),
+    Check(
+        presence.check_casts,
+        "a pattern of a cast is an option, too",
+        ("verify", "inspect", "convert"),
+        _ANY,
+    ),
     Check(presence.check_left_out, "what is not wanted is not judged", of=_ANY),
     Check(presence.check_renamed, "all messages have the old names", ("diff", "convert"), _ANY),
     Check(presence.check_ranks, "files of other ranks or another model explain what is missing"),

@@ -483,6 +483,14 @@ def check_choice(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
         yield Diagnostic("nothing", "no tensor is chosen", hint=hint, facts=facts, where=where)
 
 
+def check_casts(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
+    """Yield the problems of casts that name no tensor, none of numbers, or one in two types."""
+    options, whole = checkpoint.options.tensors, checkpoint.whole
+    if options.casts:
+        metas = {n: one for n, one in whole.metas.items() if n in checkpoint.wanted}
+        yield from options.cast_problems(metas, whole.training_state, whole.catalog.root)
+
+
 def check_left_out(checkpoint: Checkpoint) -> Iterator[Diagnostic]:
     """Yield a note on the tensors that are not wanted."""
     left_out = checkpoint.left_out

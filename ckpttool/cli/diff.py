@@ -66,7 +66,7 @@ sides = options.OptionGroup(
 )
 @sides()
 @options.resolve_options(
-    *("trust_strategy", "optimizer_shard", "manifest"),
+    *("trust_strategy", "optimizer_shard", "manifest", "dtype"),
     *options.OF_TENSORS,
     *options.OF_RENAMES,
     replicated=options.flag(

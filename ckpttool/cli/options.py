@@ -23,6 +23,7 @@ from click.core import ParameterSource
 
 from ckpttool.cli.groups import walk_commands, words_of
 from ckpttool.cli.params import (
+    CAST,
     ENGINE,
     NAME_PATTERN,
     PART,
@@ -402,7 +403,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
 
     given = {name: one for name, one in values.items() if one is not None}
     files = given.pop("rename_file", ())
-    of_tensors = {name: given.pop(name) for name in (*OF_TENSORS, "rename") if name in given}
+    names = (*OF_TENSORS, "rename", *OF_CASTS)
+    of_tensors = {name: given.pop(name) for name in names if name in given}
     if files:
         of_tensors["rename"] = (*of_tensors["rename"], *chain(*files))
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
@@ -509,6 +511,7 @@ UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
 OF_TENSORS = ("include", "exclude", "weights_only")
 OF_RENAMES = ("rename", "rename_file")
+OF_CASTS = ("dtype", "on_overflow")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",
@@ -550,6 +553,20 @@ resolve_options = OptionGroup(
             type=RENAME_FILE,
             multiple=True,
             metavar="FILE",
+            heading=TENSORS,
+        ),
+        "dtype": option(
+            "Cast the weights to fp32, fp16 or bf16; bf16:PATTERN casts what matches.  Repeatable.",
+            type=CAST,
+            multiple=True,
+            metavar="TYPE",
+            heading=TENSORS,
+        ),
+        "on_overflow": option(
+            "What becomes of numbers too large for their new type: error or inf.",
+            type=Choice(["error", "inf"]),
+            metavar="HOW",
+            default="error",
             heading=TENSORS,
         ),
     },

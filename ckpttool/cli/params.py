@@ -364,10 +364,21 @@ def parse_rename_file(path: str) -> object:
     return read_renames(path)
 
 
+def parse_cast(text: str) -> str:
+    """Return an element type, perhaps with a pattern of names behind it; refuse an unknown type."""
+    from ckpttool.model.choices import Cast
+
+    try:
+        return Cast(text).text
+    except ValueError as error:
+        raise UsageProblem(str(error), instead="bf16") from error
+
+
 RANK_FILES = Parsed("pattern", parse_rank_files)
 RENAME = Parsed("rename", parse_rename)
 RENAME_FILE = Parsed("rename file", parse_rename_file)
 PATTERN = Parsed("pattern", parse_pattern)
+CAST = Parsed("type", parse_cast)
 NAME_PATTERN = Parsed("names", parse_name_pattern)
 ROWS = Parsed("slice", parse_rows)
 ENGINE = Parsed("engine", parse_engine)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     *("strict", "check_replicas", "manifest"),
     *options.OF_TENSORS,
     *options.OF_RENAMES,
+    *options.OF_CASTS,
 )
 @options.rank_outputs
 @options.run_options()

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 )
 @options.source_options("src", "step", "pattern", "key")
 @options.resolve_options(
-    *("replicated", "unlisted", "strict", "manifest"), *options.OF_TENSORS, *options.OF_RENAMES
+    *("replicated", "unlisted", "strict", "manifest"),
+    *options.OF_TENSORS,
+    *options.OF_RENAMES,
+    *options.OF_CASTS,
 )
 @options.rank_outputs
 @options.run_options()

@@ -153,6 +153,8 @@ def _print(done: Conversion, verbose: bool) -> None:
     metas = [source.meta for source in done.largest_sharded]
     if largest := [f"{meta.name} {format_sizes(meta.shape)}" for meta in metas]:
         tables.print_text(f"Check the full shapes: {', '.join(largest)}")
+    if (cast := done.casting) is not None:
+        tables.print_text(f"Cast {cast}")
     files = count(len(catalog.files), "file" if catalog.is_merged else "rank")
     text = f"{_outputs_text(done)} in {done.seconds:.2f} s, from {files}"
     text += f" at step {catalog.step}" if catalog.step else ""

@@ -52,18 +52,19 @@ class Pattern:
 
 
 def unmatched_problems(
-    option: str, patterns: Iterable[Pattern], names: Collection[str], where: str
+    option: str, patterns: Iterable[Pattern], names: Collection[str], where: str, before: str = ""
 ) -> Iterator[Diagnostic]:
     """Yield the problem of each pattern that matches no name, with what was perhaps meant.
 
-    ``option`` takes the patterns, and ``where`` is what has the names.
+    ``option`` takes the patterns, with ``before`` in front; ``where`` is what has the names.
     """
     for pattern in patterns:
         if not any(map(pattern.matches, names)):
             text = f"no tensor matches {pattern.text!r}"
             near = nearest_pattern(pattern, names)
             facts = f"{count(len(names), 'tensor')}: {shorten(names, 3)}"
-            hint = f"{option} {quote(near)}" if near else "`ckpttool inspect --all` lists the names"
+            hint = "`ckpttool inspect --all` lists the names"
+            hint = f"{option} {quote(before + near)}" if near else hint
             yield Diagnostic("options", text, hint=hint, facts=facts, where=where)
 
 

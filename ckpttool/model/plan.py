@@ -10,9 +10,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from ckpttool.model.catalog import Catalog
+from ckpttool.model.choices import TensorOptions
 from ckpttool.model.layout import Layout
 from ckpttool.model.manifest import MANIFEST, ListedOutput
 from ckpttool.model.region import Region
@@ -87,9 +89,15 @@ class OutputTensor:
     terms: tuple[Term, ...]
 
     @classmethod
-    def full(cls, tensor: FullTensor) -> OutputTensor:
-        """Return a copy of a full tensor."""
-        return cls(tensor.meta, Region.whole(tensor.meta.shape), (Term(tensor),))
+    def full(cls, tensor: FullTensor, dtype: str = "") -> OutputTensor:
+        """Return a copy of a full tensor, cast to ``dtype`` if that is given."""
+        meta = tensor.meta.of_dtype(dtype) if dtype else tensor.meta
+        return cls(meta, Region.whole(meta.shape), (Term(tensor),))
+
+    @property
+    def source(self) -> FullTensor:
+        """The only source; see `single_source`."""
+        return single_source(self.terms)
 
     @classmethod
     def copy_of(cls, tensor: StoredTensor) -> OutputTensor:
@@ -97,6 +105,11 @@ class OutputTensor:
         shape = tensor.meta.shape
         slicing = LayoutSlicing(Layout.unsharded(len(shape)), shape, {0: tensor})
         return cls.full(FullTensor(tensor.meta, slicing, Whole(((0,),))))
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the elements are cast."""
+        return any(term.source.meta.dtype != self.meta.dtype for term in self.terms)
 
     @property
     def stored_itemsize(self) -> int:
@@ -275,6 +288,11 @@ class Transfer:
         return any(term.source.own_ranks for term in self.terms)
 
     @property
+    def is_cast(self) -> bool:
+        """Whether the elements are cast."""
+        return any(term.source.meta.dtype != self.dtype for term in self.terms)
+
+    @property
     def source(self) -> FullTensor:
         """The only source; see `single_source`."""
         return single_source(self.terms)
@@ -309,6 +327,8 @@ class Plan(Brief):
         The attributes that say how the outputs were made.
     listed
         The source files that a manifest lists, by path.
+    tensors
+        What the user wants of the tensors, and what becomes of numbers that overflow.
     """
 
     inputs: tuple[Catalog, ...]
@@ -321,6 +341,7 @@ class Plan(Brief):
     strategies: tuple[str, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     listed: Mapping[str, ListedOutput] = field(default_factory=dict)
+    tensors: TensorOptions = TensorOptions()
 
     def _texts(self) -> Iterator[str]:
         yield f"{count(len(self.transfers), 'tensor')} to {self.target.output_folder}"
@@ -332,6 +353,11 @@ class Plan(Brief):
         sizes = self.sizes
         for rank, path in self.target.paths.items():
             yield (path, format_bytes(sizes[rank]))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether outputs take what the files of their own ranks have."""
+        return any(transfer.is_own for transfer in self.transfers)
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -376,6 +402,31 @@ class Plan(Brief):
         for ranks, metas in self.headers.items():
             nbytes.update(dict.fromkeys(ranks, sum(meta.nbytes for meta in metas)))
         return nbytes
+
+    def holders(self) -> Mapping[int, frozenset[str]]:
+        """Return rank to the cast tensors of which its output is the first to hold the slice.
+
+        What all outputs hold of these tensors are the full tensors, once; or what each rank has.
+        """
+        by_layouts: dict[tuple[Layout, ...], list[str]] = {}
+        found: dict[int, set[str]] = {rank: set() for rank in self.target.paths}
+        for transfer in self.transfers:
+            if transfer.is_cast and transfer.is_own:
+                for rank in chain(*(found.keys() & one.ranks for one in transfer.layouts)):
+                    found[rank].add(transfer.name)
+            elif transfer.is_cast:
+                by_layouts.setdefault(transfer.layouts, []).append(transfer.name)
+        for layouts, names in by_layouts.items():
+            # Pipeline stages that share a tensor hold it several times: the first one counts.
+            held = ((one, sorted(found.keys() & one.ranks)) for one in layouts)
+            layout, ranks = next((pair for pair in held if pair[1]), (layouts[0], []))
+            seen = set[tuple[int, ...]]()
+            for rank in ranks:
+                index = layout.slice_index(rank)
+                if index not in seen:
+                    seen.add(index)
+                    found[rank].update(names)
+        return {rank: frozenset(names) for rank, names in found.items()}
 
     @property
     def alike(self) -> tuple[tuple[int, ...], ...]:

@@ -135,7 +135,7 @@ def _provenance_of(
         "dst_strategy": _hash_strategy(dst),
     }
     if files == "kept":
-        found["dst_strategy"] = kept.get(f"{PROVENANCE}dst_strategy")
+        found |= {key: kept.get(f"{PROVENANCE}{key}") for key in ("dst_strategy", "dtype")}
     return {f"{PROVENANCE}{key}": text for key, text in found.items() if text}
 
 
@@ -269,6 +269,9 @@ def _plan(
             if plan is not None:
                 src = checkpoint.strategy if checkpoint.strategy.layouts else None
                 provenance = _provenance_of(catalog, src, target.strategy, source.files)
+                if casts := choices.tensors.casts:
+                    texts = sorted(one.text for one in casts)
+                    provenance[f"{PROVENANCE}dtype"] = " ".join(texts)
                 plan = replace(plan, provenance=provenance, listed=listed)
     except CkptToolError as error:
         diagnostics.failures.append(error)

@@ -90,6 +90,7 @@ def plan(
         not_listed=not_listed,
         left_out=checkpoint.left_out,
         strategies=files,
+        tensors=checkpoint.options.tensors,
     )
 
 
@@ -163,7 +164,8 @@ def _find_transfers(
             diagnostics.add(_mismatch_problem(tensor.name, sorted(map(str, reasons)), target))
         elif layouts:
             name = checkpoint.renamed.get(tensor.name, tensor.name)
-            transfers.append(replace(Transfer.copy_of(tensor, layouts), name=name))
+            dtype = checkpoint.wanted_dtype(tensor.meta)
+            transfers.append(replace(Transfer.copy_of(tensor, layouts), name=name, dtype=dtype))
         elif tensor.name not in chooser.not_listed.dropped:
             unwritten.add(tensor.name)
     if target.strategy is not None:

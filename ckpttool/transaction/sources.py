@@ -107,6 +107,8 @@ def _decisive_lines(plan: Plan) -> Iterator[object]:
         yield transfer.name, transfer.dtype, *map(_decisive_parts, transfer.terms), transfer.layouts
     for document in plan.documents:
         yield document.kind, os.path.relpath(document.path, folder)
+    if any(transfer.is_cast for transfer in plan.transfers):
+        yield plan.tensors.on_overflow
 
 
 def _decisive_parts(term: Term) -> tuple[object, ...]:

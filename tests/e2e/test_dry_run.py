@@ -158,6 +158,8 @@ def assert_as_said(watch, words):
     assert takes["writes"]["headers"] + takes["writes"]["data"] == written
     assert sum(disk["need"] for disk in takes["disks"]) == written
     said["seconds"] = done["seconds"] = 0
+    if "cast" in said:  # what the run measures is more
+        done["cast"] = {key: done["cast"][key] for key in said["cast"]}
     assert said == done
     return takes
 
@@ -251,7 +253,7 @@ def test_numbered_files_are_said(watch):
     assert takes["writes"]["documents"] >= indexes > 0
 
 
-@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only"])
+@pytest.mark.parametrize("options", ["", "--rank 1,3", "--part 1/2", "--weights-only --dtype bf16"])
 @pytest.mark.parametrize("format", ["ckpt", "safetensors", "hdf5"])
 def test_files_that_are_converted_are_said(watch, options, format):
     small(dst=False)
