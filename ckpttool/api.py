@@ -85,15 +85,20 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class InspectKeywords(SourceKeywords, total=False):
-    """The fields of `SourceOptions` and `TensorOptions`."""
+    """The fields of `SourceOptions`, and those of `TensorOptions` that choose tensors."""
 
     include: str | Collection[str]
     exclude: str | Collection[str]
     weights_only: bool
+
+
+class _TensorKeywords(InspectKeywords, total=False):
     rename: Mapping[str, str] | Collection[str | Rename]
+    dtype: str | Collection[str]
+    on_overflow: OnOverflow
 
 
-class ReadKeywords(InspectKeywords, total=False):
+class ReadKeywords(_TensorKeywords, total=False):
     """The fields of `SourceOptions`, `ResolveOptions` and `TensorOptions`."""
 
     replicated: bool
@@ -103,8 +108,6 @@ class ReadKeywords(InspectKeywords, total=False):
     check_replicas: bool
     strict: bool
     manifest: ManifestChoice
-    dtype: str | Collection[str]
-    on_overflow: OnOverflow
 
 
 class _OutputKeywords(TypedDict, total=False):
@@ -124,11 +127,9 @@ class _WriteKeywords(ReadKeywords, _OutputKeywords, total=False):
     pass
 
 
-class ConvertKeywords(InspectKeywords, _OutputKeywords, total=False):
+class ConvertKeywords(_TensorKeywords, _OutputKeywords, total=False):
     """The fields of all options of `convert`."""
 
-    dtype: str | Collection[str]
-    on_overflow: OnOverflow
     strict: bool
     manifest: ManifestChoice
     max_shard_bytes: int | str | None

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     """,
 )
 @options.source_options("src", "step", "pattern", "key")
-@options.resolve_options(
-    *("strict", "manifest"), *options.OF_TENSORS, *options.OF_RENAMES, *options.OF_CASTS
-)
+@options.resolve_options("strict", "manifest", *options.OF_TENSORS)
 @options.output_path("path", "Output file; a folder if SRC is one.", "converted/", "OUT")
 @options.output_options(
     *("max_shard_bytes", "crc", "part", "overwrite", "resume", "no_locks"),

@@ -402,10 +402,8 @@ def _build_resolve(**values: Any) -> ResolveOptions:
     from ckpttool.model.choices import TensorOptions
 
     given = {name: one for name, one in values.items() if one is not None}
-    files = given.pop("rename_file", ())
-    names = (*OF_TENSORS, "rename", *OF_CASTS)
-    of_tensors = {name: given.pop(name) for name in names if name in given}
-    if files:
+    of_tensors = {name: given.pop(name) for name in OF_TENSORS if name in given}
+    if files := of_tensors.pop("rename_file", ()):
         of_tensors["rename"] = (*of_tensors["rename"], *chain(*files))
     return ResolveOptions(**given, tensors=TensorOptions(**of_tensors))
 
@@ -509,9 +507,8 @@ ignore_manifest = option(
 
 UNLISTED = {"type": Choice(["rank", "first", "drop"]), "metavar": "HOW"}
 NAMES = {"type": NAME_PATTERN, "multiple": True, "metavar": "PATTERN", "heading": TENSORS}
-OF_TENSORS = ("include", "exclude", "weights_only")
-OF_RENAMES = ("rename", "rename_file")
-OF_CASTS = ("dtype", "on_overflow")
+OF_CHOICE = ("include", "exclude", "weights_only")
+OF_TENSORS = (*OF_CHOICE, "rename", "rename_file", "dtype", "on_overflow")
 resolve_options = OptionGroup(
     STRATEGY,
     "resolve",

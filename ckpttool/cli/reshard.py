@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     *("unlisted", "trust_strategy", "optimizer_shard"),
     *("strict", "check_replicas", "manifest"),
     *options.OF_TENSORS,
-    *options.OF_RENAMES,
-    *options.OF_CASTS,
 )
 @options.rank_outputs
 @options.run_options()

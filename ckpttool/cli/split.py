@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     """,
 )
 @options.source_options("src", "step", "pattern", "key")
-@options.resolve_options(
-    *("replicated", "unlisted", "strict", "manifest"),
-    *options.OF_TENSORS,
-    *options.OF_RENAMES,
-    *options.OF_CASTS,
-)
+@options.resolve_options(*("replicated", "unlisted", "strict", "manifest"), *options.OF_TENSORS)
 @options.rank_outputs
 @options.run_options()
 @options.report_options(dry_run=options.DRY_RUN, verbose=options.VERBOSE)
